@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from trainer_launch.model.redaction import REDACTED, presentable, redact, redact_text
+from trainer_launch.model.redaction import REDACTED, presentable, redact, redact_command, redact_text
 
 KEY = "-----BEGIN RSA PRIVATE KEY-----\nMIIEowIBAAKCAQEAx\nq83nHgUlq83nHgUl=\n-----END RSA PRIVATE KEY-----"
 
@@ -45,6 +45,7 @@ def test_what_stands_around_a_key_is_shown() -> None:
         "the hook of layer 3 failed",
         "step 4: loss 0.3\nstep 5: loss 0.2",
         "the token count is 4096 tokens",
+        "no logit for token: 17 of 32000",
         "commit 0123456789abcdef0123456789abcdef01234567",
     ],
 )
@@ -57,6 +58,45 @@ def test_what_is_none_stays(text: str) -> None:
 )
 def test_a_variable_is_hidden_by_its_name(name: str) -> None:
     assert redact(name, "x" * 12) == REDACTED
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("MAX_TOKENS", "4096"),
+        ("PAD_TOKEN_ID", "0"),
+        ("PAD_TOKEN_ID", "-1"),
+        ("NUM_KEY_VALUE_HEADS", "8"),
+        ("TRAIN_TOKENS", "300B"),
+        ("STOP_TOKEN_IDS", "[1, 2, 32000]"),
+        ("USE_AUTH_TOKEN", "True"),
+        ("AUTH_MODE", "none"),
+        ("EOS_TOKEN", "<|endoftext|>"),
+        ("MASK_TOKEN", "[MASK]"),
+    ],
+)
+def test_the_numbers_of_a_model_are_shown_also_where_they_count_tokens_and_keys(name: str, value: str) -> None:
+    assert redact(name, value) == value
+    flag = f"--{name.lower()}"
+    assert redact_command(("train.py", flag, value, f"{flag}={value}")) == (
+        ("train.py", flag, value, f"{flag}={value}")
+    )
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("DB_PASSWORD", "1234"),
+        ("SECRET", "8"),
+        ("DB_PASS", "none"),
+        ("ACCESS_TOKEN", "123456789012"),
+        ("API_KEY", "4f6c"),
+        ("BOT_TOKEN", "110201543:AAHdqTcvCH1v"),
+    ],
+)
+def test_a_password_may_be_a_number_and_a_long_number_a_key(name: str, value: str) -> None:
+    assert redact(name, value) == REDACTED
+    assert value not in "".join(redact_command((f"--{name.lower()}", value)))
 
 
 @pytest.mark.parametrize("name", ["API_URL", "PRIVATE_IP", "SID", "API", "MONKEY", "PWD"])

@@ -1,4 +1,4 @@
-"""What must not leave the pod in a bug report: values by their names, and secrets by their looks."""
+"""What must not leave the pod in a bug report: values by their names and shapes, and secrets by their looks."""
 
 from __future__ import annotations
 
@@ -9,12 +9,13 @@ from trainer_launch.model.units import printable
 REDACTED = "[redacted]"
 
 _PARTS = re.compile(r"[A-Z]+(?![a-z])|[A-Z]?[a-z]+")
-_SECRET_PARTS = frozenset(("token", "tokens", "key", "keys", "pass", "pwd", "passwords", "passphrase", "secrets"))
-_SECRET_PARTS |= {"cred", "creds", "auth", "cookie", "cookies", "sig", "signature", "webhook", "webhooks"}
+_SECRET_PARTS = frozenset(("key", "keys", "auth", "cookie", "cookies", "sig", "signature", "webhook", "webhooks"))
+_PASSWORD_PARTS = frozenset(("pass", "pwd", "passphrase", "cred", "creds"))
 _SECRET_LAST = frozenset(("private", "api", "sid"))  # as in STRIPE_API and TWILIO_SID; API_URL is none
 _NO_SECRETS = frozenset(("PWD", "OLDPWD"))  # the shell's working directories
 # Joined without a separator; for "key" only known forms, because monkey and turkey are no secrets.
-_SECRET_ENDS = ("token", "tokens", "password", "passwd", "secret", "secrets", "credential", "credentials")
+_SECRET_ENDS = ("token", "tokens")
+_PASSWORD_ENDS = ("password", "passwords", "passwd", "secret", "secrets", "credential", "credentials")
 _SECRET_JOINED = re.compile(
     r"(api|access|secret|private|public|ssh|auth|master|license|signing|encryption|shared)keys?"
 )
@@ -23,6 +24,13 @@ _PATH_ENDS = frozenset(("file", "files", "path", "paths", "dir", "directory"))
 # Trainer v2 calls it TOKEN, but it holds a path.
 _PATHS_BY_CONTRACT = frozenset(("KUBEFLOW_TRAINER_SERVER_TOKEN",))
 _PLAIN_PATH = re.compile(r"/[A-Za-z0-9._/-]{1,255}")
+# What keys and tokens of models and caches look like, but no secret: MAX_TOKENS=4096, USE_AUTH_TOKEN=true,
+# STOP_TOKEN_IDS=[1,2], TRAIN_TOKENS=300B, PAD_TOKEN=<pad>. A password may be a number.
+_NUMBER = r"[+-]?\d{1,9}(?:\.\d{0,9})?(?:e[+-]?\d{1,3})?[kmbtg]?"
+_PLAIN = re.compile(
+    rf"(?i)(?:[\[(]?{_NUMBER}(?:[,x]\s?{_NUMBER}){{0,15}}[\])]?|true|false|yes|no|on|off|none|null|auto"
+    r"|<[^\w<>]{0,2}[a-z_]{1,24}[^\w<>]{0,2}>|</?s>|\[[a-z]{2,5}\])"
+)
 
 _ANSI = re.compile(r"\x1b(?:\[[0-?]*[ -/]*[@-~]|\][^\x07\x1b]*(?:\x07|\x1b\\)?|.)?", re.DOTALL)
 _PATTERNS = (
@@ -41,7 +49,8 @@ _PATTERNS = (
     ),
     (
         re.compile(
-            r"""(?i)((?:password|passwd|token|secret|(?:api|account|access)[_-]?key)["']?\s{0,8}[:=]\s{0,8})"""
+            r"""(?i)((?:password|passwd|token(?!["']?\s{0,8}[:=]\s{0,8}\d{1,9}(?![\w:.+/-]))|secret|"""
+            r"""(?:api|account|access)[_-]?key)["']?\s{0,8}[:=]\s{0,8})"""
             r"""(?:"[^"]*"|'[^']*'|[^\s,;&}"']+)"""
         ),
         rf"\1{REDACTED}",
@@ -63,7 +72,7 @@ _FLAG = re.compile(r"(?P<name>-{0,2}[A-Za-z_][A-Za-z0-9_.-]{0,127})=(?P<value>.*
 
 def redact(name: str, value: str) -> str:
     """A variable's value as it may be shown to others."""
-    if value and _names_a_secret(name) and not _holds_a_path(name, value):
+    if value and _names_a_secret(name, value) and not _holds_a_path(name, value):
         return REDACTED
     return redact_text(value)
 
@@ -90,24 +99,26 @@ def redact_file(path: str, content: str) -> str:
 def redact_command(command: tuple[str, ...]) -> tuple[str, ...]:
     """A command line as it may be shown: `--token=x`, `TOKEN=x` and `--token x` lose their values."""
     shown: list[str] = []
-    hide_next = False
+    flag = ""  # whose value may follow
     for word in command:
-        found = _FLAG.fullmatch(word)
-        if hide_next and not word.startswith("-"):
-            shown.append(REDACTED)
-        elif found:
-            shown.append(f"{found['name']}={redact(found['name'], found['value'])}")
+        assignment = _FLAG.fullmatch(word)
+        if assignment:
+            shown.append(f"{assignment['name']}={redact(assignment['name'], assignment['value'])}")
         else:
-            shown.append(redact_text(word))
-        hide_next = word.startswith("-") and found is None and _names_a_secret(word)
+            shown.append(redact_text(word) if word.startswith("-") else redact(flag, word))
+        flag = word if word.startswith("-") and assignment is None else ""
     return tuple(shown)
 
 
-def _names_a_secret(name: str) -> bool:
+def _names_a_secret(name: str, value: str) -> bool:
     parts = _parts(name)
-    is_secret = any(map(_is_secret_part, parts)) or _CONNECTION.search("_".join(parts)) is not None
-    is_secret |= len(parts) > 1 and parts[-1] in _SECRET_LAST
-    return is_secret and name not in _NO_SECRETS
+    if name in _NO_SECRETS:
+        return False
+    if _CONNECTION.search("_".join(parts)) or (len(parts) > 1 and parts[-1] in _SECRET_LAST):
+        return True
+    if any(part in _PASSWORD_PARTS or part.endswith(_PASSWORD_ENDS) for part in parts):
+        return True
+    return any(map(_is_secret_part, parts)) and _PLAIN.fullmatch(value) is None
 
 
 def _is_secret_part(part: str) -> bool:
