@@ -7,7 +7,7 @@ from msgspec.structs import replace
 
 from tests.membership.world import World
 from trainer_launch.membership import protocol as msg
-from trainer_launch.membership.quarantine import hosts_in
+from trainer_launch.membership.quarantine import nodes_in
 from trainer_launch.membership.state import JobPhase, status
 
 ECC = "CUDA error: uncorrectable ECC error encountered"
@@ -164,7 +164,7 @@ def test_a_node_whose_preflight_failed_when_it_came_back_is_not_admitted():
 
 
 def test_preflights_list_is_honoured_but_for_the_node_that_serves_the_coordinator():
-    world = World(2, spares=2, failing=hosts_in("pod-1\npod-0\n\n<script>\n"))
+    world = World(2, spares=2, failing=nodes_in("pod-1\npod-0\n\n<script>\n"))
     zero, one = call(world, 0), call(world, 1)
     assert world.last(zero, msg.Refused) is None
     assert world.last(one, msg.Quarantined)
@@ -172,6 +172,17 @@ def test_preflights_list_is_honoured_but_for_the_node_that_serves_the_coordinato
     call(world, 3)
     world.pass_time(6)
     assert members(world) == (2, 3), "node 0 is the last that is chosen"
+
+
+def test_a_healthy_machine_that_gets_the_name_of_a_pod_on_preflights_list_is_admitted():
+    listed = nodes_in("pod-1\tmachine-1\npod-2\tunknown\n")
+    world = World(2, spares=1, failing=listed)
+    call(world, 0)
+    assert world.last(call(world, 1), msg.Quarantined)
+    again = World(3, spares=1, failing=listed)
+    peers = [call(again, 0), call(again, 1, "machine-7"), call(again, 2), call(again, 3, "machine-1")]
+    assert [again.last(peer, msg.Quarantined) is None for peer in peers] == [True, True, True, False]
+    assert members(again) == (0, 1, 2)
 
 
 def test_a_job_of_one_node_has_no_quarantine():

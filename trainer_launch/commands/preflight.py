@@ -66,7 +66,7 @@ def _main(parsed: Parsed, settings: Settings, doing: PreflightProgress) -> int:
     code = exit_code(result.report.verdict, enforce=settings.preflight == "enforce")
     _hand_out(result, doing.place, code, parsed)
     if result.is_cluster and subject.topology.is_coordinator:
-        failing = participation.failing_nodes(result.all_nodes or result.report.findings)
+        failing = participation.failing_nodes(result.all_nodes or result.report.findings, result.machines)
         beside = None if settings.report is None else participation.beside(settings.report)
         report_formats.write_file("--report", beside, failing)
         report_formats.write_file("--state-dir", _in_state_dir(settings, FAILING_NODES), failing)

@@ -281,11 +281,11 @@ def _with_preflights_findings(plan: Plan, settings: Settings) -> Plan:
     """The plan with what an earlier preflight found faulty: on this node, and for a coordinator on all nodes."""
     report, folder = settings.report, settings.state_dir
     if plan.hosting is not None and (report is not None or folder is not None):
-        from trainer_launch.membership.quarantine import FAILING_NODES, hosts_in  # only a coordinator needs it
+        from trainer_launch.membership.quarantine import FAILING_NODES, nodes_in  # only a coordinator needs it
 
         places = {os.path.dirname(report) if report else folder, folder or os.path.dirname(report or "")}
         texts = [LiveFiles(_LIST_BYTES).read(os.path.join(place or ".", FAILING_NODES)) for place in places]
-        failing = hosts_in(b"\n".join(text for text in texts if text).decode(errors="replace"))
+        failing = nodes_in(b"\n".join(text for text in texts if text).decode(errors="replace"))
         plan = replace(plan, hosting=replace(plan.hosting, failing=failing))
     if plan.membership is not None and folder is not None:
         from trainer_launch.preflight import resource_limits  # only who has a preflight needs the checks

@@ -63,14 +63,14 @@ class Claim(Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
             raise ValueError("Expected ranks such as 0-3,7")
 
 
-_Machine: TypeAlias = Annotated[str, Meta(max_length=_MAX_NAME, pattern=r"\A[\x00-\x7f]*\Z")]
+Machine: TypeAlias = Annotated[str, Meta(max_length=_MAX_NAME, pattern=r"\A[\x00-\x7f]*\Z")]
 
 
 class Quarantine(Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
     """A machine that is not admitted; see quarantine.py."""
 
     host: Name  # the node's name when it was found
-    machine: _Machine  # "": only the host is known
+    machine: Machine  # "": only the host is known
     why: Text
 
 
@@ -132,9 +132,9 @@ class Hello(Tagged, frozen=True, forbid_unknown_fields=False):
     claims: _Claims = ()  # the generations that it may still have a say about
     workers: _Workers = 0  # on this node; 0: torch's own agents settle ranks among themselves
     role: _Role = ""  # of these workers, as in torchrun
-    machine: _Machine = ""  # what identifies the machine below it; "": not known
+    machine: Machine = ""  # what identifies the machine below it; "": not known
     fault: Text = ""  # what its own preflight found faulty here
-    label: _Machine = ""  # where it is in the network, such as block-a/rack-3; "": it does not say
+    label: Machine = ""  # where it is in the network, such as block-a/rack-3; "": it does not say
     nodes: Nodes = 0  # of the job, as this node was told, spares included; 0: their number may vary
     arrives: bool = False  # it has no rank of its own, only what a coordinator gave it; see arrival.py
 

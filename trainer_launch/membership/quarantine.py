@@ -13,8 +13,9 @@ from trainer_launch.membership.protocol import MAX_QUARANTINED, Quarantine
 from trainer_launch.membership.state import JobPhase, JobState, Key, NodeRecord
 from trainer_launch.model.units import printable
 
-FAILING_NODES = "failing_nodes.txt"  # preflight's list of faulty nodes: their host names, one on each line
-_HOST = re.compile(r"[A-Za-z0-9._-]{1,253}")
+FAILING_NODES = "failing_nodes.txt"  # preflight's list of faulty nodes: `HOST`, or `HOST\tMACHINE`, on each line
+NO_MACHINE = "unknown"
+_LINE = re.compile(r"[A-Za-z0-9._-]{1,253}(\t[ -~]{1,253})?")
 _WHY_CHARS = 200
 
 
@@ -66,14 +67,16 @@ def greet(state: JobState, hello: msg.Hello, now_s: float) -> msg.Refused | None
     return msg.Quarantined(f"{_IS}{entry.why}", retry=False)
 
 
-def hosts_in(text: str) -> tuple[str, ...]:
-    """The hosts that preflight's list names; what is no host name is left out."""
-    return tuple(line for line in map(str.strip, text.splitlines()) if _HOST.fullmatch(line))[:MAX_QUARANTINED]
+def nodes_in(text: str) -> tuple[str, ...]:
+    """The lines of preflight's list that make sense. A pod's name alone does not tell its machine."""
+    lines = [line for line in map(str.strip, text.splitlines()) if _LINE.fullmatch(line)]
+    return tuple(line for line in lines if not line.endswith(f"\t{NO_MACHINE}"))[:MAX_QUARANTINED]
 
 
-def named(hosts: tuple[str, ...]) -> tuple[Quarantine, ...]:
+def named(lines: tuple[str, ...]) -> tuple[Quarantine, ...]:
     """Their entries."""
-    return tuple(Quarantine(host, "", "preflight found it faulty (failing_nodes.txt)") for host in hosts)
+    split = (line.partition("\t") for line in lines)
+    return tuple(Quarantine(host, of, "preflight found it faulty (failing_nodes.txt)") for host, _, of in split)
 
 
 def _short(text: str) -> str:

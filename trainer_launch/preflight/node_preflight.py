@@ -7,7 +7,7 @@ import os
 import signal
 import threading
 import time
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from types import FrameType
 from typing import Any
 
@@ -85,6 +85,7 @@ class NodeResult(Struct, frozen=True):
     measured: Sequence[Measure] = ()  # by all nodes, on node 0
     pair_tests: PairTests | None = None  # on node 0
     names: Sequence[str] = ()  # of all nodes that came, on node 0
+    machines: Mapping[str, str] = {}  # of their hosts
     all_nodes: Sequence[Finding] = ()  # what was decided there, with every name
     elsewhere: str = ""  # the node whose log has the whole report, if that is another one
     is_cluster: bool = True  # there was a cluster preflight
@@ -122,7 +123,7 @@ def _without_others(
         wanted = selection.at(Where.MPI)
         findings += selection.kept(mpi_hosts.findings(subject, settings, wanted, left_s))
     elif not selection.chosen:
-        findings += participation.alone(subject, settings, obstacle)
+        findings[:0] = participation.alone(subject, settings, obstacle)  # it limits what all others mean
     return NodeResult(Report(findings=tuple(findings)), figures, is_cluster=False)
 
 
@@ -149,7 +150,8 @@ def _together(subject: Subject, settings: Settings, selection: Selection, doing:
         if part.server is None:
             return NodeResult(report, elsewhere=part.home if is_elsewhere else "")
         held = part.server.preflight
-        return NodeResult(report, held.measured(), held.pair_tests, held.names, selection.kept(held.findings))
+        names, findings = (held.names, held.machines), selection.kept(held.findings)
+        return NodeResult(report, held.measured(), held.pair_tests, *names, findings)
 
 
 def place_of(subject: Subject) -> ReportPlace:
@@ -160,6 +162,7 @@ def place_of(subject: Subject) -> ReportPlace:
         node_rank=subject.topology.node_rank,
         nodes=None if nodes is None else str(nodes),
         contract=subject.job.contract,
+        machine=participation.machine_of(subject),
     )
 
 

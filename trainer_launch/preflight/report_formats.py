@@ -51,6 +51,7 @@ class ReportPlace(Struct, frozen=True, kw_only=True):
     node_rank: int | None
     nodes: str | None
     contract: str
+    machine: str = ""  # the Kubernetes node where it is known; "": it is not
 
     @property
     def name(self) -> str:

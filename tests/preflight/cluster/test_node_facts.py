@@ -224,7 +224,14 @@ def test_who_has_met_all_nodes_or_rejoins_a_job_at_work_is_not_stopped_for_a_nam
 )
 def test_failing_nodes_are_those_at_fault_themselves(scope: Scope, fault: Fault, subject: str, hosts: str) -> None:
     found = Finding(check="x", status=Status.FAIL, fault=fault, scope=scope, subject=subject, text="x")
-    assert failing_nodes([found]).split() == hosts.split()
+    machines = {host: f"gpu-{host}" for host in hosts.split()}
+    listed = "".join(f"{host}\t{machine}\n" for host, machine in machines.items())
+    assert failing_nodes([found], {**machines, "host-9": "gpu-9"}) == listed
+
+
+def test_a_pod_that_never_came_has_no_machine_and_on_a_shared_one_its_name_counts() -> None:
+    found = Finding(check="x", status=Status.FAIL, fault=Fault.NODE, subject="node 1 (a), node 2 (b)", text="x")
+    assert failing_nodes([found], {"a": "gpu-1", "c": "gpu-1"}) == "a\nb\tunknown\n"
 
 
 def test_of_many_failing_nodes_each_is_listed_and_a_message_names_a_few() -> None:
@@ -232,11 +239,11 @@ def test_of_many_failing_nodes_each_is_listed_and_a_message_names_a_few() -> Non
     report = msg.NodeReport(findings=(fail("shm"),))
     nodes = [JobNode(n, f"host-{n}", "", "", 1, None, 0.0, report=report) for n in range(20)]
     (found,) = present_nodes.own_findings(nodes)
-    assert len(failing_nodes([found]).split()) == 20
+    assert len(failing_nodes([found], {}).splitlines()) == 20
     (told,) = msg.fitted([found])
     assert told.subject.endswith("node 7 (host-7) and 12 more")
     skewed = list(clocks([*names, "node 20 (x)"], [*[(60.0, 0.0)] * 10, *[(0.0, 0.0)] * 11]))
-    assert len(failing_nodes(skewed).split()) == 10
+    assert len(failing_nodes(skewed, {}).splitlines()) == 10
 
 
 def test_thresholds_are_read_or_refused() -> None:

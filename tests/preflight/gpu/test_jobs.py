@@ -115,7 +115,8 @@ def test_every_node_names_the_nodes_and_the_cards_that_are_bad(tmp_path: Path) -
     report = (tmp_path / "3" / "report.json").read_text()
     assert "on node 2 (job-node-0-2): GPU 1 had XID 79 (it has fallen off its bus) during our tests" in report
     assert "the NCCL that is really loaded differs: 2.28.9 on 3 nodes, 2.27.7 on node 0" in report
-    assert (tmp_path / "0" / "failing_nodes.txt").read_text().split() == ["job-node-0-2", "job-node-0-1"]
+    failing = (tmp_path / "0" / "failing_nodes.txt").read_text().splitlines()
+    assert [line.partition("\t")[0] for line in failing] == ["job-node-0-2", "job-node-0-1"]
 
 
 def test_what_one_job_measured_is_the_reference_of_the_next(tmp_path: Path) -> None:

@@ -133,6 +133,11 @@ class ClusterPreflight:
         return [self._nodes[rank].name for rank in sorted(self._nodes)]
 
     @property
+    def machines(self) -> dict[str, str]:
+        """The machine of each host that came, as far as it is known."""
+        return {node.host: node.machine for node in self._nodes.values()}
+
+    @property
     def pair_tests(self) -> PairTests:
         """How pairs were tested so far."""
         return PairTests() if self._rounds is None else self._rounds.tests
@@ -159,7 +164,7 @@ class ClusterPreflight:
             self._peers.pop(old.peer, None)
             self._send(old.peer, None)
         self._lost.discard(rank)
-        node = JobNode(rank, present.host, present.incarnation, address, present.port, peer, now_s)
+        node = JobNode(rank, present.host, present.incarnation, address, present.port, peer, now_s, machine=present.machine)
         self._nodes[rank] = self._peers[peer] = node
         self._unreported.add(rank)
         self._last_came_s = now_s

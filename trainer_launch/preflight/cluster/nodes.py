@@ -72,6 +72,7 @@ class JobNode(Struct):
     heard_s: float
     lost: str = ""  # how, while it is not connected
     lost_s: float = 0.0
+    machine: str = ""  # "": not known
     report: msg.NodeReport = msg.NodeReport(is_early=True)
 
     @property

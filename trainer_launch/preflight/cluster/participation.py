@@ -10,12 +10,14 @@ import re
 import secrets
 import sys
 import time
-from collections.abc import Collection, Iterator, Sequence
+from collections import Counter
+from collections.abc import Collection, Iterator, Mapping, Sequence
 
 from trainer_launch import contracts
 from trainer_launch.host.files import read_secret
+from trainer_launch.host.machine import machine_name
 from trainer_launch.host.network import TOO_FEW_FILES, allow_connections
-from trainer_launch.membership.quarantine import FAILING_NODES
+from trainer_launch.membership.quarantine import FAILING_NODES, NO_MACHINE
 from trainer_launch.model import Endpoint
 from trainer_launch.model.errors import NodeError
 from trainer_launch.model.findings import Fault, Finding, Scope
@@ -103,7 +105,7 @@ class Gathering:
         self.tokens.leave(settings.wait_timeout / 4)  # before this node is present: when all are, all can look
         self.link = NodeLink(
             home if server is None else Endpoint("localhost", home.port),
-            msg.Present(msg.VERSION, cluster.job, rank, hostname, incarnation, home.port),
+            msg.Present(msg.VERSION, cluster.job, rank, hostname, incarnation, home.port, machine=machine_of(subject)),
             deadline_s=settings.wait_timeout,
             port=None if server is not None or home.host.startswith("127.") else home.port,
             ports=ports_of(settings),
@@ -247,13 +249,23 @@ def seats_of(cluster: ClusterSettings, own_rank: int) -> list[Endpoint]:
     return [place for place in places if place is not None]
 
 
-def failing_nodes(findings: Sequence[Finding]) -> str:
-    """The host names of nodes that are at fault themselves, one on each line."""
+def machine_of(subject: Subject) -> str:
+    """What identifies this node's machine, as `run` tells it the coordinator."""
+    return machine_name(subject.env, f"{subject.host.hostname}-{subject.topology.node_rank}")
+
+
+def failing_nodes(findings: Sequence[Finding], machines: Mapping[str, str]) -> str:
+    """The nodes that are at fault themselves, one on each line: the host name and its machine.
+
+    Where nodes share a machine, the host name alone tells which of them it is.
+    """
     hosts: dict[str, None] = {}
     for finding in findings:
         if finding.scope in (Scope.NODE, Scope.GPU, Scope.RAIL) and finding.fault is Fault.NODE:
             hosts |= dict.fromkeys(_HOST.findall(finding.subject))
-    return "".join(f"{host}\n" for host in hosts)
+    shared = {machine for machine, count in Counter(machines.values()).items() if count > 1 and machine}
+    named = {host: machines.get(host) or NO_MACHINE for host in hosts}
+    return "".join(f"{host}\n" if of in shared else f"{host}\t{of}\n" for host, of in named.items())
 
 
 def beside(report: str) -> str:

@@ -12,7 +12,7 @@ from typing import Annotated, NamedTuple, TypeAlias
 from msgspec import Meta, field
 from msgspec.structs import replace
 
-from trainer_launch.membership.protocol import Challenge, Hello, NodeRank, Nodes, StatusQuery
+from trainer_launch.membership.protocol import Challenge, Hello, Machine, NodeRank, Nodes, StatusQuery
 from trainer_launch.membership.protocol import Refused as Refused
 from trainer_launch.membership.protocol import Time as Time
 from trainer_launch.model.codec import Codec, Count, Name, Port, Real, Tagged, Text, encode
@@ -53,6 +53,7 @@ class Present(Tagged, frozen=True, forbid_unknown_fields=False):
     incarnation: Name
     port: Port
     proof: Text | None = None  # as a Hello's
+    machine: Machine = ""  # likewise
 
 
 class Alive(Tagged, frozen=True):
