@@ -61,7 +61,7 @@ class Node:
         match message:
             case Challenge():
                 name = f"job-node-0-{self.rank}"
-                self.say(msg.Present(msg.VERSION, JOB, self.rank, name, str(self.rank), 29500))
+                self.say(msg.Hello(msg.VERSION, JOB, self.rank, name, str(self.rank), listens=29500))
                 self.say(msg.Time(time.time()))
             case msg.Complete():
                 self.say(msg.NodeReport(FACTS, 0.0, 0.01))

@@ -259,7 +259,7 @@ class _Link(NodeLink):
 
 
 def link(undo: contextlib.ExitStack, rank: int, at: Endpoint) -> _Link:
-    said = preflight_messages.Present(preflight_messages.VERSION, "job", rank, f"host-{rank}", f"i{rank}", 1)
+    said = preflight_messages.Hello(preflight_messages.VERSION, "job", rank, f"host-{rank}", f"i{rank}")
     made = _Link(at, said, deadline_s=60.0, port=None, secret=SECRET, bench=run)
     undo.callback(made.close)
     return made

@@ -205,6 +205,7 @@ class ReconnectingClient(ABC, Generic[_M, _Said, _News]):
         self._unsent: deque[_Said] = deque()
         self._lock = threading.Lock()
         self._is_over = False  # the server has said the last word
+        self._was_let_in = False
         self._heard_s = time.monotonic()  # when it said something last
         self._closing = threading.Event()
         self._wake, self._waker = socket.socketpair()
@@ -262,6 +263,16 @@ class ReconnectingClient(ABC, Generic[_M, _Said, _News]):
             with self._lock:
                 self._wake.close()
                 self._waker.close()
+
+    def _introduced(self, lines: Lines[_M], hello: msg.Hello, until_s: float) -> _M | msg.Refused:
+        """The answer to our Hello. Until a server has let this node in, a refusal needs no signature."""
+        lines.introduce(hello, self._render)
+        try:
+            return lines.next(until_s)
+        except UnprovenError as problem:
+            if problem.refused is None or self._was_let_in:
+                raise
+            return problem.refused
 
     def _talk(
         self, sock: socket.socket, lines: Lines[_M], alive: _Said, every_s: float, silence_s: float = math.inf
@@ -368,7 +379,6 @@ class Client(ReconnectingClient[msg.Message, msg.FromNode, News]):
         self._end: msg.Failed | msg.Done | msg.Leave | None = None  # how this generation ended here
         self._joined_after = -1  # the generation of the last Join
         self._lease_s = timeouts.LEASE_S
-        self._was_let_in = False
         self._read_s = time.monotonic()  # when the node's loop looked for news last; inf: it waits for them
         self._notes, self._answer_to = notes, answer
         self._thread.start()
@@ -535,7 +545,6 @@ class Client(ReconnectingClient[msg.Message, msg.FromNode, News]):
         until_s = time.monotonic() + timeouts.GREETING_S
         other = f"what listens at {endpoint} is not a coordinator"
         lines.challenged(until_s, other)
-        lines.introduce(self._hello, self._render)
         answer = self._answer(lines, until_s, endpoint)
         if isinstance(answer, msg.Refused):
             if not answer.retry:
@@ -554,13 +563,10 @@ class Client(ReconnectingClient[msg.Message, msg.FromNode, News]):
                     self._unsent.appendleft(message)
 
     def _answer(self, lines: Lines[msg.Message], until_s: float, endpoint: Endpoint) -> msg.Message:
-        """To our Hello. Until a coordinator has let this node in, a refusal counts also if nobody has signed it."""
         try:
-            return lines.next(until_s)
-        except UnprovenError as problem:
-            if problem.refused is None or self._was_let_in:
-                raise
-            return problem.refused
+            return self._introduced(lines, self._hello, until_s)
+        except UnprovenError:
+            raise
         except LostError:
             # A coordinator of another version may not understand a Hello of ours, but answers this.
             with contextlib.suppress(NodeError):

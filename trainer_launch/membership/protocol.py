@@ -11,10 +11,10 @@ from typing import Annotated, Any, TypeAlias
 from msgspec import Meta, Struct, field
 
 from trainer_launch import __version__
-from trainer_launch.model.codec import MAX_TEXT, Amount, Codec, Count, Name, Port, Real, Tagged, Text
+from trainer_launch.model.codec import MAX_TEXT, Amount, Codec, Count, Name, Port, Tagged, Text
 from trainer_launch.model.units import ranges_in
 
-VERSION = 8
+VERSION = 9
 MAX_NODES = 65536
 MAX_CLAIMS = 32
 MAX_QUARANTINED = 16
@@ -90,12 +90,6 @@ class StatusQuery(Tagged, frozen=True, forbid_unknown_fields=False):
     proof: Text | None = None  # see authentication.py
 
 
-class Time(Tagged, frozen=True):
-    """What time is it at node 0? The first words of a node in preflight; a coordinator answers with Refused."""
-
-    sent: Real
-
-
 class JobStatus(Tagged, frozen=True):
     """How the job stands."""
 
@@ -137,6 +131,7 @@ class Hello(Tagged, frozen=True, forbid_unknown_fields=False):
     label: Machine = ""  # where it is in the network, such as block-a/rack-3; "": it does not say
     nodes: Nodes = 0  # of the job, as this node was told, spares included; 0: their number may vary
     arrives: bool = False  # it has no rank of its own, only what a coordinator gave it; see arrival.py
+    listens: Port | None = None  # in preflight: where others look for it and test the way to it; None: at work
 
 
 class Join(Tagged, frozen=True):
@@ -315,7 +310,7 @@ class Finished(Tagged, frozen=True):
     """All nodes are done."""
 
 
-FromNode: TypeAlias = Hello | Join | Renew | Took | Store | Failed | Leave | Done | Note | StatusQuery | Time
+FromNode: TypeAlias = Hello | Join | Renew | Took | Store | Failed | Leave | Done | Note | StatusQuery
 FromServer: TypeAlias = (
     Challenge
     | Welcome

@@ -106,22 +106,28 @@ class Connection:
 
 
 class ServerConnections(ABC, Generic[_Heard, _Said]):
-    """The connections of one server, numbered in the order in which they came."""
+    """A server and its connections, which are numbered in the order in which they came."""
 
-    def __init__(
+    _hang_up_s = timeouts.HANG_UP_S
+
+    def __init__(  # noqa: PLR0913
         self,
+        name: str,  # for people
         parse: Callable[[bytes], _Heard],
         render: Callable[[_Said | Challenge | Refused], bytes],
         *,
+        endpoint: Endpoint,
+        nodes: int,  # that may come
         secret: bytes | None,
         silence_s: float,  # until the kernel ends a connection whose other end does not answer
-        complain: Complaints,
+        log: Callable[[str, int], None],
     ) -> None:
+        self._name, self._endpoint = name, endpoint
         self._parse = parse
         self._render = render
         self._secret = secret
         self._silence_s = silence_s
-        self._complain = complain
+        self._complain = Complaints(name, lambda text: log(text, logging.INFO))
         self._selector = selectors.DefaultSelector()
         self._connections: dict[int, Connection] = {}
         self._ungreeted: dict[int, Connection] = {}  # oldest first
@@ -132,6 +138,8 @@ class ServerConnections(ABC, Generic[_Heard, _Said]):
         self._is_accepting = False
         self._accept_again_s: float | None = None
         self._stopping = threading.Event()
+        if not allow_connections(nodes):
+            log(TOO_FEW_FILES % nodes, logging.WARNING)
         self._max_connections = max(64, min(MAX_CONNECTIONS, spare_files()))
 
     # -- what a server makes of it ------------------------------------------------------------
@@ -144,16 +152,70 @@ class ServerConnections(ABC, Generic[_Heard, _Said]):
     def _gone(self, connection: Connection, *, ended: bool) -> None:
         """A connection is over; `ended`: by an orderly end of the other side."""
 
+    @abstractmethod
+    def _due_s(self) -> float | None:
+        """When `_tick` is to be called; None: never."""
+
+    @abstractmethod
+    def _tick(self, now_s: float) -> None:
+        """Time has passed."""
+
+    @abstractmethod
+    def _end(self, defect: str) -> None:
+        """Say the last words. After a defect of ours, too: no node may wait for an answer for ever."""
+
+    def _begin(self) -> None:
+        """The server listens, and its thread starts now."""
+
+    def _is_over(self) -> bool:
+        """Whether all is said, though nobody has stopped the server."""
+        return False
+
     # -- its beginning and its end ------------------------------------------------------------
 
-    def _open(self, endpoint: Endpoint) -> int:
+    def start(self) -> int:
         """Listen, or raise NodeError; returns the port."""
-        self._listener = listen(endpoint)
+        self._listener = listen(self._endpoint)
         self._wake, self._waker = socket.socketpair()
         self._wake.setblocking(False)
         self._selector.register(self._wake, selectors.EVENT_READ)
         self._accept(True)
+        self._begin()
+        self._thread = threading.Thread(target=self._run, name=self._name, daemon=True)
+        self._thread.start()
         return int(self._listener.getsockname()[1])
+
+    def stop(self) -> None:
+        """End the thread, when what was said last has gone out; nobody is waited for for long."""
+        self._stopping.set()
+        self._nudge()
+        self._thread.join()
+
+    def _run(self) -> None:
+        try:
+            while not self._stopping.is_set() and not self._is_over():
+                self._turn()
+            self._end("")
+            self._work_off()
+        except Exception as problem:  # noqa: BLE001
+            _log.critical("internal error in the %s", self._name, exc_info=True)
+            self._events.clear()
+            self._end(f"internal error in the {self._name}: {type(problem).__name__}: {problem}")
+            self._work_off()
+        finally:
+            self._accept(False)
+            self._listener.close()
+            hang_up([c for c in self._connections.values() if c.is_greeted], time.monotonic() + self._hang_up_s)
+            self._close()
+
+    def _turn(self) -> None:
+        """Everything that was said is heard before time passes: being late ourselves is nobody's silence."""
+        self._wait(self._due_s())
+        now_s, due_s = time.monotonic(), self._due_s()
+        if due_s is not None and due_s <= now_s:
+            self._events.append(self._tick)
+        self._drop_silent(now_s)
+        self._work_off()
 
     def _nudge(self) -> None:
         """End the thread's sleep, from any thread."""
@@ -164,8 +226,8 @@ class ServerConnections(ABC, Generic[_Heard, _Said]):
         """Close all, unheard and unsaid words with it."""
         for connection in self._connections.values():
             connection.sock.close()
-        for sock in (self._listener, self._wake, self._waker):
-            sock.close()
+        self._wake.close()
+        self._waker.close()
         self._selector.close()
 
     # -- its turns ----------------------------------------------------------------------------
@@ -203,13 +265,10 @@ class ServerConnections(ABC, Generic[_Heard, _Said]):
         """Act on what has happened, then send what is unsent: it may bring news of those that are gone."""
         while self._events or self._to_flush:
             while self._events:
-                self._play(self._events.popleft())
+                self._events.popleft()(time.monotonic())
             due, self._to_flush = self._to_flush, {}
             for connection in due.values():
                 self._serve(connection, selectors.EVENT_WRITE)
-
-    def _play(self, event: Callable[[float], None]) -> None:
-        event(time.monotonic())
 
     # -- who is let in ------------------------------------------------------------------------
 
@@ -375,25 +434,16 @@ class Coordinator(ServerConnections[msg.Message, msg.FromServer]):
         judges: Sequence[Judge] = (),
     ) -> None:
         super().__init__(
-            msg.parse,
-            msg.render,
+            *("coordinator", msg.parse, msg.render),
+            endpoint=endpoint,
+            nodes=settings.all_nodes,
             secret=secret,
             silence_s=2 * settings.lease_s,
-            complain=Complaints("coordinator", lambda text: log(text, logging.INFO)),
+            log=log,
         )
-        self._settings = settings
-        self._endpoint = endpoint
         self._candidates = CandidateWatch(seats, settings.job, secret, self._looked)
         self._state = membership.begin(settings, self._send, self._close_after_flush, log, judges)
         self._close_reason: str | None = None
-
-    def start(self) -> int:
-        """Listen, or raise NodeError; returns the port."""
-        port = self._open(self._endpoint)
-        self._candidates.start()
-        self._thread = threading.Thread(target=self._run, name="coordinator", daemon=True)
-        self._thread.start()
-        return port
 
     def give_up(self, reason: str) -> None:
         """The job has failed; nodes that call later hear it, too. From any thread."""
@@ -403,40 +453,28 @@ class Coordinator(ServerConnections[msg.Message, msg.FromServer]):
     def stop(self, reason: str | None = None) -> None:
         """End the connections and the thread. With a reason the job is given up; without, its nodes wait for us."""
         self._close_reason = reason
-        self._stopping.set()
-        self._nudge()
-        self._thread.join()
+        super().stop()
 
-    # -- the loop -----------------------------------------------------------------------------
-
-    def _run(self) -> None:
-        try:
-            while not self._stopping.is_set():
-                self._turn()
-            if self._close_reason is not None:
-                membership.close(self._state, self._close_reason)
-                self._work_off()
-        except Exception as problem:  # noqa: BLE001 - a defect of ours: no node may wait for an answer for ever
-            _log.critical("internal error in the coordinator", exc_info=True)
-            self._events.clear()
-            text = f"internal error in the coordinator: {type(problem).__name__}: {problem}"
-            membership.close(self._state, text)
-            self._work_off()
-        finally:
-            hang_up([c for c in self._connections.values() if c.is_greeted], time.monotonic() + timeouts.HANG_UP_S)
-            self._candidates.close()
-            self._close()
+    def _begin(self) -> None:
+        self._candidates.start()
 
     def _turn(self) -> None:
-        """Everything that was said is heard before time passes: being late ourselves is nobody's silence."""
-        self._wait(deadline_s(self._state))
-        now_s = time.monotonic()
-        due_s = deadline_s(self._state)
-        if due_s is not None and due_s <= now_s:
-            self._events.append(lambda now_s: membership.tick(self._state, now_s))
-        self._drop_silent(now_s)
-        self._work_off()
+        super()._turn()
         self._candidates.want(wanted_candidates(self._state))
+
+    def _due_s(self) -> float | None:
+        return deadline_s(self._state)
+
+    def _tick(self, now_s: float) -> None:
+        membership.tick(self._state, now_s)
+
+    def _end(self, defect: str) -> None:
+        if defect or self._close_reason is not None:
+            membership.close(self._state, defect or self._close_reason or "")
+
+    def _close(self) -> None:
+        self._candidates.close()
+        super()._close()
 
     # -- connections --------------------------------------------------------------------------
 
@@ -454,9 +492,6 @@ class Coordinator(ServerConnections[msg.Message, msg.FromServer]):
             self._events.append(lambda now_s: membership.hear(self._state, connection.peer, message, now_s))
 
     def _greet(self, connection: Connection, message: msg.Message) -> None:
-        if isinstance(message, msg.Time):  # a node in preflight, which then asks how the job stands
-            self._send(connection.peer, msg.Refused("the job is already running", retry=True))
-            return self._close_after_flush(connection.peer)
         if not isinstance(message, msg.Hello | msg.StatusQuery):
             raise MessageError("said something before Hello")
         if not self._is_admitted(connection, message, other_version(message)):
@@ -465,10 +500,11 @@ class Coordinator(ServerConnections[msg.Message, msg.FromServer]):
                 refusal = other_version(message) or msg.Refused(why, retry=False)
                 self._events.append(lambda _: membership.note_refused(self._state, message, refusal))
             return None
-        if isinstance(message, msg.StatusQuery):
-            self._send(connection.peer, answer(message, self._state, time.monotonic()))
-            return self._close_after_flush(connection.peer)
-        return self._greeted(connection)
+        if isinstance(message, msg.Hello) and message.listens is None:
+            return self._greeted(connection)
+        # A node in preflight learns, too, how the job stands: it does not join it yet.
+        self._send(connection.peer, answer(message, self._state, time.monotonic()))
+        return self._close_after_flush(connection.peer)
 
 
 # -- for a launcher that hosts it --------------------------------------------------------------
@@ -503,8 +539,6 @@ def serve(
         _say(text, level)
         heard(text)
 
-    if not allow_connections(settings.all_nodes):
-        _log.warning(TOO_FEW_FILES, settings.all_nodes)
     server = Coordinator(settings, Endpoint(hosting.host, hosting.port), secret, say, hosting.seats, judges)
     try:
         server.start()

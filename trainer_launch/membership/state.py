@@ -312,7 +312,7 @@ _ROW_BYTES = 60  # a row without its host
 _LOST, _MISSING = "lost", "missing"
 
 
-def answer(query: msg.StatusQuery, state: JobState, now_s: float) -> msg.FromServer:
+def answer(query: msg.Hello | msg.StatusQuery, state: JobState, now_s: float) -> msg.FromServer:
     """What to say to who asks."""
     return why_stranger(state.settings.job, query) or status(state, now_s)
 

@@ -19,7 +19,7 @@ from trainer_launch.preflight.cluster.node_link import NodeLink
 
 def main() -> None:
     home, port, job, rank, stage = sys.argv[1], int(sys.argv[2]), sys.argv[3], int(sys.argv[4]), sys.argv[5]
-    present = msg.Present(msg.VERSION, job, rank, socket.gethostname(), secrets.token_hex(8), port)
+    present = msg.Hello(msg.VERSION, job, rank, socket.gethostname(), secrets.token_hex(8), listens=port)
     if stage == "handshake":
         while True:
             with contextlib.suppress(OSError), socket.create_connection((home, port), timeout=5) as sock:

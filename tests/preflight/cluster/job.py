@@ -69,7 +69,7 @@ class Simulation:
                 break
             self.now_s += TICK_S
             for rank in set(self.told) - quiet if number % 8 == 0 else ():
-                self.say(rank, msg.Alive())
+                self.say(rank, msg.Renew())
             self.hall.tick(self.now_s)
             self._deliver()
         self.now_s = end_s
@@ -139,8 +139,8 @@ class Simulation:
 
 def present(
     rank: int, *, host: str = "", incarnation: str = "a", job: str = JOB, version: int = msg.VERSION
-) -> msg.Present:
-    return msg.Present(version, job, rank, host or f"job-node-0-{rank}", f"{rank}-{incarnation}", 29500)
+) -> msg.Hello:
+    return msg.Hello(version, job, rank, host or f"job-node-0-{rank}", f"{rank}-{incarnation}", listens=29500)
 
 
 def failure(check: str = "shm", text: str = "/dev/shm is too small") -> Finding:

@@ -106,8 +106,7 @@ def test_every_survivor_prints_the_same_list_of_who_is_missing_and_why(tmp_path:
     listed = (tmp_path / "0" / "failing_nodes.txt").read_text()
     machines = dict(line.split("\t") for line in listed.splitlines())
     assert list(machines) == ["job-node-0-2", "job-node-0-3", "job-node-0-4"]
-    assert machines["job-node-0-2"] == machines["job-node-0-4"] == "unknown"
-    assert machines["job-node-0-3"].startswith("job-node-0-3-3 "), "it was here once"
+    assert set(machines.values()) == {"unknown"}, "no machine is quarantined for a pod that is missing"
 
 
 def test_without_node_0_each_of_the_others_says_at_which_stage_it_is(tmp_path: Path) -> None:

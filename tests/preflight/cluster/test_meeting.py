@@ -71,7 +71,7 @@ class Job:
         secret: bytes | None = None,
         deadline_s: float | None = None,
     ) -> NodeLink:
-        said = msg.Present(msg.VERSION, JOB, rank, f"host-{rank}", secrets.token_hex(8), 1)
+        said = msg.Hello(msg.VERSION, JOB, rank, f"host-{rank}", secrets.token_hex(8))
         caller = NodeLink(
             self.home,
             said,
@@ -439,7 +439,7 @@ def test_looking_tells_no_name_refused_and_silent_apart() -> None:
 def test_a_node_beside_node_0_leaves_it_the_port(job: Callable[..., Job]) -> None:
     """With hostNetwork two pods may share a machine, and the one that is not node 0 may come first."""
     one = job(2)
-    said = msg.Present(msg.VERSION, JOB, 1, "host-1", "x", 1)
+    said = msg.Hello(msg.VERSION, JOB, 1, "host-1", "x")
     early = NodeLink(one.home, said, deadline_s=20, port=one.port, bench=well)
     one.undo.callback(early.close)
     until_s = time.monotonic() + 10

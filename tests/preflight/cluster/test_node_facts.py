@@ -32,7 +32,6 @@ NODES = tuple(f"node {number} (host-{number})" for number in range(5))
     ("word", "key", "fault"),
     [
         ("NCCL", "nccl", Fault.JOB),
-        ("the GPUs", "gpus", Fault.NODE),
         ("the GPU driver", "driver", None),
         ("the kernel", "kernel", None),
         ("Python", "python", None),
@@ -56,6 +55,24 @@ def test_the_node_that_differs_is_named_and_only_what_must_be_alike_fails(
     assert found.text == f"{word} differs: a on 4 nodes, b on {NODES[odd]}"
     assert (found.status, found.fault) == (Status.WARN if fault is None else Status.FAIL, fault)
     assert (found.subject, found.measured, found.expected) == (NODES[odd], "b", "a")
+
+
+@pytest.mark.parametrize(
+    ("usual", "odd", "workers", "fault"),
+    [
+        pytest.param("8 of NVIDIA H100", "7 of NVIDIA H100", "7", Fault.NODE, id="a card is lost"),
+        pytest.param("8 of NVIDIA H100", "7 of NVIDIA H100", "8", None, id="all workers have their cards"),
+        pytest.param("4 of NVIDIA H100", "8 of NVIDIA H100", "8", None, id="a larger machine"),
+        pytest.param("8 of NVIDIA H100", "4 of NVIDIA L40S", "4", None, id="a machine of another kind"),
+        pytest.param("0", "1", "1", None, id="a machine with a card that the others have not"),
+    ],
+)
+def test_a_node_with_other_gpus_is_at_fault_only_where_it_has_lost_some(
+    usual: str, odd: str, workers: str, fault: Fault | None
+) -> None:
+    reports = [*[{"gpus": usual, "nproc_per_node": "8"}] * 4, {"gpus": odd, "nproc_per_node": workers}]
+    told = {found.text.partition(" differs")[0]: found for found in differences(NODES, reports)}
+    assert (told["the GPUs"].fault, told["the GPUs"].subject) == (fault, NODES[4])
 
 
 def test_a_variable_that_one_node_lacks_is_a_difference() -> None:
@@ -232,12 +249,14 @@ def test_failing_nodes_are_those_at_fault_themselves(scope: Scope, fault: Fault,
 def test_a_pod_that_never_came_has_no_machine_and_on_a_shared_one_its_name_counts() -> None:
     found = Finding(check="x", status=Status.FAIL, fault=Fault.NODE, subject="node 1 (a), node 2 (b)", text="x")
     assert failing_nodes([found], {"a": "gpu-1", "c": "gpu-1"}) == "a\nb\tunknown\n"
+    lost = replace(found, check="roll-call", subject="node 3 (d)")
+    assert failing_nodes([lost, found], {"d": "gpu-4", "b": "gpu-2"}) == "d\tunknown\na\tunknown\nb\tgpu-2\n"
 
 
 def test_of_many_failing_nodes_each_is_listed_and_a_message_names_a_few() -> None:
     names = [f"node {number} (host-{number})" for number in range(20)]
     report = msg.NodeReport(findings=(fail("shm"),))
-    nodes = [JobNode(n, f"host-{n}", "", "", 1, None, 0.0, report=report) for n in range(20)]
+    nodes = [JobNode(msg.Hello(1, "job", n, f"host-{n}", "i"), n, "", None, 0.0, report=report) for n in range(20)]
     (found,) = present_nodes.own_findings(nodes)
     assert len(failing_nodes([found], {}).splitlines()) == 20
     (told,) = msg.fitted([found])

@@ -104,7 +104,7 @@ def test_a_pod_that_is_made_again_passes_at_once_when_node_0_is_away_and_another
     hello = coordinating.Hello(coordinating.VERSION, JOB, 1, "host-1", "x", generation=3, claims=(CLAIM,))
     survivor = Client(standby, hello)
     away = Endpoint("127.0.0.1", free_port())
-    caller = NodeLink(away, msg.Present(msg.VERSION, JOB, 2, "host-2", "y", 1), deadline_s=60, port=None, bench=run)
+    caller = NodeLink(away, msg.Hello(msg.VERSION, JOB, 2, "host-2", "y"), deadline_s=60, port=None, bench=run)
     looking = None
     try:
         assert isinstance(survivor.receive(10), Connected)

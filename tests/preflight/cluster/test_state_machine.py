@@ -8,7 +8,6 @@ import pytest
 
 from tests.preflight.cluster.job import JOB, Simulation, failure, present
 from trainer_launch import __version__
-from trainer_launch.membership.protocol import Hello
 from trainer_launch.model.codec import encode
 from trainer_launch.model.findings import Fault, Measure, Scope, Status
 from trainer_launch.preflight.cluster import preflight_messages as msg
@@ -16,7 +15,7 @@ from trainer_launch.preflight.cluster.present_nodes import NodeStage
 from trainer_launch.preflight.thresholds import load_table
 
 OTHER_VERSION = (
-    f"node 0 (trainer-launch {__version__}) uses protocol version {msg.VERSION}, this node 9; "
+    f"node 0 (trainer-launch {__version__}) uses protocol version {msg.VERSION}, this node 7; "
     "install the same trainer-launch in all pods"
 )
 
@@ -79,15 +78,29 @@ def test_two_hosts_with_one_rank_are_fatal_for_the_job() -> None:
     assert [found.text for found in collisions] == ["job-init-0-1 and job-node-0-1 both claim to be node 1"]
 
 
+def test_a_pod_that_takes_the_place_of_one_that_fell_silent_collides_with_nobody() -> None:
+    """It has another name, and comes before the lease of the old one is over."""
+    job = Simulation(3)
+    job.come(0, 1)
+    job.say(1, present(1, host="job-node-0-1-x7k2p", incarnation="b"), peer=9)
+    assert isinstance(job.told[9][-1], msg.Refused)
+    job.leave(1)
+    job.say(1, present(1, host="job-node-0-1-x7k2p", incarnation="b"), peer=10)
+    job.come(2)
+    job.wait(60)
+    assert job.is_over
+    assert not job.loud()
+
+
 @pytest.mark.parametrize(
     ("said", "reason", "retry"),
     [
         (present(1, job="other"), f"this is the preflight of job {JOB}, not other", False),
         (present(7), "node rank 7 is invalid: this job has nodes 0 to 2", False),
-        (present(1, version=9), OTHER_VERSION, False),
+        (present(1, version=7), OTHER_VERSION, False),
     ],
 )
-def test_who_does_not_belong_here_is_refused(said: msg.Present, reason: str, retry: bool) -> None:
+def test_who_does_not_belong_here_is_refused(said: msg.Hello, reason: str, retry: bool) -> None:
     job = Simulation(3)
     job.say(5, said)
     assert job.told[5] == [msg.Refused(reason, retry)]
@@ -109,7 +122,7 @@ def test_an_elastic_job_goes_on_with_the_minimum_a_moment_after_the_last_one() -
 def test_a_node_that_is_at_work_already_ends_the_cluster_preflight() -> None:
     job = Simulation(3)
     job.come(0)
-    job.say(8, Hello(1, JOB, 1, "job-node-0-1", "x", 4))
+    job.say(8, msg.Hello(1, JOB, 1, "job-node-0-1", "x", 4))
     assert job.is_over
     assert isinstance(job.told[8][0], msg.Refused)
     assert job.told[8][0].retry
@@ -120,7 +133,7 @@ def test_a_node_of_another_job_that_is_at_work_ends_nothing() -> None:
     """As where two jobs on one machine's network are given one port."""
     job = Simulation(3)
     job.come(0)
-    job.say(8, Hello(1, "another", 1, "other-1", "x", 4))
+    job.say(8, msg.Hello(1, "another", 1, "other-1", "x", 4))
     assert not job.is_over
     assert job.told[8] == [msg.Refused(f"this is the preflight of job {JOB}, not another", retry=False)]
     job.come(1, 2)

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from enum import Enum
 
-from trainer_launch.membership.protocol import Hello, refused_version
+from trainer_launch.membership.protocol import refused_version
 from trainer_launch.model import Endpoint
 from trainer_launch.model.findings import Finding, Measure
 from trainer_launch.preflight import registry
@@ -84,9 +84,9 @@ class ClusterPreflight:
         if node is not None:
             node.heard_s = now_s
         match message:
-            case Hello():
+            case msg.Hello(listens=None):
                 self._meet_worker(peer, message)
-            case msg.Present():
+            case msg.Hello():
                 self._greet(peer, address, message, now_s)
             case msg.NodeReport() if node is not None and node.report.is_early:
                 node.report = message
@@ -123,9 +123,9 @@ class ClusterPreflight:
                     self._send(peer, news)
         self._go_on(now_s)
 
-    def break_off(self, mistake: Exception) -> None:
-        """After a mistake of this program: what nodes have found themselves stands, all else is unknown."""
-        self._decide([present_nodes.broken(mistake)], present_nodes.own_findings(self._peers.values()))
+    def break_off(self, defect: str) -> None:
+        """After a defect of this program: what nodes have found themselves stands, all else is unknown."""
+        self._decide([present_nodes.broken(defect)], present_nodes.own_findings(self._peers.values()))
 
     @property
     def names(self) -> list[str]:
@@ -135,7 +135,7 @@ class ClusterPreflight:
     @property
     def machines(self) -> dict[str, str]:
         """The machine of each host that came, as far as it is known."""
-        return {node.host: node.machine for node in self._nodes.values()}
+        return {node.host: node.hello.machine for node in self._nodes.values()}
 
     @property
     def pair_tests(self) -> PairTests:
@@ -147,43 +147,43 @@ class ClusterPreflight:
         of_nodes = (measure for node in self._nodes.values() for measure in node.report.measures)
         return [*of_nodes, *self.pair_tests.measures]
 
-    def _meet_worker(self, peer: int, hello: Hello) -> None:
+    def _meet_worker(self, peer: int, hello: msg.Hello) -> None:
         """A node that looks for a coordinator: its job runs already, or it is of another one."""
         is_ours = hello.job == self._settings.job
         self._send(peer, NOT_YET if is_ours else self._another_job(hello.job))
         self._send(peer, None)
         self._at_work = hello.host if is_ours else self._at_work
 
-    def _greet(self, peer: int, address: str, present: msg.Present, now_s: float) -> None:
-        rank = present.node_rank
+    def _greet(self, peer: int, address: str, hello: msg.Hello, now_s: float) -> None:
+        rank = self._settings.max_nodes if hello.node_rank is None else hello.node_rank
         old = self._nodes.get(rank)
-        if (refused := self._refusal(present, old)) is not None:
+        if (refused := self._refusal(rank, hello, old)) is not None:
             self._send(peer, refused)
             return self._send(peer, None)
         if old is not None and old.peer is not None:
             self._peers.pop(old.peer, None)
             self._send(old.peer, None)
         self._lost.discard(rank)
-        node = JobNode(rank, present.host, present.incarnation, address, present.port, peer, now_s, machine=present.machine)
-        self._nodes[rank] = self._peers[peer] = node
+        self._collisions.pop(rank, None)  # the other one was an old pod of this node, and is gone
+        self._nodes[rank] = self._peers[peer] = JobNode(hello, rank, address, peer, now_s)
         self._unreported.add(rank)
         self._last_came_s = now_s
         return self._send(peer, self._news(now_s) if self.phase is PreflightPhase.CALLING else self._complete())
 
-    def _refusal(self, present: msg.Present, old: JobNode | None) -> msg.Refused | None:
+    def _refusal(self, rank: int, hello: msg.Hello, old: JobNode | None) -> msg.Refused | None:
         """Why a node is turned away, if it is: for good where it does not belong to this job."""
-        if (refused := other_version(present)) is not None:
+        if (refused := refused_version("node 0", msg.VERSION, hello.version)) is not None:
             return refused
-        if present.job != self._settings.job:
-            return self._another_job(present.job)
-        if present.node_rank >= self._settings.max_nodes:
+        if hello.job != self._settings.job:
+            return self._another_job(hello.job)
+        if rank >= self._settings.max_nodes:
             ranks = f"this job has nodes 0 to {self._settings.max_nodes - 1}"
-            return msg.Refused(f"node rank {present.node_rank} is invalid: {ranks}", retry=False)
-        if old is not None and old.peer is not None and old.host != present.host:
-            self._collisions.setdefault(old.rank, {old.host}).add(present.host)
-            text = f"{old.name} is there already, so {present.host} cannot be node {old.rank} as well"
+            return msg.Refused(f"node rank {hello.node_rank} is invalid: {ranks}", retry=False)
+        if old is not None and old.peer is not None and old.host != hello.host:
+            self._collisions.setdefault(old.rank, {old.host}).add(hello.host)
+            text = f"{old.name} is there already, so {hello.host} cannot be node {old.rank} as well"
             return msg.Refused(text, retry=True)
-        is_back = old is not None and old.incarnation == present.incarnation
+        is_back = old is not None and old.hello.incarnation == hello.incarnation
         is_in_time = self.phase is PreflightPhase.CALLING or (is_back and self.phase is PreflightPhase.REPORTING)
         return None if is_in_time else _TOO_LATE
 
@@ -204,7 +204,7 @@ class ClusterPreflight:
 
     def _complete(self) -> msg.Complete:
         """All look for the tokens of the same nodes; incarnations are random, and so is the choice."""
-        tokens = sorted(node.incarnation for node in self._nodes.values())[:_SOUGHT]
+        tokens = sorted(node.hello.incarnation for node in self._nodes.values())[:_SOUGHT]
         return msg.Complete(self._settings.salt, tuple(tokens if self._settings.storage else ()))
 
     def _missing(self) -> list[int]:
@@ -293,8 +293,3 @@ class ClusterPreflight:
         decided = msg.Decided(msg.fitted(self.findings))
         for peer in list(self._peers):
             self._send(peer, decided)
-
-
-def other_version(message: msg.Present | Hello) -> msg.Refused | None:
-    """The answer to a node whose preflight is of another version; who looks for a coordinator is told to wait."""
-    return None if isinstance(message, Hello) else refused_version("node 0", msg.VERSION, message.version)

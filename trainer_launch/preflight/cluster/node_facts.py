@@ -48,9 +48,10 @@ CLOCK_WARN_S, CLOCK_FAIL_S = 1.0, 30.0
 UNSET = "(unset)"
 NCCL = "nccl loaded"
 ENV = "env "  # how a variable's fact begins
+GPUS, WORKERS = "gpus", "nproc_per_node"
 _SHOWN = 8
 _VERSIONS = "python"  # where this is missing, so is all that is found out with it
-_ALWAYS_TOLD = ("image", "nproc_per_node", "command", "adapters", "pair tests")  # or there is none
+_ALWAYS_TOLD = ("image", WORKERS, "command", "adapters", "pair tests")  # or there is none
 # Of the variables, these change what nodes send each other: where they differ, a collective hangs or fails.
 _MUST_AGREE = frozenset(
     (
@@ -87,7 +88,7 @@ class PeerRule(Struct, frozen=True):
     action: str
 
 
-_LOST = "see which devices that machine has lost (nvidia-smi -L), or drain it"
+_LOST = PeerRule("the GPUs", Fault.NODE, "see which devices that machine has lost (nvidia-smi -L), or drain it")
 _IMAGE = "start all nodes from the same image, by digest"
 RULES: Mapping[str, PeerRule] = {
     "torch": PeerRule("torch", Fault.JOB, _IMAGE),
@@ -97,9 +98,9 @@ RULES: Mapping[str, PeerRule] = {
     "arch": PeerRule("the architecture", Fault.JOB, "put all nodes on machines of one architecture (nodeSelector)"),
     "code": PeerRule("the program's code", None, "start all nodes from the same code: image, git-sync or volume"),
     "command": PeerRule("the command line", None, "give all nodes the same command, unless it is meant to differ"),
-    "gpus": PeerRule("the GPUs", Fault.NODE, _LOST),
+    GPUS: PeerRule("the GPUs", None, "give all nodes the same GPUs, unless they are meant to differ"),
     "adapters": PeerRule("the RDMA ports that are up", None, "see that machine's adapters and cables (ibstat)"),
-    "nproc_per_node": PeerRule("the number of workers", None, "give all nodes the same nproc_per_node"),
+    WORKERS: PeerRule("the number of workers", None, "give all nodes the same nproc_per_node"),
     "image": PeerRule("the image", None, _IMAGE),
     "python": PeerRule("Python", None, _IMAGE),
     "driver": PeerRule("the GPU driver", None, "bring the machines to one driver version"),
@@ -136,7 +137,8 @@ def differences(names: Sequence[str], reports: Sequence[Mapping[str, str]]) -> I
         text = f"the versions of Python and torch could not be found out in time on {listed(unread)}"
         yield facts.unknown(text, subject=listed(unread))
     for key, values in differing.items():
-        yield _difference(key, grouped((value, name) for name, value in values.items()))
+        is_short = key == GPUS and WORKERS in differing  # else each node has enough for its workers
+        yield _difference(key, grouped((value, name) for name, value in values.items()), is_short=is_short)
     if not differing and not unread:
         n_known = sum(all(key in report for report in reports) for key in keys)
         yield facts.passed(f"{counted(n_known, 'fact')} alike on all {len(names)} nodes", scope=Scope.JOB)
@@ -149,12 +151,14 @@ def _told(key: str, names: Sequence[str], reports: Sequence[Mapping[str, str]]) 
             yield name, report.get(key, UNSET)
 
 
-def _difference(key: str, groups: Mapping[str, Sequence[str]]) -> Finding:
+def _difference(key: str, groups: Mapping[str, Sequence[str]], *, is_short: bool) -> Finding:
     name = key.removeprefix(ENV)
     rule = RULES.get(key, PeerRule(name, None, "is it meant to differ? It is set by hand or by an image"))
     ordered = sorted(groups.items(), key=lambda group: (-len(group[1]), group[0]))
     most, others = ordered[0], ordered[1:]
     has_majority = 2 * len(most[1]) > sum(map(len, groups.values()))
+    if is_short and has_majority and all(_has_lost_gpus(value, most[0]) for value, _ in others):
+        rule = _LOST
     values = [f"{value} on {listed(nodes)}" for value, nodes in ordered[:_SHOWN]]
     if has_majority:
         values[0] = f"{most[0]} on {counted(len(most[1]), 'node')}"
@@ -170,6 +174,12 @@ def _difference(key: str, groups: Mapping[str, Sequence[str]]) -> Finding:
         basis=Basis.PEER,
         action=rule.action,
     )
+
+
+def _has_lost_gpus(value: str, most: str) -> bool:
+    """Whether they are of the same model and fewer: machines of another kind have lost none."""
+    (count, _, model), (usual, _, usual_model) = value.partition(" of "), most.partition(" of ")
+    return model == usual_model and count.isdigit() and usual.isdigit() and int(count) < int(usual)
 
 
 def clocks(names: Sequence[str], offsets: Sequence[tuple[float, float]]) -> Iterator[Finding]:
@@ -296,7 +306,7 @@ def quick_facts(
     """What is there to be read."""
     values = {"image": env[_IMAGE_VARIABLE]} if env.get(_IMAGE_VARIABLE) else {}
     if workers is not None:
-        values["nproc_per_node"] = str(workers)
+        values[WORKERS] = str(workers)
     if command is not None:
         values["command"] = " ".join(redact_command(_program(command) or command.argv))
     return values | {f"{ENV}{name}": shown for name, shown in variables(env, salt).items()}
@@ -325,12 +335,12 @@ def _program(command: Command) -> tuple[str, ...]:
 def of_gpus(cards: Cards | None, count: int) -> dict[str, str]:
     """What all nodes should have alike: GPUs, driver, and the NCCL that is loaded; `count` is without cards."""
     if cards is None:
-        return {"gpus": str(count)}
+        return {GPUS: str(count)}
     gpus = cards.facts()
     if gpus.trouble:
         return {}
     models = ", ".join(sorted({gpu.model for gpu in gpus.gpus if gpu.model}))
-    facts = {"gpus": f"{len(gpus.gpus)} of {models or 'unknown model'}"}
+    facts = {GPUS: f"{len(gpus.gpus)} of {models or 'unknown model'}"}
     if gpus.driver:
         facts["driver"] = gpus.driver
     loaded = {test.facts["nccl"] for test in gpus.tests if "nccl" in test.facts}

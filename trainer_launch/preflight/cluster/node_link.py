@@ -18,7 +18,8 @@ from trainer_launch.host import network
 from trainer_launch.host.dns import Resolving
 from trainer_launch.host.network import free_port, listen, tune
 from trainer_launch.membership import candidates
-from trainer_launch.membership.client import Lines, LostError, ReconnectingClient, UnprovenError
+from trainer_launch.membership.client import Lines, LostError, ReconnectingClient
+from trainer_launch.membership.protocol import JobStatus
 from trainer_launch.model import Endpoint, PortRange
 from trainer_launch.model.errors import NodeError
 from trainer_launch.model.findings import Finding
@@ -126,13 +127,13 @@ News: TypeAlias = msg.Complete | msg.PreflightWaiting | ClusterVerdict
 class NodeLink(ReconnectingClient[msg.Message, msg.FromNode, News]):
     """A daemon thread that finds node 0, stays in touch, and tests pairs.
 
-    `present` says who this node is; its port and proof are filled in here.
+    `hello` says who this node is; its port and proof are filled in here.
     """
 
     def __init__(  # noqa: PLR0913
         self,
         home: Endpoint,
-        present: msg.Present,
+        hello: msg.Hello,
         *,
         deadline_s: float,
         port: int | None,
@@ -142,7 +143,7 @@ class NodeLink(ReconnectingClient[msg.Message, msg.FromNode, News]):
         bench: Callable[[msg.Test, Listener], msg.Result],
     ) -> None:
         super().__init__("node 0", msg.render, _PAUSE_S)
-        self._home, self._present, self._secret = home, present, secret
+        self._home, self._hello, self._secret = home, hello, secret
         self._clock, self._bench, self._ports = clock, bench, ports
         self._other = f"what listens at {home} is not node 0's preflight"
         self._resolving = Resolving(home.host, home.port)
@@ -166,7 +167,7 @@ class NodeLink(ReconnectingClient[msg.Message, msg.FromNode, News]):
         """End without the thread where it hangs, in the resolver for example."""
         now_s = time.monotonic()
         if now_s > max(self._until_s, self._deadline_at_s, self._heard_s + _SILENCE_S) + _LATE_S:
-            self.end((present_nodes.cut_off(self._present.host, self.stage, now_s - self._began_s),))
+            self.end((present_nodes.cut_off(self._hello.host, self.stage, now_s - self._began_s),))
 
     def end(self, findings: tuple[Finding, ...], *, is_shared: bool = False) -> None:
         """This is the verdict, whatever node 0 may say."""
@@ -215,7 +216,7 @@ class NodeLink(ReconnectingClient[msg.Message, msg.FromNode, News]):
             lines = Lines(sock, msg.parse, self._server, self._secret)
             self._greet(sock, lines)
             sock.settimeout(_ANSWER_S)
-            self._talk(sock, lines, msg.Alive(), LEASE_S / 3, _SILENCE_S)
+            self._talk(sock, lines, msg.Renew(), LEASE_S / 3, _SILENCE_S)
 
     def _connect(self) -> socket.socket:
         """Look the name up each time: a pod that is made again has another address."""
@@ -248,34 +249,18 @@ class NodeLink(ReconnectingClient[msg.Message, msg.FromNode, News]):
         until_s = min(time.monotonic() + _ANSWER_S, max(self._until_s, time.monotonic() + 0.2))
         lines.challenged(until_s, self._other)
         sock.settimeout(_ANSWER_S)
-        try:
-            self._learn_time(lines, until_s)
-            lines.introduce(replace(self._present, port=self._listener.port), self._render)
-            answer = lines.next(until_s)
-        except UnprovenError as problem:  # nobody has let this node in before
-            if problem.refused is None:
-                raise
-            answer = problem.refused
-        except LostError:
-            # A coordinator of a job at work speaks as we do up to here, and does not know these words.
-            if self._runs_already():
-                return self.end((present_nodes.runs_already(None),))
-            raise
+        answer = self._introduced(lines, replace(self._hello, listens=self._listener.port), until_s)
         if isinstance(answer, msg.Refused) and not answer.retry:
             return self.end((present_nodes.refused(answer.reason),))
-        if isinstance(answer, msg.Refused):
-            raise LostError(f"node 0 refuses for now: {answer.reason}")
-        return self._take(answer)
-
-    def _runs_already(self) -> bool:
-        try:
-            candidates.ask(self._home, self._present.job, self._secret)
-        except NodeError:
-            return False
-        return True
+        is_preflight = isinstance(answer, msg.PreflightWaiting | msg.Complete)
+        for message in (answer, *(self._learn_time(lines, until_s) if is_preflight else ())):
+            self._take(message)
+        return None
 
     def _take(self, message: msg.Message) -> None:
         match message:
+            case JobStatus():  # a coordinator's
+                self.end((present_nodes.runs_already(None),))
             case msg.PreflightWaiting(_, _, _, left_s):
                 self._until_s = max(self._until_s, time.monotonic() + left_s + _GRACE_S)
                 self.stage, self.waiting = "it takes part in the cluster preflight", message
@@ -287,23 +272,26 @@ class NodeLink(ReconnectingClient[msg.Message, msg.FromNode, News]):
             case msg.Decided(findings):
                 self.end(findings, is_shared=True)
             case msg.Refused(reason, _):
-                raise LostError(f"node 0 refuses: {reason}")
+                raise LostError(f"node 0 refuses for now: {reason}")
 
     def _take_part(self, test: msg.Test) -> None:
         self.send(self._bench(_findable(test), self._listener))
 
-    def _learn_time(self, lines: Lines[msg.Message], until_s: float) -> None:
-        """Four timestamps, as NTP has them; the fastest of some exchanges tells most."""
+    def _learn_time(self, lines: Lines[msg.Message], until_s: float) -> list[msg.Message]:
+        """Four timestamps, as NTP has them; the fastest of some exchanges tells most. What else comes meanwhile."""
+        others: list[msg.Message] = []
         self.offset = (0.0, _NO_CLOCK_S)
         for _ in range(_CLOCK_TRIES):
             lines.say(msg.render(msg.Time(self._clock())))
-            answer = lines.next(until_s)
+            while not isinstance(answer := lines.next(until_s), msg.TimeIs):
+                others.append(answer)
+                if isinstance(answer, msg.Decided):  # the last word
+                    return others
             now = self._clock()
-            if not isinstance(answer, msg.TimeIs):
-                raise LostError(self._other)
             round_trip_s = max(0.0, (now - answer.sent) - (answer.answered - answer.heard))
             if round_trip_s / 2 < self.offset[1]:
                 self.offset = (((answer.heard - answer.sent) + (answer.answered - now)) / 2, round_trip_s / 2)
+        return others
 
 
 def _findable(test: msg.Test) -> msg.Test:

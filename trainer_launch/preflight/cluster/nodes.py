@@ -63,17 +63,24 @@ class ClusterSettings(Struct, frozen=True, kw_only=True):
 class JobNode(Struct):
     """A node that has come."""
 
+    hello: msg.Hello
     rank: int
-    host: str
-    incarnation: str
     address: str  # as its connection has it
-    port: int
     peer: int | None  # the number of its connection, while there is one
     heard_s: float
     lost: str = ""  # how, while it is not connected
     lost_s: float = 0.0
-    machine: str = ""  # "": not known
     report: msg.NodeReport = msg.NodeReport(is_early=True)
+
+    @property
+    def host(self) -> str:
+        """Its host name."""
+        return self.hello.host
+
+    @property
+    def port(self) -> int:
+        """Where it listens."""
+        return self.hello.listens or 0
 
     @property
     def name(self) -> str:

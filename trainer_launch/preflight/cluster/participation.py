@@ -16,7 +16,6 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 from trainer_launch import contracts
 from trainer_launch.host.files import read_secret
 from trainer_launch.host.machine import machine_name
-from trainer_launch.host.network import TOO_FEW_FILES, allow_connections
 from trainer_launch.membership.quarantine import FAILING_NODES, NO_MACHINE
 from trainer_launch.model import Endpoint
 from trainer_launch.model.errors import NodeError
@@ -105,7 +104,7 @@ class Gathering:
         self.tokens.leave(settings.wait_timeout / 4)  # before this node is present: when all are, all can look
         self.link = NodeLink(
             home if server is None else Endpoint("localhost", home.port),
-            msg.Present(msg.VERSION, cluster.job, rank, hostname, incarnation, home.port, machine=machine_of(subject)),
+            msg.Hello(msg.VERSION, cluster.job, rank, hostname, incarnation, machine=machine_of(subject)),
             deadline_s=settings.wait_timeout,
             port=None if server is not None or home.host.startswith("127.") else home.port,
             ports=ports_of(settings),
@@ -178,7 +177,7 @@ def gathering(subject: Subject, settings: Settings, skipped: Collection[str]) ->
         if subject.topology.is_coordinator:
             server = PreflightServer(cluster, Endpoint("", cluster.names.home.port), _secret(subject))
             try:
-                _start(server, cluster.max_nodes)
+                _start(server)
             except NodeError as problem:
                 yield problem
                 return
@@ -227,10 +226,8 @@ def _collectives(subject: Subject, settings: Settings, cluster: ClusterSettings)
     return Collectives(python[:1], subject.env, ports_of(settings))
 
 
-def _start(server: PreflightServer, nodes: int) -> None:
+def _start(server: PreflightServer) -> None:
     """With hostNetwork another node of the job may hold the port, until it sees that node 0 is here."""
-    if not allow_connections(nodes):
-        _log.warning(TOO_FEW_FILES, nodes)
     until_s = time.monotonic() + _PORT_S
     while True:
         try:
@@ -257,15 +254,17 @@ def machine_of(subject: Subject) -> str:
 def failing_nodes(findings: Sequence[Finding], machines: Mapping[str, str]) -> str:
     """The nodes that are at fault themselves, one on each line: the host name and its machine.
 
-    Where nodes share a machine, the host name alone tells which of them it is.
+    Where nodes share a machine, the host name alone tells which of them it is. That a pod is missing says nothing
+    of a machine.
     """
-    hosts: dict[str, None] = {}
+    hosts: dict[str, str] = {}
     for finding in findings:
         if finding.scope in (Scope.NODE, Scope.GPU, Scope.RAIL) and finding.fault is Fault.NODE:
-            hosts |= dict.fromkeys(_HOST.findall(finding.subject))
+            is_proven = finding.check != present_nodes.NAME
+            for host in _HOST.findall(finding.subject):
+                hosts[host] = hosts.get(host) or (machines.get(host, "") if is_proven else "")
     shared = {machine for machine, count in Counter(machines.values()).items() if count > 1 and machine}
-    named = {host: machines.get(host) or NO_MACHINE for host in hosts}
-    return "".join(f"{host}\n" if of in shared else f"{host}\t{of}\n" for host, of in named.items())
+    return "".join(f"{host}\n" if of in shared else f"{host}\t{of or NO_MACHINE}\n" for host, of in hosts.items())
 
 
 def beside(report: str) -> str:

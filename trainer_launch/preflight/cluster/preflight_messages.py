@@ -1,7 +1,6 @@
-"""What nodes in their preflight say to each other: one JSON object per line, checked before it becomes a value.
+"""What nodes in their preflight say to each other: membership's Challenge, Hello and Renew, then what is their own.
 
-The server's first line is a coordinator's Challenge, so that a node whose job runs already is told from one that
-checks: the first says Hello, the second Present.
+A Hello that `listens` comes from a node in preflight, any other from a node whose job runs already.
 """
 
 from __future__ import annotations
@@ -12,15 +11,16 @@ from typing import Annotated, NamedTuple, TypeAlias
 from msgspec import Meta, field
 from msgspec.structs import replace
 
-from trainer_launch.membership.protocol import Challenge, Hello, Machine, NodeRank, Nodes, StatusQuery
+from trainer_launch.membership.protocol import VERSION as VERSION
+from trainer_launch.membership.protocol import Challenge, JobStatus, NodeRank, Nodes, StatusQuery
+from trainer_launch.membership.protocol import Hello as Hello
 from trainer_launch.membership.protocol import Refused as Refused
-from trainer_launch.membership.protocol import Time as Time
+from trainer_launch.membership.protocol import Renew as Renew
 from trainer_launch.model.codec import Codec, Count, Name, Port, Real, Tagged, Text, encode
 from trainer_launch.model.findings import Checksums, Finding, Measures, Severity, Status
 from trainer_launch.model.units import counted, listed
 from trainer_launch.preflight.report_formats import in_one_line
 
-VERSION = 6
 MAX_RAILS = 64
 MAX_FACTS = 400
 MAX_VALUE = 300  # characters of one fact
@@ -43,21 +43,10 @@ class RailResult(NamedTuple):
     rate: Count  # bytes per second, the slower direction; 0 when it failed
 
 
-class Present(Tagged, frozen=True, forbid_unknown_fields=False):
-    """Who is there. `port` is where this node listens for probes and pair tests."""
+class Time(Tagged, frozen=True):
+    """A question for the time at node 0."""
 
-    version: Nodes
-    job: Name
-    node_rank: NodeRank
-    host: Name
-    incarnation: Name
-    port: Port
-    proof: Text | None = None  # as a Hello's
-    machine: Machine = ""  # likewise
-
-
-class Alive(Tagged, frozen=True):
-    """Still here."""
+    sent: Real
 
 
 class NodeReport(Tagged, frozen=True):
@@ -135,8 +124,8 @@ class Here(Tagged, frozen=True):
     stage: Text
 
 
-FromNode: TypeAlias = Present | Alive | Time | NodeReport | Result | Hello | StatusQuery
-FromServer: TypeAlias = Challenge | PreflightWaiting | TimeIs | Complete | Test | Decided | Refused
+FromNode: TypeAlias = Hello | Renew | Time | NodeReport | Result | StatusQuery
+FromServer: TypeAlias = Challenge | PreflightWaiting | TimeIs | Complete | Test | Decided | Refused | JobStatus
 Message: TypeAlias = FromNode | FromServer | Here
 
 

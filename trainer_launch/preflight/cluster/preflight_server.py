@@ -5,82 +5,55 @@ from __future__ import annotations
 import logging
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
-from trainer_launch.membership.protocol import Hello, StatusQuery
-from trainer_launch.membership.server import Complaints, Connection, ServerConnections, hang_up
+from trainer_launch.membership.protocol import StatusQuery, refused_version
+from trainer_launch.membership.server import Connection, ServerConnections
 from trainer_launch.model import Endpoint
 from trainer_launch.model.codec import MessageError
-from trainer_launch.model.errors import MALFORMED
 from trainer_launch.preflight.cluster import preflight_messages as msg
-from trainer_launch.preflight.cluster.cluster_preflight import (
-    NOT_YET,
-    TICK_S,
-    ClusterPreflight,
-    PreflightPhase,
-    other_version,
-)
+from trainer_launch.preflight.cluster.cluster_preflight import NOT_YET, TICK_S, ClusterPreflight, PreflightPhase
 from trainer_launch.preflight.cluster.nodes import ClusterSettings
 from trainer_launch.preflight.cluster.present_nodes import look_at_all
 
-_HANG_UP_S = 2.0  # for the termination message
 _SILENCE_S = 20.0  # until the kernel ends a connection whose other end does not answer
 _log = logging.getLogger(__name__)
 
 
 class PreflightServer(ServerConnections[msg.Message, msg.FromServer]):
-    """The cluster preflight of one job, on the port that its nodes meet at; it is free again after `stop`."""
+    """The cluster preflight of one job, on the port that its nodes meet at; its verdict frees the port."""
+
+    _hang_up_s = 2.0  # for the termination message
 
     def __init__(self, settings: ClusterSettings, endpoint: Endpoint, secret: bytes | None = None) -> None:
-        complain = Complaints("cluster preflight", lambda text: _log.info("%s", text))
-        super().__init__(msg.parse, msg.render, secret=secret, silence_s=_SILENCE_S, complain=complain)
+        super().__init__(
+            *("cluster preflight", msg.parse, msg.render),
+            endpoint=endpoint,
+            nodes=settings.max_nodes,
+            secret=secret,
+            silence_s=_SILENCE_S,
+            log=lambda text, level: _log.log(level, "%s", text),
+        )
         self._settings = settings
-        self._endpoint = endpoint
         self._tick_at_s = 0.0
 
-    def start(self) -> int:
-        """Listen, or raise NodeError; returns the port."""
-        port = self._open(self._endpoint)
+    def _begin(self) -> None:
         # To be read after its verdict.
         self.preflight = ClusterPreflight(self._settings, time.monotonic(), self._say, self._look)
-        self._thread = threading.Thread(target=self._run, name="cluster preflight", daemon=True)
-        self._thread.start()
-        return port
 
-    def stop(self) -> None:
-        """Close the port. What was said last still goes out, but nobody is waited for for long."""
-        self._stopping.set()
-        self._nudge()
-        self._thread.join()
+    def _is_over(self) -> bool:
+        return self.preflight.phase is PreflightPhase.OVER
 
-    def _run(self) -> None:
-        try:
-            while not self._stopping.is_set() and self.preflight.phase is not PreflightPhase.OVER:
-                self._turn()
-            self._accept(False)
-            self._listener.close()
-            hang_up(list(self._connections.values()), time.monotonic() + _HANG_UP_S)
-        finally:
-            self._listener.close()
-            self._stopping.wait()  # the waker is used until then
-            self._close()
+    def _end(self, defect: str) -> None:
+        if defect:  # a thread that dies in silence would blame node 0
+            self.preflight.break_off(defect)
 
-    def _turn(self) -> None:
-        """What was said is heard before time passes: being late ourselves is nobody's silence."""
-        self._wait(self._tick_at_s)
-        now_s = time.monotonic()
-        if now_s >= self._tick_at_s:
-            self._tick_at_s = now_s + TICK_S
-            self._events.append(self.preflight.tick)
-        self._drop_silent(now_s)
-        self._work_off()
+    def _due_s(self) -> float:
+        return self._tick_at_s
 
-    def _play(self, event: Callable[[float], None]) -> None:
-        try:
-            event(time.monotonic())
-        except MALFORMED as mistake:  # ours: a thread that dies in silence would blame node 0
-            _log.exception("cluster preflight: internal error")
-            self.preflight.break_off(mistake)
+    def _tick(self, now_s: float) -> None:
+        self._tick_at_s = now_s + TICK_S
+        self.preflight.tick(now_s)
 
     def _say(self, peer: int, message: msg.FromServer | None) -> None:
         if message is None:
@@ -100,18 +73,20 @@ class PreflightServer(ServerConnections[msg.Message, msg.FromServer]):
 
     def _heard(self, connection: Connection, message: msg.Message) -> None:
         peer, address = connection.peer, connection.address
-        if isinstance(message, msg.Time):
-            now = time.time()
-            self._send(peer, msg.TimeIs(message.sent, now, time.time()))
-            return
         if isinstance(message, StatusQuery):
             self._send(peer, NOT_YET)
             self._close_after_flush(peer)
             return
         if not connection.is_greeted:
-            if not isinstance(message, msg.Present | Hello):
+            if not isinstance(message, msg.Hello):
                 raise MessageError("did not say first who it is")
-            if not self._is_admitted(connection, message, other_version(message)):
+            # A node that looks for a coordinator is told to wait, whatever its version.
+            is_here = message.listens is not None
+            refused = refused_version("node 0", msg.VERSION, message.version) if is_here else None
+            if not self._is_admitted(connection, message, refused):
                 return
             self._greeted(connection)
+        if isinstance(message, msg.Time):
+            now = time.time()
+            self._send(peer, msg.TimeIs(message.sent, now, time.time()))
         self._events.append(lambda now_s: self.preflight.hear(peer, address, message, now_s))

@@ -170,11 +170,10 @@ def midway(node: JobNode) -> Finding:
     return all_present.failed(Fault.NODE, text, subject=node.name, **more)
 
 
-def broken(mistake: Exception) -> Finding:
-    """This program made a mistake, and no node."""
-    text = f"the cluster preflight failed: {type(mistake).__name__}: {mistake}"
+def broken(defect: str) -> Finding:
+    """This program has a defect, and no node."""
     action = "no node is faulty; report this bug with the log of node 0"
-    return all_present.unknown(text, scope=Scope.JOB, action=action)
+    return all_present.unknown(defect, scope=Scope.JOB, action=action)
 
 
 def collided(collisions: Mapping[int, Collection[str]]) -> list[Finding]:
