@@ -108,55 +108,35 @@ class SshStage(Struct, frozen=True):
 
 STAGES = (
     SshStage(
-        "DNS",
-        MPI_HOSTS,
-        Fault.NODE,
-        "no address found for",
-        "see whether the pod and the job's headless Service are there",
-        "Could not resolve hostname",
+        "DNS", MPI_HOSTS, Fault.NODE, "no address found for",
+        "see whether the pod and the job's headless Service are there", "Could not resolve hostname",
     ),
     SshStage(
-        "port",
-        MPI_HOSTS,
-        Fault.NODE,
-        "cannot connect to sshd of",
-        "check that its sshd runs, its port, and NetworkPolicies",
-        "ssh: connect to host",
+        "port", MPI_HOSTS, Fault.NODE, "cannot connect to sshd of",
+        "check that its sshd runs, its port, and NetworkPolicies", "ssh: connect to host",
     ),
     SshStage(
-        "banner",
-        MPI_HOSTS,
-        Fault.NODE,
-        "no sshd answers on",
+        "banner", MPI_HOSTS, Fault.NODE, "no sshd answers on",
         "see that pod's log; check that the port is sshd's",
         "kex_exchange_identification|banner|Connection (?:closed|reset) by",
     ),
     SshStage(
-        "host key",
-        MPI_SSH,
-        Fault.JOB,
-        "another host key than the job's is shown by",
+        "host key", MPI_SSH, Fault.JOB, "another host key than the job's is shown by",
         "run trainer-launch sshd there, which shows the job's key; a host without it may be an impostor",
         "REMOTE HOST IDENTIFICATION HAS CHANGED|Host key verification failed|host key is known|no matching host key"
         "|Server host key|Bad server host key",
     ),
     SshStage(
-        "key",
-        MPI_SSH,
-        Fault.JOB,
-        "the job's key is refused by",
+        "key", MPI_SSH, Fault.JOB, "the job's key is refused by",
         "mount the same Secret in all pods; see mode and owner of authorized_keys",
         "Permission denied|Too many authentication failures|no matching key|UNPROTECTED PRIVATE",
     ),
     SshStage(
-        "shell",
-        MPI_SSH,
-        Fault.JOB,
-        "no command runs on",
+        "shell", MPI_SSH, Fault.JOB, "no command runs on",
         "see the login shell and its start-up files (.bashrc, .profile)",
         "This account is (?:currently )?not available|account is locked|may not log in",
     ),
-)
+)  # fmt: skip
 DNS, PORT, BANNER, HOST_KEY, KEY, SHELL = STAGES
 
 
