@@ -26,7 +26,7 @@ from trainer_launch.membership.server import Coordinator as Coordinator
 from trainer_launch.membership.state import CoordinatorSettings as Coordinating
 from trainer_launch.model import Endpoint, PortRange
 from trainer_launch.model.errors import NodeError
-from trainer_launch.model.findings import Finding, Status
+from trainer_launch.model.findings import Fault, Finding, Status
 from trainer_launch.preflight.cluster import node_link as meeting
 from trainer_launch.preflight.cluster import preflight_messages as msg
 from trainer_launch.preflight.cluster.node_link import ClusterVerdict, Listener, NodeLink
@@ -292,6 +292,32 @@ def test_a_node_without_the_secret_is_refused_and_the_others_miss_it(job: Callab
     told = verdicts(stranger, member)
     assert "its secret differs from the job's" in failed(told[0])[0].text
     assert failed(told[1])
+
+
+@pytest.mark.parametrize("is_right_in_time", [True, False])
+def test_a_name_that_still_leads_to_another_jobs_pod_ends_nothing_until_it_leads_home(
+    job: Callable[..., Job], monkeypatch: pytest.MonkeyPatch, is_right_in_time: bool
+) -> None:
+    """A cache of DNS gives the address of a pod that is gone, and another job's node 0 has got it."""
+    resolve = socket.getaddrinfo
+
+    def cached(host: str, *args: object, **kwargs: object) -> object:
+        return resolve("127.0.0.1" if host == "node-0.cached" else host, *args, **kwargs)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(socket, "getaddrinfo", cached)
+    one = job(1, deadline_s=20.0 if is_right_in_time else 1.0)
+    one.home = Endpoint("node-0.cached", one.port)
+    right, one.settings = one.settings, replace(one.settings, job="another")
+    other = one.hold()
+    caller = one.call(0)
+    assert eventually(lambda: "not job" in caller.stage and caller.stage, "it is refused")
+    if is_right_in_time:
+        other.stop()
+        one.settings = right
+        one.hold()
+    (found, *_) = verdict(caller)
+    assert found.fault is (None if is_right_in_time else Fault.JOB), found.text
+    assert ("this is the preflight of job another" in found.text) is not is_right_in_time
 
 
 def test_a_skewed_clock_is_measured_and_named(job: Callable[..., Job]) -> None:

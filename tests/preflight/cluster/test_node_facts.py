@@ -249,8 +249,10 @@ def test_failing_nodes_are_those_at_fault_themselves(scope: Scope, fault: Fault,
 def test_a_pod_that_never_came_has_no_machine_and_on_a_shared_one_its_name_counts() -> None:
     found = Finding(check="x", status=Status.FAIL, fault=Fault.NODE, subject="node 1 (a), node 2 (b)", text="x")
     assert failing_nodes([found], {"a": "gpu-1", "c": "gpu-1"}) == "a\nb\tunknown\n"
-    lost = replace(found, check="roll-call", subject="node 3 (d)")
-    assert failing_nodes([lost, found], {"d": "gpu-4", "b": "gpu-2"}) == "d\tunknown\na\tunknown\nb\tgpu-2\n"
+    for check in ("roll-call", "dns"):  # which say nothing of a machine
+        lost = replace(found, check=check, subject="node 3 (d)")
+        listed = failing_nodes([lost, found], {"d": "gpu-4", "b": "gpu-2"})
+        assert listed == "d\tunknown\na\tunknown\nb\tgpu-2\n"
 
 
 def test_of_many_failing_nodes_each_is_listed_and_a_message_names_a_few() -> None:

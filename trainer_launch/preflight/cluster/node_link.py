@@ -17,12 +17,13 @@ from msgspec.structs import replace
 from trainer_launch.host import network
 from trainer_launch.host.dns import Resolving
 from trainer_launch.host.network import free_port, listen, tune
-from trainer_launch.membership import candidates
+from trainer_launch.membership import candidates, timeouts
 from trainer_launch.membership.client import Lines, LostError, ReconnectingClient
 from trainer_launch.membership.protocol import JobStatus
 from trainer_launch.model import Endpoint, PortRange
 from trainer_launch.model.errors import NodeError
 from trainer_launch.model.findings import Finding
+from trainer_launch.model.value_parsers import is_address
 from trainer_launch.preflight.cluster import preflight_messages as msg
 from trainer_launch.preflight.cluster import present_nodes
 from trainer_launch.preflight.cluster.nodes import LEASE_S
@@ -151,6 +152,7 @@ class NodeLink(ReconnectingClient[msg.Message, msg.FromNode, News]):
         self._deadline_at_s = self._began_s + deadline_s
         # The last seconds are for a look at node 0 from outside.
         self._until_s = self._first_until_s = self._deadline_at_s - min(_LOOK_S, deadline_s / 3)
+        self._refused: tuple[float, str] | None = None  # since when node 0 refuses this node for good, and why
         self.stage = "it has just started"
         self.waiting: msg.PreflightWaiting | None = None  # node 0's latest word
         # Node 0's clock minus ours, and how much it may be off.
@@ -204,11 +206,13 @@ class NodeLink(ReconnectingClient[msg.Message, msg.FromNode, News]):
         self._until_s = min(self._until_s, max(self._first_until_s, time.monotonic() + _COME_BACK_S))
 
     def _give_up(self) -> None:
+        if self._refused is not None:
+            return self.end((present_nodes.refused(self._refused[1]),))
         (stuck,) = present_nodes.look_at_all([self._home], _LOOK_S)
         # Until then node 0 may look at this node from outside, and learn from it that it is only cut off.
         self._closing.wait(self._deadline_at_s - time.monotonic())
         name = f"node 0 ({self._home.host})"
-        self.end((present_nodes.no_coordinator(name, stuck, time.monotonic() - self._began_s),))
+        return self.end((present_nodes.no_coordinator(name, stuck, time.monotonic() - self._began_s),))
 
     def _use_one_connection(self) -> None:
         with self._connect() as sock:
@@ -251,17 +255,24 @@ class NodeLink(ReconnectingClient[msg.Message, msg.FromNode, News]):
         sock.settimeout(_ANSWER_S)
         answer = self._introduced(lines, replace(self._hello, listens=self._listener.port), until_s)
         if isinstance(answer, msg.Refused) and not answer.retry:
-            return self.end((present_nodes.refused(answer.reason),))
+            self._refuse(answer.reason)
         is_preflight = isinstance(answer, msg.PreflightWaiting | msg.Complete)
         for message in (answer, *(self._learn_time(lines, until_s) if is_preflight else ())):
             self._take(message)
-        return None
+
+    def _refuse(self, reason: str) -> None:
+        """Believe it at once where there is no name that may still lead to another job's pod."""
+        now_s, name = time.monotonic(), self._home.host
+        since_s, _ = self._refused = (self._refused[0] if self._refused else now_s, reason)
+        if is_address(name) or name == "localhost" or now_s >= since_s + timeouts.DNS_CACHE_S:
+            self.end((present_nodes.refused(reason),))
 
     def _take(self, message: msg.Message) -> None:
         match message:
             case JobStatus():  # a coordinator's
                 self.end((present_nodes.runs_already(None),))
             case msg.PreflightWaiting(_, _, _, left_s):
+                self._refused = None
                 self._until_s = max(self._until_s, time.monotonic() + left_s + _GRACE_S)
                 self.stage, self.waiting = "it takes part in the cluster preflight", message
                 self._tell(message)

@@ -254,13 +254,13 @@ def machine_of(subject: Subject) -> str:
 def failing_nodes(findings: Sequence[Finding], machines: Mapping[str, str]) -> str:
     """The nodes that are at fault themselves, one on each line: the host name and its machine.
 
-    Where nodes share a machine, the host name alone tells which of them it is. That a pod is missing says nothing
-    of a machine.
+    Where nodes share a machine, the host name alone tells which of them it is. That a pod is missing, or a name
+    does not resolve, says nothing of a machine.
     """
     hosts: dict[str, str] = {}
     for finding in findings:
         if finding.scope in (Scope.NODE, Scope.GPU, Scope.RAIL) and finding.fault is Fault.NODE:
-            is_proven = finding.check != present_nodes.NAME
+            is_proven = finding.check not in (present_nodes.NAME, network_checks.dns.id)
             for host in _HOST.findall(finding.subject):
                 hosts[host] = hosts.get(host) or (machines.get(host, "") if is_proven else "")
     shared = {machine for machine, count in Counter(machines.values()).items() if count > 1 and machine}
