@@ -80,6 +80,7 @@ ONE_NODE = {"nodes": NodeRange(1, 1), "node_rank": 0}
         pytest.param("unknown", IN_POD, ONE_NODE, {"nodes": "1"}, None, id="one node, as the user says"),
         pytest.param("trainer-v2-torch", IN_POD, ONE_NODE, {}, None, id="one node, as the platform says"),
         pytest.param("unknown", {}, ONE_NODE, {}, None, id="no pod"),
+        pytest.param("pytorchjob-v1", IN_POD, {}, {}, Status.UNKNOWN, id="where init containers have no names"),
         pytest.param("trainer-v2-torch", IN_POD, {}, {"level": "container"}, Status.SKIPPED, id="as was asked for"),
     ],
 )

@@ -43,6 +43,7 @@ _POLL_S = 2.0
 _HOST = re.compile(r"node [0-9]+ \(([^()]+)\)")
 _ONE_NODE = "the job has one node"
 _UNKNOWN_PLACE = "the number of nodes, the node rank or the address of node 0 is unknown"
+_HIDDEN = "this operator publishes no DNS names for init containers; elsewhere, request it with --level"
 _IN_KUBERNETES = "KUBERNETES_SERVICE_HOST"  # a variable of every pod
 _log = logging.getLogger(__name__)
 
@@ -61,7 +62,7 @@ def obstacle(subject: Subject, settings: Settings, chosen: Collection[str], skip
     if subject.job.engine not in (None, "torchrun", "plain"):
         return "the nodes of this job do not connect to node 0"
     if subject.job.contract in network_checks.HIDING and "level" not in settings.model_fields_set:
-        return "this operator publishes no DNS names for init containers; elsewhere, request it with --level"
+        return _HIDDEN
     return None
 
 
@@ -69,12 +70,12 @@ def alone(subject: Subject, settings: Settings, obstacle: str) -> list[Finding]:
     """What is told of a preflight without other nodes: a warning where the job may have some all the same."""
     is_assumed = subject.job.contract == contracts.UNKNOWN.name and _IN_KUBERNETES in subject.env
     if obstacle == _ONE_NODE and is_assumed and "nodes" not in settings.model_fields_set:
-        why = "no platform's variables are set in this container, so the job was taken for one node"
-    elif obstacle == _UNKNOWN_PLACE:
-        why = obstacle
-    else:
+        obstacle = "no platform's variables are set in this container, so the job was taken for one node"
+    elif obstacle not in (_UNKNOWN_PLACE, _HIDDEN):
         return [present_nodes.all_present.skipped(obstacle)] if subject.has_peers else []
-    text = f"this node was checked alone, and compared with no other: {why}"
+    text = f"this node was checked alone, and compared with no other: {obstacle}"
+    if obstacle == _HIDDEN:
+        return [present_nodes.all_present.unknown(text, scope=Scope.JOB)]
     action = "name this init container in envInjection.targets of the runtime; for a job of one node, set --nodes 1"
     return [present_nodes.all_present.warned(text, scope=Scope.JOB, action=action)]
 
