@@ -21,6 +21,12 @@ def test_secrets_go_only_by_name() -> None:
     assert found.secrets == ("HF_TOKEN", "PROXY")
 
 
+def test_numbers_of_a_model_reach_ranks_though_they_count_tokens_and_keys() -> None:
+    env = {"MAX_TOKENS": "4096", "PAD_TOKEN_ID": "0", "NUM_KEY_VALUE_HEADS": "8", "DB_PASSWORD": "1234"}
+    found = handed_on(env, ())
+    assert (found.env.keys(), found.secrets) == (env.keys() - {"DB_PASSWORD"}, ("DB_PASSWORD",))
+
+
 def test_what_a_line_cannot_hold_is_forwarded() -> None:
     found = handed_on({"A": "1\n2", "BASH_FUNC_f%%": "x", "C": "\0", "D": "d"}, ())
     assert (found.env, found.unfit) == ({"D": "d"}, ("A", "BASH_FUNC_f%%", "C"))
