@@ -305,9 +305,9 @@ def test_a_name_that_still_leads_to_another_jobs_pod_ends_nothing_until_it_leads
         return resolve("127.0.0.1" if host == "node-0.cached" else host, *args, **kwargs)  # type: ignore[arg-type]
 
     monkeypatch.setattr(socket, "getaddrinfo", cached)
-    one = job(1, deadline_s=20.0 if is_right_in_time else 1.0)
+    one = job(1, deadline_s=60.0 if is_right_in_time else 5.0)
     one.home = Endpoint("node-0.cached", one.port)
-    right, one.settings = one.settings, replace(one.settings, job="another")
+    right, one.settings = one.settings, replace(one.settings, job="another", deadline_s=60.0)
     other = one.hold()
     caller = one.call(0)
     assert eventually(lambda: "not job" in caller.stage and caller.stage, "it is refused")
