@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 
 import pytest
+from msgspec.structs import replace
 
 from tests.preflight.cluster.job import JOB, Simulation, failure, present
 from trainer_launch import __version__
@@ -164,6 +165,18 @@ def test_what_nodes_find_by_themselves_is_told_to_all_and_alike_findings_are_one
     assert found["shm"].subject == "node 1 (job-node-0-1), node 2 (job-node-0-2)"
     assert found["memlock"].subject == "node 3 (job-node-0-3)"
     assert found["shm"].fault is Fault.JOB
+
+
+def test_the_kubernetes_node_of_a_pod_at_fault_is_told_where_it_is_known() -> None:
+    job = Simulation(3)
+    fault = replace(failure("gpu-ecc", "GPU 3 had uncorrected errors"), fault=Fault.NODE)
+    job.own = {1: [fault], 2: [fault]}
+    job.come(0)
+    job.say(1, replace(present(1), machine="gpu-node-7"))
+    job.say(2, replace(present(2), machine="job-node-0-2-2 8c6f"))
+    (found,) = job.loud()
+    assert found.subject == "node 1 (job-node-0-1), node 2 (job-node-0-2)"
+    assert found.evidence == ("node 1 (job-node-0-1) is on gpu-node-7",)
 
 
 def test_what_gpus_measured_is_judged_for_all_nodes_together_and_kept() -> None:

@@ -5,12 +5,15 @@ It knows neither sockets nor a clock: what nodes say and what time it is come as
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Sequence
 from enum import Enum
 
+from msgspec.structs import replace
+
 from trainer_launch.membership.protocol import refused_version
 from trainer_launch.model import Endpoint
-from trainer_launch.model.findings import Finding, Measure
+from trainer_launch.model.findings import Fault, Finding, Measure
 from trainer_launch.preflight import registry
 from trainer_launch.preflight.check import Where
 from trainer_launch.preflight.cluster import pairs, present_nodes
@@ -289,7 +292,17 @@ class ClusterPreflight:
 
     def _decide(self, *parts: list[Finding]) -> None:
         self.phase = PreflightPhase.OVER
-        self.findings = tuple(msg.worst_first(finding for part in parts for finding in part))
+        self.findings = tuple(self._placed(finding) for finding in msg.worst_first(itertools.chain(*parts)))
         decided = msg.Decided(msg.fitted(self.findings))
         for peer in list(self._peers):
             self._send(peer, decided)
+
+    def _placed(self, finding: Finding) -> Finding:
+        """With the Kubernetes nodes of the pods at fault: they are what is drained, and outlive the pods' names."""
+        if finding.fault is not Fault.NODE:
+            return finding
+        subjects = set(finding.subject.split(", "))
+        machines = ((node.name, node.hello.machine) for node in self._nodes.values() if node.name in subjects)
+        # Where it has no name, it is known by the pod's own and a boot ID.
+        places = [f"{name} is on {machine}" for name, machine in machines if machine and " " not in machine]
+        return replace(finding, evidence=(*places[:_SHOWN], *finding.evidence))
