@@ -16,7 +16,7 @@ from trainer_launch.preflight.cluster.present_nodes import NodeStage
 from trainer_launch.preflight.thresholds import load_table
 
 OTHER_VERSION = (
-    f"node 0 (trainer-launch {__version__}) uses protocol version {msg.VERSION}, this node 7; "
+    f"node 0 (trainer-launch {__version__}) uses protocol version {msg.VERSION}, this node {msg.VERSION - 1}; "
     "install the same trainer-launch in all pods"
 )
 
@@ -98,7 +98,7 @@ def test_a_pod_that_takes_the_place_of_one_that_fell_silent_collides_with_nobody
     [
         (present(1, job="other"), f"this is the preflight of job {JOB}, not other", False),
         (present(7), "node rank 7 is invalid: this job has nodes 0 to 2", False),
-        (present(1, version=7), OTHER_VERSION, False),
+        (present(1, version=msg.VERSION - 1), OTHER_VERSION, False),
     ],
 )
 def test_who_does_not_belong_here_is_refused(said: msg.Hello, reason: str, retry: bool) -> None:
