@@ -89,7 +89,9 @@ def test_a_table_fits_beside_all_else_that_nodes_have_told():
     assert 100 < len(now.nodes) < 2000
 
 
-@pytest.mark.parametrize("query", [msg.StatusQuery(msg.VERSION + 1, "job"), msg.StatusQuery(msg.VERSION, "another")])
+@pytest.mark.parametrize(
+    "query", [msg.StatusQuery(msg.VERSION + 1, "job"), msg.StatusQuery(msg.VERSION, "another")]
+)
 def test_who_asks_for_something_else_is_refused(query):
     assert isinstance(state.answer(query, World(2).state, 0.0), msg.Refused)
 

@@ -24,7 +24,8 @@ def test_secrets_go_only_by_name() -> None:
 def test_numbers_of_a_model_reach_ranks_though_they_count_tokens_and_keys() -> None:
     env = {"MAX_TOKENS": "4096", "PAD_TOKEN_ID": "0", "NUM_KEY_VALUE_HEADS": "8", "DB_PASSWORD": "1234"}
     found = handed_on(env, ())
-    assert (found.env.keys(), found.secrets) == (env.keys() - {"DB_PASSWORD"}, ("DB_PASSWORD",))
+    assert set(found.env) == {"MAX_TOKENS", "PAD_TOKEN_ID", "NUM_KEY_VALUE_HEADS"}
+    assert found.secrets == ("DB_PASSWORD",)
 
 
 def test_what_a_line_cannot_hold_is_forwarded() -> None:
