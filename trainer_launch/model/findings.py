@@ -9,9 +9,9 @@ from __future__ import annotations
 import json
 import math
 from collections import Counter
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from enum import Enum
-from typing import Annotated, Any, NamedTuple, TypeAlias
+from typing import Annotated, NamedTuple, TypeAlias, TypeVar
 
 from msgspec import Meta, Struct
 from msgspec.structs import replace
@@ -162,6 +162,7 @@ MAX_CHECKSUMS = 64
 MAX_BYTES = 12_000  # of all measures of a node as JSON; checksums have a quarter of that
 _MAX_NAME = 120
 _Word: TypeAlias = Annotated[str, Meta(max_length=_MAX_NAME)]
+_Row = TypeVar("_Row")
 _Gpu: TypeAlias = Annotated[int, Meta(ge=0, le=1023)]
 
 
@@ -190,15 +191,16 @@ Checksums: TypeAlias = Annotated[tuple[Checksum, ...], Meta(max_length=MAX_CHECK
 
 def fitted(measures: Iterable[Measure]) -> tuple[Measure, ...]:
     """As many as fit into a message, in their order; a name that is too long is cut."""
-    return tuple(_fitted((_cut(one) for one in measures), MAX_MEASURES, MAX_BYTES))
+    return tuple(within(map(_cut, measures), MAX_MEASURES, MAX_BYTES))
 
 
 def fitted_checksums(checksums: Iterable[Checksum]) -> tuple[Checksum, ...]:
     """As `fitted`."""
-    return tuple(_fitted((_cut_checksum(one) for one in checksums), MAX_CHECKSUMS, MAX_BYTES // 4))
+    return tuple(within(map(_cut_checksum, checksums), MAX_CHECKSUMS, MAX_BYTES // 4))
 
 
-def _fitted(rows: Iterable[Any], count: int, size: int) -> Iterable[Any]:
+def within(rows: Iterable[_Row], count: int, size: int) -> Iterator[_Row]:
+    """As many rows as `count` and, written as JSON, `size` bytes allow."""
     used = 2
     for number, row in enumerate(rows):
         used += len(json.dumps(row)) + 1

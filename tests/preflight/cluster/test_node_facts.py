@@ -258,7 +258,10 @@ def test_a_pod_that_never_came_has_no_machine_and_on_a_shared_one_its_name_count
 def test_of_many_failing_nodes_each_is_listed_and_a_message_names_a_few() -> None:
     names = [f"node {number} (host-{number})" for number in range(20)]
     report = msg.NodeReport(findings=(fail("shm"),))
-    nodes = [JobNode(msg.Hello(1, "job", n, f"host-{n}", "i"), n, "", None, 0.0, report=report) for n in range(20)]
+    nodes = [
+        JobNode(msg.Hello(1, "job", n, f"host-{n}", "i"), n, Endpoint("", 1), None, 0.0, report=report)
+        for n in range(20)
+    ]
     (found,) = present_nodes.own_findings(nodes)
     assert len(failing_nodes([found], {}).splitlines()) == 20
     (told,) = msg.fitted([found])

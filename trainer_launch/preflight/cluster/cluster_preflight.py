@@ -138,7 +138,7 @@ class ClusterPreflight:
     @property
     def machines(self) -> dict[str, str]:
         """The machine of each host that came, as far as it is known."""
-        return {node.host: node.hello.machine for node in self._nodes.values()}
+        return {node.hello.host: node.hello.machine for node in self._nodes.values()}
 
     @property
     def pair_tests(self) -> PairTests:
@@ -168,7 +168,8 @@ class ClusterPreflight:
             self._send(old.peer, None)
         self._lost.discard(rank)
         self._collisions.pop(rank, None)  # the other one was an old pod of this node, and is gone
-        self._nodes[rank] = self._peers[peer] = JobNode(hello, rank, address, peer, now_s)
+        at = Endpoint(address, hello.listens or 0)
+        self._nodes[rank] = self._peers[peer] = JobNode(hello, rank, at, peer, now_s)
         self._unreported.add(rank)
         self._last_came_s = now_s
         return self._send(peer, self._news(now_s) if self.phase is PreflightPhase.CALLING else self._complete())
@@ -182,8 +183,8 @@ class ClusterPreflight:
         if rank >= self._settings.max_nodes:
             ranks = f"this job has nodes 0 to {self._settings.max_nodes - 1}"
             return msg.Refused(f"node rank {hello.node_rank} is invalid: {ranks}", retry=False)
-        if old is not None and old.peer is not None and old.host != hello.host:
-            self._collisions.setdefault(old.rank, {old.host}).add(hello.host)
+        if old is not None and old.peer is not None and old.hello.host != hello.host:
+            self._collisions.setdefault(old.rank, {old.hello.host}).add(hello.host)
             text = f"{old.name} is there already, so {hello.host} cannot be node {old.rank} as well"
             return msg.Refused(text, retry=True)
         is_back = old is not None and old.hello.incarnation == hello.incarnation
@@ -224,7 +225,7 @@ class ClusterPreflight:
     def _place(self, rank: int) -> Endpoint | None:
         """Where to look for a node: where it was, or should be."""
         node = self._nodes.get(rank)
-        return self._settings.names.place(rank) if node is None else Endpoint(node.address, node.port)
+        return self._settings.names.place(rank) if node is None else node.at
 
     def _go_on(self, now_s: float) -> None:
         if self.phase is PreflightPhase.CALLING:

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import hashlib
 import hmac
-import json
 import statistics
 import sys
 import threading
@@ -33,6 +32,7 @@ from trainer_launch.model.findings import (
     Status,
     fitted,
     fitted_checksums,
+    within,
 )
 from trainer_launch.model.redaction import REDACTED, redact, redact_command
 from trainer_launch.model.units import counted, grouped
@@ -356,16 +356,14 @@ def of_adapters(ports: Sequence[AdapterPort]) -> dict[str, str]:
 
 def cut(values: Mapping[str, str]) -> dict[str, str]:
     """A long value is shortened to its beginning and a hash; what does not fit into a message is left out."""
-    short: dict[str, str] = {}
-    size = 0
-    for key, value in values.items():
-        shown = value
-        if len(value) > msg.MAX_VALUE:
-            number = hashlib.sha256(value.encode(errors="surrogateescape")).hexdigest()[:12]
-            shown = f"{value[: msg.MAX_VALUE - 30]}... #{number}"
-        shown = units.printable(shown)
-        size += len(json.dumps(key)) + len(json.dumps(shown)) + 2
-        if size > _FACTS_BYTES or len(key) > msg.MAX_VALUE:
-            break
-        short[key] = shown
-    return short
+    short = (
+        (key, units.printable(_shortened(value))) for key, value in values.items() if len(key) <= msg.MAX_VALUE
+    )
+    return dict(within(short, msg.MAX_FACTS, _FACTS_BYTES))
+
+
+def _shortened(value: str) -> str:
+    if len(value) <= msg.MAX_VALUE:
+        return value
+    number = hashlib.sha256(value.encode(errors="surrogateescape")).hexdigest()[:12]
+    return f"{value[: msg.MAX_VALUE - 30]}... #{number}"

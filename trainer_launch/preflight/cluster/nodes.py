@@ -65,7 +65,7 @@ class JobNode(Struct):
 
     hello: msg.Hello
     rank: int
-    address: str  # as its connection has it
+    at: Endpoint  # where it listens, with the address of its connection
     peer: int | None  # the number of its connection, while there is one
     heard_s: float
     lost: str = ""  # how, while it is not connected
@@ -73,19 +73,9 @@ class JobNode(Struct):
     report: msg.NodeReport = msg.NodeReport(is_early=True)
 
     @property
-    def host(self) -> str:
-        """Its host name."""
-        return self.hello.host
-
-    @property
-    def port(self) -> int:
-        """Where it listens."""
-        return self.hello.listens or 0
-
-    @property
     def name(self) -> str:
         """As people know it."""
-        return label(self.rank, self.host)
+        return label(self.rank, self.hello.host)
 
 
 class PairTest(Struct, frozen=True):

@@ -115,13 +115,13 @@ class Rounds:
         for members in groups:
             first, last = self._nodes[members[0]], members[-1]
             place = self._settings.names.place(first.rank)
-            host = first.address if place is None else place.host  # by name, as the job will
+            host = first.at.host if place is None else place.host  # by name, as the job will
             token = f"{self._settings.salt}-{self._round}-{members[0]}-{last}"
             for rank, number in enumerate(members):
                 peer = self._nodes[number].peer
                 if peer is not None:
-                    about = (self._round, rank, len(members), host, first.port, token, limit_s, way)
-                    self._send(peer, msg.Test(*about, self.tests.way.rails, self._is_whole, first.address))
+                    about = (self._round, rank, len(members), host, first.at.port, token, limit_s, way)
+                    self._send(peer, msg.Test(*about, self.tests.way.rails, self._is_whole, first.at.host))
 
     def take(self, rank: int, result: msg.Result) -> None:
         """What one end says; words of an earlier round are too late."""
