@@ -63,6 +63,7 @@ class Check(Struct, Generic[Context], frozen=True, kw_only=True):
     run: Callable[[Context], Iterable[Finding]]  # checks that share it are run once
     where: Where = Where.CONTAINER
     needs_load: bool = False  # GPUs at work
+    is_late: bool = False  # it looks when all nodes have met
     limit_s: Callable[[Context], float] = lambda context: LIMIT_S
 
     def passed(self, text: str, **more: Any) -> Finding:
@@ -95,7 +96,8 @@ def check(
     where: Where = Where.CONTAINER,
     *,
     needs_load: bool = False,
-    limit_s: Callable[[Any], float] | None = None,
+    is_late: bool = False,
+    limit_s: Callable[[Any], float] = lambda context: LIMIT_S,
 ) -> Callable[[Callable[[Context], Finding | Iterable[Finding]]], Check[Context]]:
     """Make a check of the function that follows; the first line of its docstring is the title."""
 
@@ -104,9 +106,8 @@ def check(
             result = run(context)
             return (result,) if isinstance(result, Finding) else tuple(result)
 
-        title = (run.__doc__ or "").partition("\n")[0]
-        limit = limit_s or (lambda context: LIMIT_S)
-        return Check(id=name, title=title, run=findings, where=where, needs_load=needs_load, limit_s=limit)
+        title, how = (run.__doc__ or "").partition("\n")[0], {"needs_load": needs_load, "is_late": is_late}
+        return Check(id=name, title=title, run=findings, where=where, limit_s=limit_s, **how)
 
     return made
 
@@ -131,11 +132,14 @@ class Subject(Struct, frozen=True, kw_only=True):
     interfaces: tuple[Interface, ...] = ()
     adapters: tuple[AdapterPort, ...] = ()
     has_rdma: bool = False  # the container was given RDMA devices
+    port_errors: Mapping[tuple[str, int, str], int] | None = None  # that its ports had before pairs were tested
+    burn_s: float = 0.0  # how long GPUs are heated
     cards: Cards | None = None  # NVIDIA's GPUs, which children look at; None: there is none
 
     lookup: dns.Lookup = dns.lookup
     port_problem: Callable[[int], tuple[int, str] | None] = network.port_error
     write_problem: Callable[[int], int | None] = shm.write_error
+    count_errors: Callable[[], Mapping[tuple[str, int, str], int]] = network.port_errors
     try_out: Callable[[str, str, float], deadline_subprocess.Tried] = deadline_subprocess.try_out
 
     def left_s(self, least_s: float, most_s: float) -> float:
@@ -207,6 +211,7 @@ def subject_of(reading: Reading, settings: Settings, root: Path = Path("/")) -> 
         deadline_s=settings.wait_timeout,
         ends_at_s=time.monotonic() + settings.wait_timeout,
         shm_size=settings.shm_size,
+        burn_s=settings.gpu_burn,
         storage=tuple(path.removeprefix(_SHARED) for path in folders),
         shared=frozenset(path.removeprefix(_SHARED) for path in folders if path.startswith(_SHARED)),
         limits=cgroup.process_limits(),
@@ -224,8 +229,9 @@ def with_gpus(subject: Subject, level: str) -> Subject:
     free = subject.host.shm_free_bytes
     # As for the job's own workers: without room in /dev/shm, GPUs reach each other by other ways.
     spared = {"NCCL_SHM_DISABLE": "1"} if free is not None and free < subject.shm_need.least_bytes else {}
-    made = functools.partial(collect, {**spared, **subject.env}, python, level, gpus.count, subject.left_s)
-    return replace(subject, cards=Cards(made, level))
+    env = {**spared, **subject.env}
+    made = functools.partial(collect, env, python, level, gpus.count, subject.left_s, subject.burn_s)
+    return replace(subject, cards=Cards(made, level, subject.burn_s))
 
 
 def with_network(subject: Subject, root: Path = Path("/")) -> Subject:

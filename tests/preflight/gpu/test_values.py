@@ -162,7 +162,8 @@ def test_what_the_log_has_of_a_card_warns_unless_programs_cause_it() -> None:
         cards = [replace(one, facts={**one.facts, "pci": f"0000:0{one.index}:00.0"}) for one in FACTS.gpus]
         log = tuple(("0000:01:00", xid, 600) for xid in xids)
         facts = replace(FACTS, gpus=tuple(cards), log=log)
-        found = gpu_checks.xid.run(replace(HEALTHY, cards=Cards(lambda: facts, "quick")))
+        xid = next(one for one in gpu_checks.CHECKS if one.id == "gpu-xid")
+        found = xid.run(replace(HEALTHY, cards=Cards(lambda: facts, "quick")))
         return [one for one in found if one.status is not Status.PASS]
 
     (found,) = told(79, 13)
