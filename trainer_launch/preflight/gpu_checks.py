@@ -67,7 +67,7 @@ def _of_facts(name: str, title: str, facts: Sequence[str], good: str) -> Check[S
             if facts[0].startswith(LOAD) and not gpu.is_watched:
                 yield about
             elif asked in gpu.unknown:
-                yield replace(about, unknown=gpu.unknown[asked])
+                yield replace(about, unknown=f"not known: {gpu.unknown[asked]}")
             else:
                 yield replace(about, good=good) if asked else replace(about, skipped=_MINOR)
 

@@ -59,15 +59,12 @@ def memory(subject: Subject) -> Observed:
     if limit is None:
         return Observed(good="the container's memory is not limited")
     least, usual = (LEAST_GPU_MIB, USUAL_GPU_MIB) if subject.host.gpus.cuda else (LEAST_MIB, USUAL_MIB)
-    left, measured = max(0, limit - used) // MIB, limit // MIB
-    about = f"{left} MiB are left of the limit of {measured} MiB for {counted(subject.workers, 'worker')}"
-    known = {
-        "about": about,
-        "usual": usual,
-        "one": (left, least * subject.is_torch),
-        "all": (left, usual * subject.workers),
-    }
-    return Observed(known=known, good=about)
+    there, in_use = limit // MIB, used // MIB
+    about = f"{max(0, there - in_use)} MiB are left of the limit of {there} MiB for "
+    about += counted(subject.workers, "worker")
+    known = {"about": about, "least": least, "usual": usual, "all": (there, in_use + usual * subject.workers)}
+    known |= {"one": (there, in_use + least)} if subject.is_torch else {}
+    return Observed(known=known, good=about, more={"measured": there})
 
 
 @collected("cpu")
@@ -90,8 +87,10 @@ def pids(subject: Subject) -> Observed:
     about = (
         f"{left} more processes and threads are allowed (limit {limit}) for {counted(subject.workers, 'worker')}"
     )
-    known = {"one": (left, LEAST_THREADS * subject.is_torch), "all": (left, USUAL_THREADS * subject.workers)}
-    return Observed(known={"about": about, "usual": USUAL_THREADS, **known}, good=about)
+    known = {"about": about, "least": LEAST_THREADS, "usual": USUAL_THREADS}
+    known |= {"all": (limit, limit - left + USUAL_THREADS * subject.workers)}
+    known |= {"one": (limit, limit - left + LEAST_THREADS)} if subject.is_torch else {}
+    return Observed(known=known, good=about, more={"measured": limit})
 
 
 @collected("nofile")

@@ -152,8 +152,7 @@ def judged(name: str, observed: Sequence[Observed]) -> Iterator[Finding]:
         is_minor = (status is Status.PASS and bad) or (status is Status.SKIPPED and len(its) < len(observed))
         if status is not None and not is_minor:
             who = numbered([item.gpu for item in its if item.gpu is not None])
-            text = f"not known of {who}: {said}" if status is Status.UNKNOWN else f"{who}: {said}"
-            yield Finding(check=name, status=status, text=text, scope=Scope.GPU)
+            yield Finding(check=name, status=status, text=f"{who}: {said}", scope=Scope.GPU)
 
 
 def _above(most: float) -> Callable[[Any], bool]:
@@ -226,14 +225,13 @@ _CABLE = "see that port's cable, its optics and the switch (ibstat, mlxlink)"
 # Of each container, and of each GPU, the first rule of a check that fits speaks.
 # fmt: off
 RULES = (
-    Rule("memory", "one", _is_short, _JOB, FIX_JOB, "{about}; torch alone takes {value[1]} MiB in each",
+    Rule("memory", "one", _is_short, _JOB, FIX_JOB, "{about}; torch alone takes {least} MiB",
          f"raise resources.limits.memory, {_FEWER}", unit="MiB"),
     Rule("memory", "all", _is_short, _WARN, FIX_JOB, "{about}; {usual} MiB for each are usual",
          f"raise resources.limits.memory, {_FEWER}", unit="MiB"),
     Rule("cpu", "cpus", _is_short, _WARN, FIX_JOB, "{about}",
          "raise resources.limits.cpu to at least one for each worker, data loaders not counted", unit="CPUs"),
-    Rule("pids", "one", _is_short, _JOB, FIX_JOB, "{about}; torch alone takes {value[1]} in each", _MORE_PIDS,
-         unit="pids"),
+    Rule("pids", "one", _is_short, _JOB, FIX_JOB, "{about}; torch alone takes {least}", _MORE_PIDS, unit="pids"),
     Rule("pids", "all", _is_short, _WARN, FIX_JOB, "{about}; with data loaders {usual} in each are usual",
          _MORE_PIDS, unit="pids"),
     Rule("nofile", "certain", _is_short, _JOB, FIX_JOB, _FILES, unit="files"),

@@ -82,7 +82,21 @@ FAULTS: dict[str, tuple[Change, list[tuple[str, str, str]]]] = {
         everywhere(nvlinks=[0] * 18),
         [("gpu-nvlink", WARN, "GPU 0, GPU 1, GPU 2, GPU 3")],
     ),
-    "fabric": (card(3, fabric=[3, 999]), [("gpu-nvlink", NODE, "GPU 3")]),
+    "fabric": (card(3, fabric=[3, 999, 0, 7]), [("gpu-nvlink", NODE, "GPU 3")]),
+    "fabric degraded": (card(3, fabric=[3, 0, 0xA9, 7]), [("gpu-nvlink", NODE, "GPU 3")]),
+    "fabric route bad": (card(3, fabric=[3, 0, 0x9A, 7]), [("gpu-nvlink", NODE, "GPU 3")]),
+    "fabric route recovering": (card(3, fabric=[3, 0, 0xA6, 7]), [("gpu-nvlink", WARN, "GPU 3")]),
+    "fabric not joined": (card(3, fabric=[2, 0, 0, 0]), [("gpu-nvlink", WARN, "GPU 3")]),
+    "another clique": (card(3, fabric=[3, 0, 0xAA, 8]), [("gpu-nvlink", WARN, "GPU 3")]),
+    "SRAM beyond its threshold": (card(1, sram_threshold=1), [("gpu-ecc", NODE, "GPU 1")]),
+    "a bank without spare rows": (card(1, spent_banks=2), [("gpu-remap", WARN, "GPU 1")]),
+    "no GPUDirect RDMA": (lambda told: told["bench"].update(gpudirect="none"), [("gpu-network", WARN, "")]),
+    "variables mislead NCCL": (
+        lambda told: told["bench"].update(
+            fails=["peers", "DistBackendError: NCCL error: Bootstrap : no socket interface found"]
+        ),
+        [("gpu-peers", JOB, "")],
+    ),
     "XID": (card(2, xids=[79]), [("gpu-xid", NODE, "GPU 2")]),
     "mild XID": (card(2, xids=[94, 63]), [("gpu-xid", WARN, "GPU 2")]),
     "events refused": (lambda told: told.update(events={"error": 4}), [("gpu-xid", UNKNOWN, "")]),
@@ -206,7 +220,7 @@ def test_a_card_is_not_blamed_for_what_happens_before_it_is_touched(
     monkeypatch.setattr(collect, "LOAD_S", {"standard": 4.0})
     found = findings(subject(machine.environment(tmp_path, benching(2, **change))))
     assert loud(found) == [("gpu-load", UNKNOWN, "")]
-    assert "GPU 2 not tested: its test " in next(one.text for one in found if one.status is Status.UNKNOWN)
+    assert "GPU 2: not tested: its test " in next(one.text for one in found if one.status is Status.UNKNOWN)
 
 
 @pytest.mark.filterwarnings("ignore:subprocess .* is still running:ResourceWarning")  # so it is meant
