@@ -9,7 +9,17 @@ from msgspec.structs import replace
 
 from trainer_launch.model.units import counted
 from trainer_launch.preflight.check import LIMIT_S, Check, Subject, Where
-from trainer_launch.preflight.gpu_collect import LOAD, PEERS, STUCK, Gpu, GpuFacts, GpuTest, LoadEnding, numbered
+from trainer_launch.preflight.gpu_collect import (
+    LATE,
+    LOAD,
+    PEERS,
+    STUCK,
+    Gpu,
+    GpuFacts,
+    GpuTest,
+    LoadEnding,
+    numbered,
+)
 from trainer_launch.preflight.rules import CLOCKS, Observed, collected
 
 # In models' names: cards on a board that connects each with all others. Cards with bridges need not have all links.
@@ -89,7 +99,7 @@ def _with_derived(subject: Subject) -> list[Gpu]:
         derived["logged xids"] = {xid: ago_s for at, xid, ago_s in facts.log if place.startswith(at)}
         derived |= _links(gpu, most) if gpu in linked else {}
         if gpu.domain:
-            derived["clique"] = gpu.domain, max(domains, key=domains.count)
+            derived["clique"] = tuple(map(" ".join, (gpu.domain, max(domains, key=domains.count))))
         if gpu.facts.get(
             "mig"
         ):  # the job's own wish where it was given parts by name; elsewhere somebody left it on
@@ -192,7 +202,11 @@ def gpu_peers(subject: Subject) -> Sequence[Observed]:
     if not came:
         return ()
     if any(test.ending not in (LoadEnding.DONE, LoadEnding.NO_TORCH) and test.stage != PEERS for test in tests):
-        return (Observed(skipped="not tested: not all GPUs came so far"),)
+        return (Observed(skipped=f"not tested: {LATE}"),)
+    if any(
+        test.peers is not None and test.peers.why == LATE for test in tests
+    ):  # and those met nobody who came later
+        return (Observed(unknown=f"not tested: {LATE}"),)
     if any(not peers.good for peers in met):
         how = "add wrongly together" if len(came) > 1 else "adds wrongly in a collective of its own"
         return (Observed(known={"wrong sums": f"{who} {how}"}),)

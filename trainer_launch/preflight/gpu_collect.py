@@ -33,6 +33,7 @@ from trainer_launch.model.units import in_ranges, in_units
 
 IMPORT = "import torch"  # the stage of a test before it touches the device
 PEERS = "peers"  # the stage of a test in which GPUs need each other
+LATE = "not all GPUs came so far"  # what the test of a GPU says that met no others
 LOAD = "load "  # how the facts begin that were seen under load
 FABRIC_DONE = 3  # the state of a GPU that has joined its NVLink fabric, as nvml.h has it
 _CHILD = Path(__file__).parent / "children"
@@ -87,10 +88,11 @@ class Gpu(Struct, frozen=True, kw_only=True):
         return in_units(self.facts.get("memory_total", 0))
 
     @property
-    def domain(self) -> str:
-        """Which GPUs its NVLinks lead to, as its fabric says; empty where it has none, or did not join it."""
+    def domain(self) -> tuple[str, str] | None:
+        """Which GPUs its NVLinks lead to: its fabric and the clique there; None: it has none, or did not join."""
         fabric = self.facts.get("fabric")
-        return f"{fabric['clique']} of {fabric['cluster'][:8]}" if fabric and fabric["state"] == FABRIC_DONE else ""
+        is_in = fabric is not None and fabric["state"] == FABRIC_DONE
+        return (fabric["cluster"][:8], str(fabric["clique"])) if is_in and fabric is not None else None
 
     def with_more(self, gpu: Gpu) -> Gpu:
         """This GPU, with what another look at it has shown."""
