@@ -249,5 +249,7 @@ def test_thresholds_are_read_or_refused() -> None:
         "allreduce": (0.75, 0.9),
     }
     for wrong in ("gem=1", "pair", "pair=x", "pair=-1", "pair=nan", "pair-mbps=1e99", "gemm", "hbm=inf"):
-        with pytest.raises(UsageError, match=r"--threshold has .*the names are: gemm, hbm, pcie, peers, pair"):
+        with pytest.raises(
+            UsageError, match=r"--threshold has .*the names are: gemm, hbm, pcie, allreduce, peers, pair"
+        ):
             thresholds.parse_flag(wrong)
