@@ -169,7 +169,11 @@ def _judged(
             text += ", so they were only compared with each other" if has_peers else ""
             basis = Basis.PEER
         is_sure = reference is not None or (is_known and has_peers)
-        yield finding(Status.PASS if is_sure else Status.UNKNOWN, text, least, scope=Scope.JOB, basis=basis)
+        is_minor = (
+            measure.gpu is None and not has_peers
+        )  # nothing to compare a node with: gpu-peers tells its speed
+        status = Status.PASS if is_sure else Status.SKIPPED if is_minor else Status.UNKNOWN
+        yield finding(status, text, least, scope=Scope.JOB, basis=basis)
 
 
 def _name(card: _Card, names: Sequence[str]) -> str:
