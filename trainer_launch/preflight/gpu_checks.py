@@ -7,7 +7,7 @@ from typing import Any
 
 from msgspec.structs import replace
 
-from trainer_launch.model.units import counted
+from trainer_launch.model.units import counted, in_units
 from trainer_launch.preflight.check import LIMIT_S, Check, Subject, Where
 from trainer_launch.preflight.gpu_collect import (
     LATE,
@@ -94,7 +94,9 @@ def _with_derived(subject: Subject) -> list[Gpu]:
     made = []
     for gpu in facts.gpus:
         place = str(gpu.facts.get("pci", "?"))
-        derived: dict[str, Any] = {"uuid": gpu.uuid, "memory": gpu.memory, "down_links": gpu.down_links}
+        links, memory = enumerate(gpu.facts.get("nvlinks", ())), in_units(gpu.facts.get("memory_total", 0))
+        derived: dict[str, Any] = {"uuid": gpu.uuid, "memory": memory}
+        derived["down_links"] = ", ".join(str(number) for number, is_up in links if not is_up)
         derived |= {"lost": gpu.lost} if gpu.lost else {}
         derived["logged xids"] = {xid: ago_s for at, xid, ago_s in facts.log if place.startswith(at)}
         derived |= _links(gpu, most) if gpu in linked else {}

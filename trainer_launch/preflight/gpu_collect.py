@@ -29,7 +29,7 @@ from trainer_launch.host.incident_facts import kernel_log
 from trainer_launch.model import codec
 from trainer_launch.model.errors import MALFORMED
 from trainer_launch.model.findings import Checksum, Measure
-from trainer_launch.model.units import in_ranges, in_units
+from trainer_launch.model.units import in_ranges
 
 IMPORT = "import torch"  # the stage of a test before it touches the device
 PEERS = "peers"  # the stage of a test in which GPUs need each other
@@ -49,6 +49,7 @@ LOAD_S: Mapping[str, float] = MappingProxyType({"standard": 60.0, "deep": 150.0}
 WATCH_S = 3.0  # to say what was seen
 MOST_HELD_BYTES = 1 << 30
 _FIRST_PAUSE_S = 0.5
+_LONG_IMPORT_S = 30.0
 _NO_MEMORY = "out of memory"  # as CUDA and torch have it
 # Of the job's own workers: a test is no rank of theirs.
 _NOT_OURS = frozenset(("NCCL_DEBUG_FILE", "RANK", "WORLD_SIZE", "LOCAL_RANK", "MASTER_ADDR", "MASTER_PORT"))
@@ -78,25 +79,11 @@ class Gpu(Struct, frozen=True, kw_only=True):
         return str(self.facts.get("name", ""))
 
     @property
-    def down_links(self) -> str:
-        """Their numbers."""
-        return ", ".join(str(number) for number, is_up in enumerate(self.facts.get("nvlinks", ())) if not is_up)
-
-    @property
-    def memory(self) -> str:
-        """All of it, in units."""
-        return in_units(self.facts.get("memory_total", 0))
-
-    @property
     def domain(self) -> tuple[str, str] | None:
         """Which GPUs its NVLinks lead to: its fabric and the clique there; None: it has none, or did not join."""
         fabric = self.facts.get("fabric")
         is_in = fabric is not None and fabric["state"] == FABRIC_DONE
         return (fabric["cluster"][:8], str(fabric["clique"])) if is_in and fabric is not None else None
-
-    def with_more(self, gpu: Gpu) -> Gpu:
-        """This GPU, with what another look at it has shown."""
-        return replace(self, facts={**self.facts, **gpu.facts}, unknown={**self.unknown, **gpu.unknown})
 
     @property
     def is_watched(self) -> bool:
@@ -209,7 +196,7 @@ def parse_test(gpu: int, uuid: str, ended: Ended, limit_s: float) -> GpuTest:
             ending, why = LoadEnding.STUCK, f"its test hangs {at}, and not even SIGKILL ends it"
         elif ended.timed_out:
             ending, why = LoadEnding.DIED, f"its test hung {at}, and was killed after {limit_s:g} s"
-            if test.import_s > limit_s / 2:
+            if test.import_s > _LONG_IMPORT_S:  # on a slow disk: the test itself had little time
                 is_innocent, why = True, f"{why}, of which `import torch` took {test.import_s:.0f} s"
         else:
             how = f"signal {-ended.status}" if ended.status < 0 else f"exit code {ended.status}"
@@ -374,9 +361,10 @@ def loaded(
     if ended.timed_out:
         return replace(facts, load_trouble=f"{STUCK}: who watched the GPUs was killed")
     watched = parse_facts(ended.stdout)
-    by_index = {gpu.index: gpu for gpu in watched.gpus}
-    both = (gpu.with_more(by_index[gpu.index]) if gpu.index in by_index else gpu for gpu in facts.gpus)
-    return replace(facts, gpus=tuple(both), load_trouble=watched.trouble)
+    later = {gpu.index: gpu for gpu in watched.gpus}
+    both = ((gpu, later.get(gpu.index, gpu)) for gpu in facts.gpus)
+    merged = (replace(a, facts={**a.facts, **b.facts}, unknown={**a.unknown, **b.unknown}) for a, b in both)
+    return replace(facts, gpus=tuple(merged), load_trouble=watched.trouble)
 
 
 def _folder() -> contextlib.AbstractContextManager[str]:

@@ -108,22 +108,20 @@ def _judged(
     kind: SpeedKind, cards: Sequence[_Card], reference: Reference | None, names: Sequence[str], *, is_known: bool
 ) -> Iterator[Finding]:
     """Cards that both the reference and their peers accuse, by node; then those of one accuser, which warn."""
-    measure, n_cards = cards[0].measure, len(cards)
-    what = counted(n_cards, "GPU") if measure.gpu is not None else counted(n_cards, "node")
+    measure, n_cards, has_peers = cards[0].measure, len(cards), len(cards) > 1
+    noun, model = "GPU" if measure.gpu is not None else "node", measure.model or "unknown model"
     expected = None if reference is None else round(reference.value, 2)
 
     def finding(status: Status, text: str, value: float, **more: Any) -> Finding:
-        more |= {"measured": round(value, 2), "expected": expected, "unit": measure.unit}
         fault, remedy = (Fault.NODE, DRAIN) if status is Status.FAIL else (None, "")
-        return Finding(check=kind.name, status=status, fault=fault, remedy=remedy, text=text, **more)
+        more |= {"measured": round(value, 2), "expected": expected, "unit": measure.unit, "remedy": remedy}
+        return Finding(check=kind.name, status=status, fault=fault, text=text, **more)
 
     def evidence(some: Sequence[_Card]) -> tuple[str, ...]:
         return tuple(f"{_name(card, names)}: {card.measure.value:.4g} {measure.unit}" for card in some[:_SHOWN])
 
-    behind = [card for card in cards if card.is_behind]
-    for (is_enough, node), its in sorted(
-        grouped(((not card.is_short, card.node), card) for card in behind).items()
-    ):
+    behind = grouped(((not card.is_short, card.node), card) for card in cards if card.is_behind)
+    for (is_enough, node), its in sorted(behind.items()):
         worst = min(its, key=lambda card: card.measure.value)
         is_whole = measure.gpu is None or 1 < sum(card.node == node for card in cards) == len(its)
         where = (
@@ -132,47 +130,34 @@ def _judged(
         parts = [f"{worst.of_peers:.0%} of what the others of its model do"] if worst.of_peers is not None else []
         if worst.of_reference is not None and reference is not None:
             parts.insert(0, f"{worst.of_reference:.0%} of the reference {reference.value:g}")
-        text = f"{where} delivers {worst.measure.value:.4g} {measure.unit} ({measure.name}, "
+        text = f"{where} delivers {worst.measure.value:.4g} {measure.unit} ({measure.name}, {model}): "
+        about: dict[str, Any] = {"scope": Scope.NODE if is_whole else Scope.GPU, "subject": where}
+        about |= {"evidence": evidence(its) if len(its) > 1 else (), "action": kind.action}
         status, basis = (Status.WARN, Basis.PEER) if is_enough else (Status.FAIL, Basis.BOTH)
-        yield finding(
-            status,
-            f"{text}{measure.model or 'unknown model'}): {' and '.join(parts)}",
-            worst.measure.value,
-            scope=Scope.NODE if is_whole else Scope.GPU,
-            subject=where,
-            basis=basis,
-            evidence=evidence(its) if len(its) > 1 else (),
-            action=kind.action,
-        )
+        yield finding(status, text + " and ".join(parts), worst.measure.value, basis=basis, **about)
     short = [card for card in cards if card.is_short and not card.is_behind]
     if short and reference is not None:
         middle = statistics.median(card.measure.value for card in short)
-        which = (
-            all_of(n_cards, what.split()[1].removesuffix("s"))
-            if len(short) == n_cards
-            else f"{len(short)} of {what}"
-        )
+        some = f"{len(short)} of {counted(n_cards, noun)}" if len(short) < n_cards else all_of(n_cards, noun)
         text = (
-            f"{measure.model}: less {measure.name} than expected on {which}, {middle:.4g} {reference.unit} in the "
+            f"{model}: less {measure.name} than expected on {some}, {middle:.4g} {reference.unit} in the median, "
         )
-        text += f"median, {middle / reference.value:.0%} of the reference {reference.value:g}, while they hardly "
+        text += (
+            f"{middle / reference.value:.0%} of the reference {reference.value:g}, while they hardly differ from "
+        )
         about = {"scope": Scope.JOB, "basis": Basis.ABSOLUTE, "action": _JOB_ACTION}
         about["evidence"] = evidence(short) if n_cards <= _SHOWN else ()
-        yield finding(Status.WARN, f"{text}differ from the others", middle, **about)
+        yield finding(Status.WARN, f"{text}the others", middle, **about)
     if not behind and not short:
         least, most = (limit(card.measure.value for card in cards) for limit in (min, max))
-        text = f"{what} ({measure.model or 'unknown model'}): {least:.4g} to {most:.4g} {measure.unit} of "
-        text += measure.name
-        has_peers, basis = n_cards > 1, Basis.BOTH if n_cards > 1 else Basis.ABSOLUTE
+        text = f"{counted(n_cards, noun)} ({model}): {least:.4g} to {most:.4g} {measure.unit} of {measure.name}"
+        status, basis = Status.PASS, Basis.BOTH if has_peers else Basis.ABSOLUTE
         if reference is None:
             text += f"; no reference tells {'this of it' if is_known else 'of this model'}"
             text += ", so they were only compared with each other" if has_peers else ""
-            basis = Basis.PEER
-        is_sure = reference is not None or (is_known and has_peers)
-        is_minor = (
-            measure.gpu is None and not has_peers
-        )  # nothing to compare a node with: gpu-peers tells its speed
-        status = Status.PASS if is_sure else Status.SKIPPED if is_minor else Status.UNKNOWN
+            # Of a node that is alone, gpu-peers tells the speed.
+            lone = Status.SKIPPED if measure.gpu is None else Status.UNKNOWN
+            status, basis = (status if is_known else Status.UNKNOWN) if has_peers else lone, Basis.PEER
         yield finding(status, text, least, scope=Scope.JOB, basis=basis)
 
 

@@ -138,13 +138,13 @@ def own_name(subject: Subject) -> Observed:
     elif not problem and own.isdisjoint(addresses):
         others = [interface for interface in subject.interfaces if not interface.is_loopback]
         problem = f"resolves to {shown}, but this host has {named(others) or 'only loopback'}"
-    # Wrong where gloo will be used and was not told better.
-    is_told = bool(subject.env.get("GLOO_SOCKET_IFNAME"))
-    is_certain = subject.has_remote_peers and subject.is_torch and not is_told and not subject.may_use_gpus
+    # Certain where gloo will be used and was not told better.
+    is_certain = subject.has_remote_peers and subject.is_torch and not subject.may_use_gpus
+    is_certain = is_certain and not subject.env.get("GLOO_SOCKET_IFNAME")
     action = f"set GLOO_SOCKET_IFNAME={subject.way_out or 'INTERFACE'} (an exact name), or fix /etc/hosts"
-    text = f"this host's own name {name} {problem}" if problem else ""
-    known = {"wrong" if is_certain else "doubtful": text, "action": action}
-    return Observed(known=known, good=f"{name} resolves to {shown}", more={"measured": shown})
+    return _of_setting(
+        f"this host's own name {name}", problem, f"resolves to {shown}", action, is_certain=is_certain
+    )
 
 
 def nccl_interfaces(
@@ -153,13 +153,9 @@ def nccl_interfaces(
     """What NCCL bootstraps and sends through; without a spec, first ib*, else all but docker* and lo."""
     mark = _FAMILIES.get(family or "", "")
     able = [found for found in interfaces if found.is_up and any(mark in address for address in found.addresses)]
-    if spec is not None and len(spec) > 1:
-        return _chosen(spec, able)
-    for tried in ("ib", "^docker,lo,virbr", "docker", "lo"):
-        chosen = _chosen(tried, able)
-        if chosen:
-            return chosen
-    return ()
+    specs = (spec,) if spec is not None and len(spec) > 1 else ("ib", "^docker,lo,virbr", "docker", "lo")
+    choices = (tuple(found for found in able if _takes(each, found.name, None)) for each in specs)
+    return next(filter(None, choices), ())
 
 
 def gloo_interfaces(spec: str, interfaces: Sequence[Interface]) -> tuple[tuple[Interface, ...], tuple[str, ...]]:
@@ -174,10 +170,6 @@ def nccl_adapters(spec: str | None, ports: Sequence[AdapterPort]) -> tuple[Adapt
     """The active ports that NCCL takes."""
     active = tuple(port for port in ports if port.is_active)
     return tuple(port for port in active if _takes(spec, port.device, port.port)) if spec else active
-
-
-def _chosen(spec: str, interfaces: Sequence[Interface]) -> tuple[Interface, ...]:
-    return tuple(found for found in interfaces if _takes(spec, found.name, None))
 
 
 def _takes(spec: str, name: str, port: int | None) -> bool:
@@ -207,13 +199,13 @@ def gloo_socket_ifname(subject: Subject) -> Observed:
     chosen, missing = gloo_interfaces(spec, subject.interfaces)
     problem = ""
     if missing:
-        problem = f"names {', '.join(missing)}, which is not here"
+        problem = f"names {', '.join(missing)}, which is not here: here are {named(subject.interfaces)}"
         problem += "; gloo knows no patterns" if any(mark in spec for mark in "^=*:") else ""
     elif subject.has_remote_peers and any(interface.is_loopback for interface in chosen):
         problem = "takes loopback, which other nodes cannot reach"
     is_certain = subject.is_torch and not subject.may_use_gpus  # beside NCCL it may not be used
     action = f"set GLOO_SOCKET_IFNAME={subject.way_out}" if subject.way_out else "unset it"
-    return _of_variable(subject, f"GLOO_SOCKET_IFNAME={spec}", problem, "is here", action, is_certain=is_certain)
+    return _of_setting(f"GLOO_SOCKET_IFNAME={spec}", problem, "is here", action, is_certain=is_certain)
 
 
 @collected("nccl-socket-ifname")
@@ -225,27 +217,24 @@ def nccl_socket_ifname(subject: Subject) -> Observed:
     if not subject.interfaces:
         return Observed(unknown="the kernel does not list the network interfaces")
     chosen = nccl_interfaces(spec, subject.interfaces, subject.env.get("NCCL_SOCKET_FAMILY"))
-    names, problem = named(chosen), ""
+    names, problem, here = named(chosen), "", f"; here are {named(subject.interfaces)}"
     is_certain = subject.host.gpus.cuda > 0  # without GPUs NCCL is not used, unless only this container sees none
     if not chosen:
-        problem = "leaves no interface here"
+        problem = f"leaves no interface here{here}"
     elif subject.has_remote_peers and all(interface.is_loopback for interface in chosen):
-        problem = f"leaves only {names}, which other nodes cannot reach"
+        problem = f"leaves only {names}, which other nodes cannot reach{here}"
     elif subject.has_remote_peers and any(interface.is_local_only for interface in chosen):
         problem, is_certain = f"takes {names}, not all of which lead to other nodes", False
     usable = subject.way_out
     action = f"set NCCL_SOCKET_IFNAME=={usable} (= for an exact name)" if usable else "give the pod a network"
     setting = _set_to("NCCL_SOCKET_IFNAME", spec)
-    return _of_variable(subject, setting, problem, f"takes {names}", action, is_certain=is_certain)
+    return _of_setting(setting, problem, f"takes {names}", action, is_certain=is_certain)
 
 
-def _of_variable(
-    subject: Subject, setting: str, problem: str, good: str, action: str, *, is_certain: bool
-) -> Observed:
-    text = f"{setting} {problem}" if problem else ""
-    more = {"evidence": (f"here are {named(subject.interfaces)}",)} if problem else {}
-    known = {"wrong" if is_certain else "doubtful": text, "action": action}
-    return Observed(known=known, good=f"{setting} {good}", more=more)
+def _of_setting(setting: str, problem: str, good: str, action: str, *, is_certain: bool) -> Observed:
+    """A failure of the job where it is certain that this will be used, else a warning."""
+    known = {"wrong" if is_certain else "doubtful": f"{setting} {problem}" if problem else "", "action": action}
+    return Observed(known=known, good=f"{setting} {good}")
 
 
 def _set_to(name: str, value: str | None) -> str:

@@ -22,40 +22,29 @@ RESET, REBOOT, DRAIN, RMA, FIX_JOB, FIX_IMAGE = "RESET", "REBOOT", "DRAIN", "RMA
 CLOCKS = f"{LOAD}clock_reasons"
 _NODE, _JOB, _WARN = Fault.NODE, Fault.JOB, None
 _LASTS = 0.1, 3  # slower clocks, in this share of the looks and in so many: a single look is no fault
+# fmt: off
 # As nvmlGpuRecoveryAction has them.
 _RECOVERY = {
-    1: ("a reset of the GPU", RESET),
-    2: ("a reboot of the node", REBOOT),
-    3: ("that peer-to-peer traffic be drained", DRAIN),
-    4: ("to be drained, then reset", RESET),
-    5: ("that its IMEX domain be recovered", DRAIN),
-    6: ("a reset of its bus", RESET),
+    1: ("a reset of the GPU", RESET), 2: ("a reboot of the node", REBOOT),
+    3: ("that peer-to-peer traffic be drained", DRAIN), 4: ("to be drained, then reset", RESET),
+    5: ("that its IMEX domain be recovered", DRAIN), 6: ("a reset of its bus", RESET),
     7: ("a reboot of the system", REBOOT),
 }
 # Bits of nvmlClocksEventReasons. Others are normal: idle, clocks that were set, the power limit, those of others.
 _SLOWED_BY = {
-    0x08: "the hardware (power or heat)",
-    0x20: "heat, by the driver",
-    0x40: "heat, by the hardware",
+    0x08: "the hardware (power or heat)", 0x20: "heat, by the driver", 0x40: "heat, by the hardware",
     0x80: "the power supply (power brake)",
 }
 # As NVIDIA's catalogue has them; those that no fault of the card need have caused only warn.
 _XID_WORDS = {
-    48: "uncorrected memory error",
-    62: "halt of its own controller",
-    63: "a row of memory was remapped",
-    64: "remapping a row of memory failed",
-    74: "NVLink error",
-    79: "it has fallen off its bus",
-    92: "many corrected memory errors",
-    94: "contained memory error",
-    95: "uncontained memory error",
-    119: "its system processor does not answer",
-    120: "error of its system processor",
-    140: "unrecovered memory error",
-    143: "start of its system processor failed",
+    48: "uncorrected memory error", 62: "halt of its own controller", 63: "a row of memory was remapped",
+    64: "remapping a row of memory failed", 74: "NVLink error", 79: "it has fallen off its bus",
+    92: "many corrected memory errors", 94: "contained memory error", 95: "uncontained memory error",
+    119: "its system processor does not answer", 120: "error of its system processor",
+    140: "unrecovered memory error", 143: "start of its system processor failed",
     154: "its recovery action has changed",
 }
+# fmt: on
 _MILD_XIDS = frozenset((13, 31, 43, 45, 63, 92, 94, 121, 126))
 _REBOOT_XIDS = frozenset((79, 151, 168))
 _RESET_XIDS = frozenset((48, 64, 95, 109, 110, 119, 120, 136, 140, 143, 155, 156, 158))
@@ -145,13 +134,12 @@ def judged(name: str, observed: Sequence[Observed]) -> Iterator[Finding]:
         yield replace(its[0], subject=", ".join(finding.subject for finding in its), text=text)
     quiet = enumerate(item for item, finding in results if finding is None)
     alike = grouped(((item.said, number if item.gpu is None else None), item) for number, item in quiet)
-    for ((status, said), number), its in alike.items():
+    for ((status, said), number), items in alike.items():
+        is_minor = (status is Status.PASS and bad) or (status is Status.SKIPPED and len(items) < len(observed))
         if status is not None and number is not None:
-            yield Finding(check=name, status=status, text=said, **its[0].more)
-            continue
-        is_minor = (status is Status.PASS and bad) or (status is Status.SKIPPED and len(its) < len(observed))
-        if status is not None and not is_minor:
-            who = numbered([item.gpu for item in its if item.gpu is not None])
+            yield Finding(check=name, status=status, text=said, **items[0].more)
+        elif status is not None and not is_minor:
+            who = numbered([item.gpu for item in items if item.gpu is not None])
             yield Finding(check=name, status=status, text=f"{who}: {said}", scope=Scope.GPU)
 
 
