@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from enum import Enum
 from pathlib import Path
-from typing import Any, Generic, TypeVar
+from typing import Any, Generic, TypeAlias, TypeVar
 
 from msgspec import Struct, field
 from msgspec.structs import replace
@@ -33,6 +33,7 @@ from trainer_launch.planning.job import hosts_no_rank, place
 from trainer_launch.planning.reading import Reading
 from trainer_launch.planning.shared_memory import Need
 from trainer_launch.preflight.gpu_collect import Cards, collect
+from trainer_launch.preflight.rules import Observed, judged
 
 LIMIT_S = 5.0  # for a check that does not say otherwise
 STATE_FILE = "preflight.json"  # the report, in --state-dir
@@ -44,6 +45,7 @@ _states: dict[str, Status | None] = {}
 Context = TypeVar("Context")
 _About = TypeVar("_About")
 _Found = TypeVar("_Found")
+_Said: TypeAlias = Finding | Observed
 
 
 class Where(str, Enum):
@@ -98,13 +100,18 @@ def check(
     needs_load: bool = False,
     is_late: bool = False,
     limit_s: Callable[[Any], float] = lambda context: LIMIT_S,
-) -> Callable[[Callable[[Context], Finding | Iterable[Finding]]], Check[Context]]:
-    """Make a check of the function that follows; the first line of its docstring is the title."""
+) -> Callable[[Callable[[Context], _Said | Iterable[_Said]]], Check[Context]]:
+    """Make a check of the function that follows; the first line of its docstring is the title.
 
-    def made(run: Callable[[Context], Finding | Iterable[Finding]]) -> Check[Context]:
+    It tells findings, or what it has observed, of which the rules of this name judge.
+    """
+
+    def made(run: Callable[[Context], _Said | Iterable[_Said]]) -> Check[Context]:
         def findings(context: Context) -> tuple[Finding, ...]:
             result = run(context)
-            return (result,) if isinstance(result, Finding) else tuple(result)
+            said = [result] if isinstance(result, Finding | Observed) else list(result)
+            ready = [item for item in said if isinstance(item, Finding)]
+            return (*ready, *judged(name, [item for item in said if isinstance(item, Observed)]))
 
         title, how = (run.__doc__ or "").partition("\n")[0], {"needs_load": needs_load, "is_late": is_late}
         return Check(id=name, title=title, run=findings, where=where, limit_s=limit_s, **how)

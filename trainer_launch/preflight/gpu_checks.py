@@ -8,7 +8,7 @@ from typing import Any
 from msgspec.structs import replace
 
 from trainer_launch.model.units import counted, in_units
-from trainer_launch.preflight.check import LIMIT_S, Check, Subject, Where
+from trainer_launch.preflight.check import LIMIT_S, Check, Subject, Where, check
 from trainer_launch.preflight.gpu_collect import (
     LATE,
     LOAD,
@@ -20,7 +20,7 @@ from trainer_launch.preflight.gpu_collect import (
     LoadEnding,
     numbered,
 )
-from trainer_launch.preflight.rules import CLOCKS, Observed, collected
+from trainer_launch.preflight.rules import CLOCKS, Observed
 
 # In models' names: cards on a board that connects each with all others. Cards with bridges need not have all links.
 _ON_BOARDS = ("sxm", "hbm3", "h200", "h20", "h800", "b200", "b300")
@@ -82,7 +82,7 @@ def _of_facts(name: str, title: str, facts: Sequence[str], good: str) -> Check[S
                 yield replace(about, good=good) if asked else replace(about, skipped=_MINOR)
 
     collect.__doc__ = title
-    return collected(name, Where.GPU, needs_load=name in _UNDER_LOAD, limit_s=limit_s)(collect)
+    return check(name, Where.GPU, needs_load=name in _UNDER_LOAD, limit_s=limit_s)(collect)
 
 
 def _with_derived(subject: Subject) -> list[Gpu]:
@@ -130,7 +130,7 @@ def _facts(subject: Subject) -> GpuFacts:
     return GpuFacts(trouble="") if subject.cards is None else subject.cards.facts()
 
 
-@collected("gpu-count", Where.GPU, limit_s=limit_s)
+@check("gpu-count", Where.GPU, limit_s=limit_s)
 def gpu_count(subject: Subject) -> Observed:
     """All GPUs are there, the same number by /dev, by the driver and by what the workers need."""
     host, workers, facts = subject.host.gpus, subject.topology.local_world_size, _facts(subject)
@@ -160,7 +160,7 @@ def gpu_count(subject: Subject) -> Observed:
     return Observed(known=known, good=about)
 
 
-@collected("gpu-load", Where.GPU, needs_load=True, limit_s=limit_s)
+@check("gpu-load", Where.GPU, needs_load=True, limit_s=limit_s)
 def gpu_load(subject: Subject) -> Iterator[Observed]:
     """Each GPU does real work: it answers, adds and multiplies right, keeps what it is given, and does not hang."""
     facts = _facts(subject)
@@ -194,7 +194,7 @@ def _of_test(test: GpuTest) -> dict[str, str]:
     return {"not built" if any(word in test.why for word in _NOT_BUILT) else "wrong": text}
 
 
-@collected("gpu-peers", Where.GPU, needs_load=True, limit_s=limit_s)
+@check("gpu-peers", Where.GPU, needs_load=True, limit_s=limit_s)
 def gpu_peers(subject: Subject) -> Sequence[Observed]:
     """All GPUs of this node together: NCCL finds the ways between them, and every number of a sum is right."""
     tests = _facts(subject).tests
@@ -225,7 +225,7 @@ def gpu_peers(subject: Subject) -> Sequence[Observed]:
     return (Observed(known={cause: why, "who": who}),)
 
 
-@collected("gpu-network", Where.GPU, needs_load=True, limit_s=limit_s)
+@check("gpu-network", Where.GPU, needs_load=True, limit_s=limit_s)
 def gpu_network(subject: Subject) -> Sequence[Observed]:
     """NCCL uses the fast network that this container has, and does not fall back to plain sockets silently."""
     tests = [test for test in _facts(subject).tests if test.network]

@@ -22,8 +22,8 @@ from trainer_launch.host.network import AdapterPort, Interface, named
 from trainer_launch.model import value_parsers
 from trainer_launch.model.units import counted
 from trainer_launch.model.value_parsers import parse_number
-from trainer_launch.preflight.check import Subject
-from trainer_launch.preflight.rules import Observed, collected
+from trainer_launch.preflight.check import Subject, check
+from trainer_launch.preflight.rules import Observed
 
 SETTLED_S = 60.0  # after which a name that its Service publishes is there: caches deny for up to 30 s
 _FIRST_PAUSE_S, _LONGEST_PAUSE_S = 0.02, 1.0
@@ -48,7 +48,7 @@ def _limit_s(subject: Subject) -> float:
     return max(subject.deadline_s, subject.left_s(_LAST_LOOK_S, _POLL_S)) + 1.0
 
 
-@collected("dns", limit_s=_limit_s, is_late=True)
+@check("dns", limit_s=_limit_s, is_late=True)
 def dns(subject: Subject) -> Observed:
     """Node 0's name resolves before the deadline: all workers connect to it by that name.
 
@@ -120,7 +120,7 @@ def _leads_on(address: str) -> bool:
     return not (parsed.is_loopback or parsed.is_link_local)
 
 
-@collected("own-name")
+@check("own-name")
 def own_name(subject: Subject) -> Observed:
     """This host's own name leads to an address of its own: elsewhere gloo listens on loopback or nowhere."""
     name, problem = subject.host.hostname, ""
@@ -188,7 +188,7 @@ def _fits(name: str, port: int | None, word: str, *, exact: bool) -> bool:
     return fits and (port is None or told is None or told == port)
 
 
-@collected("gloo-socket-ifname")
+@check("gloo-socket-ifname")
 def gloo_socket_ifname(subject: Subject) -> Observed:
     """GLOO_SOCKET_IFNAME names interfaces that are here: gloo wants exact names, and each of them."""
     spec = subject.env.get("GLOO_SOCKET_IFNAME")
@@ -208,7 +208,7 @@ def gloo_socket_ifname(subject: Subject) -> Observed:
     return _of_setting(f"GLOO_SOCKET_IFNAME={spec}", problem, "is here", action, is_certain=is_certain)
 
 
-@collected("nccl-socket-ifname")
+@check("nccl-socket-ifname")
 def nccl_socket_ifname(subject: Subject) -> Observed:
     """NCCL_SOCKET_IFNAME, or what NCCL takes without it, leaves an interface that other nodes can reach."""
     spec = subject.env.get("NCCL_SOCKET_IFNAME")
@@ -250,7 +250,7 @@ def used_adapters(subject: Subject) -> tuple[AdapterPort, ...]:
     return tuple(port for port in subject.adapters if _takes(spec, port.device, port.port))
 
 
-@collected("nccl-ib-hca")
+@check("nccl-ib-hca")
 def nccl_ib_hca(subject: Subject) -> Observed:
     """NCCL_IB_HCA leaves an adapter, and one for each GPU: otherwise NCCL goes on over less and says nothing."""
     spec = subject.env.get("NCCL_IB_HCA") or None
@@ -288,7 +288,7 @@ def _shown(ports: Sequence[AdapterPort]) -> str:
     return ", ".join(f"{port.device}:{port.port}{'' if port.is_active else ' (down)'}" for port in ports)
 
 
-@collected("rdma-errors", is_late=True)
+@check("rdma-errors", is_late=True)
 def rdma_errors(subject: Subject) -> Observed:
     """No RDMA port counted errors while pairs of nodes were tested."""
     before, taken = subject.port_errors, {(port.device, port.port) for port in used_adapters(subject)}
@@ -300,7 +300,7 @@ def rdma_errors(subject: Subject) -> Observed:
     return Observed(known={"errors": text}, good=f"no new errors on {counted(len(taken), 'port')}")
 
 
-@collected("ports")
+@check("ports")
 def ports(subject: Subject) -> Observed:
     """The port that all nodes meet at is free on the node that opens it."""
     coordinator = subject.topology.coordinator

@@ -18,8 +18,8 @@ from trainer_launch.model.findings import Fault, Scope
 from trainer_launch.model.units import MIB, counted, in_mib, in_units
 from trainer_launch.planning import shared_memory
 from trainer_launch.preflight import report_formats
-from trainer_launch.preflight.check import STATE_FILE, Subject, at_once
-from trainer_launch.preflight.rules import Observed, collected
+from trainer_launch.preflight.check import STATE_FILE, Subject, at_once, check
+from trainer_launch.preflight.rules import Observed
 
 # What one process that imports torch surely takes: 146 MB (2.13, CPU), CUDA more. Forked workers share most of it,
 # so many may start where there is room for one; and an init container's limits need not be the workers'.
@@ -52,7 +52,7 @@ _JOBS = frozenset((*_ADVICE, errno.ENOTDIR))  # whatever node it is, these stay 
 _HEADROOM = 8  # of the memory limit's rest, this part at most is locked or written
 
 
-@collected("memory")
+@check("memory")
 def memory(subject: Subject) -> Observed:
     """The container's memory limit is enough for this node's workers to start."""
     limit, used = subject.host.memory_limit_bytes, subject.host.memory_used_bytes or 0
@@ -67,7 +67,7 @@ def memory(subject: Subject) -> Observed:
     return Observed(known=known, good=about, more={"measured": there})
 
 
-@collected("cpu")
+@check("cpu")
 def cpu(subject: Subject) -> Observed:
     """There are CPUs for this node's workers: less than one each makes collectives many times slower."""
     cpus = subject.host.cpus
@@ -78,7 +78,7 @@ def cpu(subject: Subject) -> Observed:
     return Observed(known={"about": about, "cpus": (usable, subject.workers)}, good=about)
 
 
-@collected("pids")
+@check("pids")
 def pids(subject: Subject) -> Observed:
     """The container may have as many processes and threads as its workers will start."""
     if subject.pids is None:
@@ -93,7 +93,7 @@ def pids(subject: Subject) -> Observed:
     return Observed(known=known, good=about, more={"measured": limit})
 
 
-@collected("nofile")
+@check("nofile")
 def nofile(subject: Subject) -> Observed:
     """A process may open as many files and sockets as a worker of a job this large does."""
     soft, hard = subject.limits.nofile_soft, subject.limits.nofile_hard  # a program starts with the soft one
@@ -108,7 +108,7 @@ def nofile(subject: Subject) -> Observed:
     return Observed(known=known, good=f"{soft} open files are allowed, {need} may be needed")
 
 
-@collected("memlock", limit_s=lambda subject: _LOCK_S + 1)
+@check("memlock", limit_s=lambda subject: _LOCK_S + 1)
 def memlock(subject: Subject) -> Observed:
     """Memory can be locked, as RDMA needs it. The limit is not believed: with CAP_IPC_LOCK it means nothing."""
     size = _bearable(subject, LOCKED_BYTES)
@@ -127,7 +127,7 @@ def memlock(subject: Subject) -> Observed:
     return Observed(skipped=f"{text}; only RDMA needs it, and {why}")
 
 
-@collected("shm")
+@check("shm")
 def shm(subject: Subject) -> Observed:
     """/dev/shm is large enough for this node's workers, as `run` estimates it, and can be written."""
     host, need = subject.host, subject.shm_need
@@ -156,7 +156,7 @@ def _bearable(subject: Subject, most: int) -> int:
     return most if limit is None else min(most, max(4096, (limit - used) // _HEADROOM))
 
 
-@collected("storage", limit_s=lambda subject: _STORAGE_CHILD_S + 2)
+@check("storage", limit_s=lambda subject: _STORAGE_CHILD_S + 2)
 def storage(subject: Subject) -> Iterator[Observed]:
     """The folders of --storage take a checkpoint: made, synced, renamed, read back, removed, all in time."""
     if not subject.storage:

@@ -1,6 +1,6 @@
 """What is wrong with a container or a GPU of which a fact is known: one table of rules, and one way to judge by it.
 
-A collector tells what it has observed of this container, or of each of its GPUs. Of each, the first rule of the
+A check tells what it has observed of this container, or of each of its GPUs. Of each, the first rule of the
 check that fits speaks. What is not known is UNKNOWN, here and nowhere else. Pure.
 """
 
@@ -14,7 +14,6 @@ from msgspec.structs import replace
 
 from trainer_launch.model.findings import Fault, Finding, Scope, Status, Value
 from trainer_launch.model.units import grouped, in_units
-from trainer_launch.preflight.check import Check, Subject, Where, check
 from trainer_launch.preflight.gpu_collect import LOAD, MOST_HELD_BYTES, numbered
 
 # What a machine may do about a finding; "": a person has to look.
@@ -54,7 +53,7 @@ _FABRIC_WAITS, _FABRIC_DONE = (1, 2), 3  # states
 
 
 class Observed(Struct, frozen=True, kw_only=True):
-    """What a collector knows of this container or of one GPU; without another word, only rules speak of it."""
+    """What a check knows of this container or of one GPU; without another word, only rules speak of it."""
 
     known: Mapping[str, Any] = field(default_factory=dict)
     unknown: str = ""  # why what the check asks for is not known
@@ -103,22 +102,6 @@ class Rule(Struct, frozen=True):
 
 def _plain(value: object) -> Value:
     return value if isinstance(value, bool | int | float) else None
-
-
-def collected(
-    name: str, where: Where = Where.CONTAINER, **how: Any
-) -> Callable[[Callable[[Subject], Observed | Iterable[Observed]]], Check[Subject]]:
-    """Make a check of the collector that follows: the rules of this name judge what it observes."""
-
-    def made(collect: Callable[[Subject], Observed | Iterable[Observed]]) -> Check[Subject]:
-        def run(subject: Subject) -> Iterator[Finding]:
-            observed = collect(subject)
-            return judged(name, [observed] if isinstance(observed, Observed) else list(observed))
-
-        run.__doc__ = collect.__doc__
-        return check(name, where, **how)(run)
-
-    return made
 
 
 def judged(name: str, observed: Sequence[Observed]) -> Iterator[Finding]:
