@@ -25,7 +25,10 @@ from trainer_launch.preflight.rules import CLOCKS, Observed
 # In models' names: cards on a board that connects each with all others. Cards with bridges need not have all links.
 _ON_BOARDS = ("sxm", "hbm3", "h200", "h20", "h800", "b200", "b300")
 _WITH_BRIDGES = ("nvl", "pcie")
-_NOT_BUILT = ("no kernel image", "not compatible with the current PyTorch", "sees no GPU", "driver on your system")
+_NOT_BUILT = (
+    *("no kernel image", "not compatible with the current PyTorch", "sees no GPU", "driver on your system"),
+    *("driver version is insufficient", "forward compatibility"),
+)
 _NO_ROOM = ("/dev/shm", "shared memory segment", "No space left on device")
 _OF_SETTINGS = ("no socket interface found", "invalid usage", "ncclInvalidUsage")  # as NCCL has them
 _MINOR = "this kind of card has no such thing"
@@ -100,16 +103,14 @@ def _with_derived(subject: Subject) -> list[Gpu]:
         derived |= {"lost": gpu.lost} if gpu.lost else {}
         derived["logged xids"] = {xid: ago_s for at, xid, ago_s in facts.log if place.startswith(at)}
         derived |= _links(gpu, most) if gpu in linked else {}
+        if CLOCKS in gpu.facts:
+            derived[CLOCKS] = {**gpu.facts[CLOCKS], "is_burned": subject.burn_s > 0}
         if gpu.domain:
             derived["clique"] = tuple(map(" ".join, (gpu.domain, max(domains, key=domains.count))))
-        if gpu.facts.get(
-            "mig"
-        ):  # the job's own wish where it was given parts by name; elsewhere somebody left it on
-            shown = (subject.env.get(name, "") for name in ("CUDA_VISIBLE_DEVICES", "NVIDIA_VISIBLE_DEVICES"))
-            is_wished = any("MIG-" in words for words in shown)
-            derived["mig asked for" if is_wished else "mig left on"] = (
-                subject.workers if subject.workers > 1 or not is_wished else 0
-            )
+        if gpu.facts.get("mig"):  # the job's wish where it was given parts by name; else somebody left it on
+            names = ("CUDA_VISIBLE_DEVICES", "NVIDIA_VISIBLE_DEVICES")
+            is_wished = any("MIG-" in subject.env.get(name, "") for name in names)
+            derived["mig asked for" if is_wished else "mig left on"] = subject.workers
         made.append(replace(gpu, facts={**gpu.facts, **derived}))
     return made
 
@@ -180,10 +181,8 @@ def gpu_load(subject: Subject) -> Iterator[Observed]:
 def _of_test(test: GpuTest) -> dict[str, str]:
     """What is wrong by a test. Who waits for others may not be the faulty one: of that, gpu-peers speaks."""
     if test.different:
-        return {
-            "wrong": f"computes wrong results: {test.different} of {test.repeats} repeats of a product "
-            "differ from the first"
-        }
+        share = f"{test.different} of {test.repeats} repeats of a product differ from the first"
+        return {"wrong": f"computes wrong results: {share}"}
     if test.wrong_words:
         return {"wrong": f"forgets: {test.wrong_words} words of {test.tested_bytes >> 30} GiB came back changed"}
     if test.ending is LoadEnding.STUCK:
@@ -205,9 +204,7 @@ def gpu_peers(subject: Subject) -> Sequence[Observed]:
         return ()
     if any(test.ending not in (LoadEnding.DONE, LoadEnding.NO_TORCH) and test.stage != PEERS for test in tests):
         return (Observed(skipped=f"not tested: {LATE}"),)
-    if any(
-        test.peers is not None and test.peers.why == LATE for test in tests
-    ):  # and those met nobody who came later
+    if any(test.peers is not None and test.peers.why == LATE for test in tests):  # who came later met nobody
         return (Observed(unknown=f"not tested: {LATE}"),)
     if any(not peers.good for peers in met):
         how = "add wrongly together" if len(came) > 1 else "adds wrongly in a collective of its own"

@@ -42,8 +42,8 @@ WATCH = (*FACTS, "watch")
 BENCH = str(_CHILD / "gpu_bench.py")
 
 STUCK = "the driver hangs"
-LEAST_S = 10.0  # that a driver is waited for, whatever the deadline
-FACTS_S = 20.0  # where the driver has to be loaded first, each GPU takes a second; and for ever where it hangs
+LEAST_S = 30.0  # that a driver is waited for, whatever the deadline
+FACTS_S = 60.0  # where the driver has to be loaded first, each GPU takes some seconds; and for ever where it hangs
 SETTLE_S = 20.0  # what others' memory may take to be given back: the driver does it after a process has ended
 LOAD_S: Mapping[str, float] = MappingProxyType({"standard": 60.0, "deep": 150.0})
 WATCH_S = 3.0  # to say what was seen
@@ -269,7 +269,8 @@ def asked(env: _Env, limit_s: float, shown: str | None) -> GpuFacts:
     if ended.status is None:
         return GpuFacts(trouble=f"{STUCK}: not even SIGKILL ends who asks it")
     if ended.timed_out:
-        return GpuFacts(trouble=f"{STUCK}: no answer within {limit_s:g} s")
+        where = STUCK if ended.stdout else "a Python with NVIDIA's bindings did not start"  # its disk may be slow
+        return GpuFacts(trouble=f"{where}: no answer within {limit_s:g} s")
     facts = parse_facts(ended.stdout)
     return replace(facts, gpus=visible(facts.gpus, shown))
 

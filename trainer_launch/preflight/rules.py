@@ -30,6 +30,7 @@ _RECOVERY = {
     7: ("a reboot of the system", REBOOT),
 }
 # Bits of nvmlClocksEventReasons. Others are normal: idle, clocks that were set, the power limit, those of others.
+_BY_DRIVER = 0x20
 _SLOWED_BY = {
     0x08: "the hardware (power or heat)", 0x20: "heat, by the driver", 0x40: "heat, by the hardware",
     0x80: "the power supply (power brake)",
@@ -139,8 +140,10 @@ def _slowing(slowed: Mapping[str, Any]) -> list[int]:
 
 
 def _is_lasting(slowed: Mapping[str, Any]) -> bool:
+    """Whether it is a fault: after minutes of full load, cards without fans of their own are kept cool so."""
     share, least = _LASTS
-    return any(slowed["times"][str(bit)] >= max(least, share * slowed["looks"]) for bit in _slowing(slowed))
+    bits = [bit for bit in _slowing(slowed) if bit != _BY_DRIVER or not slowed["is_burned"]]
+    return any(slowed["times"][str(bit)] >= max(least, share * slowed["looks"]) for bit in bits)
 
 
 def _slowed(slowed: Mapping[str, Any]) -> tuple[str, int, int]:
@@ -263,7 +266,7 @@ RULES = (
     Rule("gpu-remap", "spent_banks", _above(0), _WARN, RMA,
          "has {value} banks of memory without a spare row ({uuid})",
          "plan to replace the card: the next bad row there cannot be remapped", unit="banks"),
-    Rule("gpu-mig", "mig asked for", bool, _JOB, FIX_JOB, _IN_PARTS, "request whole GPUs"),
+    Rule("gpu-mig", "mig asked for", _above(1), _JOB, FIX_JOB, _IN_PARTS, "request whole GPUs"),
     Rule("gpu-mig", "mig left on", bool, _NODE, DRAIN, _IN_PARTS,
          "turn MIG off on that machine (nvidia-smi -mig 0), or drain it"),
     Rule("gpu-memory", "memory_used", _above(MOST_HELD_BYTES), _NODE, DRAIN,

@@ -120,6 +120,10 @@ def loud(*cards: Gpu) -> list[tuple[str, str]]:
     return [(one.check, one.status.value) for one in found if one.status not in (Status.PASS, Status.SKIPPED)]
 
 
+def named(name: str) -> check.Check[check.Subject]:
+    return next(one for one in gpu_checks.CHECKS if one.id == name)
+
+
 def card(index: int, **facts: object) -> Gpu:
     return replace(FACTS.gpus[index], facts={**FACTS.gpus[index].facts, **facts})
 
@@ -130,6 +134,13 @@ def card(index: int, **facts: object) -> Gpu:
 def test_a_card_is_blamed_for_heat_only_where_it_lasts(looks: int, slowed: int, status: str) -> None:
     hot = card(1, **{"load clock_reasons": {"looks": looks, "times": {"64": slowed}}})
     assert loud(card(0), hot) == [("gpu-clocks", status)]
+
+
+@pytest.mark.parametrize(("bit", "status"), [("32", "warn"), ("64", "fail")])
+def test_a_card_that_the_driver_keeps_cool_through_a_sustained_load_is_not_blamed(bit: str, status: str) -> None:
+    hot = card(1, **{"load clock_reasons": {"looks": 4000, "times": {bit: 3000}}})
+    node = replace(HEALTHY, burn_s=300.0, cards=Cards(lambda: replace(FACTS, gpus=(card(0), hot))))
+    assert [one.status.value for one in named("gpu-clocks").run(node)] == [status]
 
 
 @pytest.mark.parametrize("model", ["NVIDIA A40", "NVIDIA RTX A6000", "NVIDIA A100-PCIE-40GB", "NVIDIA H100 NVL"])
@@ -162,8 +173,7 @@ def test_what_the_log_has_of_a_card_warns_unless_programs_cause_it() -> None:
         cards = [replace(one, facts={**one.facts, "pci": f"0000:0{one.index}:00.0"}) for one in FACTS.gpus]
         log = tuple(("0000:01:00", xid, 600) for xid in xids)
         facts = replace(FACTS, gpus=tuple(cards), log=log)
-        xid = next(one for one in gpu_checks.CHECKS if one.id == "gpu-xid")
-        found = xid.run(replace(HEALTHY, cards=Cards(lambda: facts, "quick")))
+        found = named("gpu-xid").run(replace(HEALTHY, cards=Cards(lambda: facts, "quick")))
         return [one for one in found if one.status is not Status.PASS]
 
     (found,) = told(79, 13)

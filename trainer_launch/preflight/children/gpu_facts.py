@@ -47,6 +47,7 @@ def main() -> None:
     """Print all facts."""
     is_watch, limit_s = sys.argv[1:2] == ["watch"], [*map(float, sys.argv[2:]), _WATCH_LIMIT_S][0]
     signal.setitimer(signal.ITIMER_REAL, limit_s if is_watch else _LIMIT_S)  # should our parent die first
+    os.write(1, b"\n")  # from here on only the driver can take long
     os.write(1, json.dumps(answer(watched if is_watch else at_rest)).encode())
 
 
