@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -9,6 +10,7 @@ from msgspec.structs import replace
 
 from tests.preflight.gpus import FACTS
 from tests.preflight.world import GIB, HEALTHY, MIB, STORED, subject
+from trainer_launch.host import network
 from trainer_launch.host.deadline_subprocess import Ended, Tried
 from trainer_launch.host.network import AdapterPort
 from trainer_launch.model import NodeRange
@@ -243,3 +245,35 @@ def test_a_card_is_not_blamed_for_time_or_memory_that_others_took(told: bytes, e
     assert test.ending is LoadEnding.NOT_RUN
     assert why in test.why
     assert fails(with_tests(ending=test.ending, stage=test.stage, why=test.why), "gpu-load") == []
+
+
+# -- what ports count while pairs are tested ------------------------------------------------------
+
+
+def test_errors_that_a_port_counts_during_pair_tests_warn_and_earlier_ones_do_not(tmp_path: Path) -> None:
+    counters = tmp_path / "sys/class/infiniband/mlx5_1/ports/1/counters"
+    counters.mkdir(parents=True)
+    for name, text in (
+        ("symbol_error", "40\n"),
+        ("link_downed", "2\n"),
+        ("port_xmit_wait", "9\n"),
+        ("VL15_dropped", "N/A"),
+    ):
+        (counters / name).write_text(text)
+    before = network.port_errors(tmp_path)
+    assert before == {("mlx5_1", 1, "symbol_error"): 40, ("mlx5_1", 1, "link_downed"): 2}
+    node = subject(port_errors=before, count_errors=lambda: network.port_errors(tmp_path))
+    assert [one.status for one in findings(node, "rdma-errors")] == [Status.PASS]
+    (counters / "symbol_error").write_text("47\n")
+    (finding,) = findings(node, "rdma-errors")
+    assert (finding.status, finding.text) == (
+        Status.WARN,
+        "mlx5_1:1 symbol_error +7, while pairs of nodes were tested",
+    )
+
+
+@pytest.mark.parametrize("env", [{"NCCL_IB_HCA": "^mlx5_1"}, {"NCCL_IB_DISABLE": "1"}])
+def test_ports_that_nccl_does_not_take_may_count_what_they_like(env: dict[str, str]) -> None:
+    node = subject(env=env, count_errors=lambda: {("mlx5_1", 1, "symbol_error"): 7})
+    assert {one.status for one in findings(node, "rdma-errors")} <= {Status.PASS, Status.SKIPPED}
+    assert [one.status for one in findings(replace(node, port_errors=None), "rdma-errors")] == [Status.SKIPPED]
