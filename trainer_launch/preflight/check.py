@@ -169,6 +169,13 @@ class Subject(Struct, frozen=True, kw_only=True):
         )
 
     @property
+    def test_env(self) -> Mapping[str, str]:
+        """That of tests, as of the job's own workers: without room in /dev/shm, GPUs meet by other ways."""
+        free = self.host.shm_free_bytes
+        is_short = free is not None and free < self.shm_need.least_bytes
+        return {"NCCL_SHM_DISABLE": "1", **self.env} if is_short else self.env
+
+    @property
     def ranks(self) -> int:
         """Processes in the job, at most."""
         return self.workers * (self.topology.nodes.max if self.topology.nodes else 1)
@@ -233,11 +240,7 @@ def with_gpus(subject: Subject, level: str) -> Subject:
     if not gpus.count or not gpus.is_nvidia:
         return subject
     python = command.python[0] if command is not None and command.python else sys.executable
-    free = subject.host.shm_free_bytes
-    # As for the job's own workers: without room in /dev/shm, GPUs reach each other by other ways.
-    spared = {"NCCL_SHM_DISABLE": "1"} if free is not None and free < subject.shm_need.least_bytes else {}
-    env = {**spared, **subject.env}
-    made = functools.partial(collect, env, python, level, gpus.count, subject.left_s, subject.burn_s)
+    made = functools.partial(collect, subject.test_env, python, level, gpus.count, subject.left_s, subject.burn_s)
     return replace(subject, cards=Cards(made, level, subject.burn_s))
 
 

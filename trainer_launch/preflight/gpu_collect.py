@@ -157,7 +157,7 @@ class GpuFacts(Struct, frozen=True, kw_only=True):
 
     @property
     def checksums(self) -> tuple[Checksum, ...]:
-        """Only the same model with the same libraries must come to the same bits."""
+        """Only the same model with the same libraries and settings must come to the same bits."""
         return tuple(
             Checksum(test.gpu, test.uuid, self._kind(test.facts), test.checksum)
             for test in self.tests
@@ -165,8 +165,10 @@ class GpuFacts(Struct, frozen=True, kw_only=True):
         )
 
     def _kind(self, facts: Mapping[str, str]) -> str:
-        libraries = [f"{name} {facts.get(name, '')}" for name in ("torch", "cuda", "cublas")]
-        return ", ".join((facts.get("model", ""), f"driver {self.driver}", *libraries))[:120]
+        about = [
+            f"{name} {facts[name]}" for name in ("SMs", "settings", "torch", "cuda", "cublas") if facts.get(name)
+        ]
+        return ", ".join((facts.get("model", ""), f"driver {self.driver}", *about))[:120]
 
 
 def parse_facts(data: bytes) -> GpuFacts:

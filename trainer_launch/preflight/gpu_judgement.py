@@ -13,7 +13,7 @@ from trainer_launch.model.findings import Basis, Checksum, Fault, Finding, Measu
 from trainer_launch.model.units import all_of, counted, grouped, listed
 from trainer_launch.preflight.check import Check, Where, check
 from trainer_launch.preflight.cluster.nodes import Cluster
-from trainer_launch.preflight.rules import DRAIN, RMA
+from trainer_launch.preflight.rules import DRAIN
 from trainer_launch.preflight.thresholds import KINDS, Reference, SpeedKind, Table, kind_of
 
 _MAD_TO_SIGMA = 1.4826
@@ -194,4 +194,4 @@ def _of_kind(kind: str, members: Sequence[tuple[str, Checksum]]) -> Iterator[Fin
         cards = [f"GPU {card.gpu}{where}{f' ({card.uuid})' if card.uuid else ''}" for card in its]
         text = f"{', '.join(cards)} computes wrong results: {len(most)} others of its kind ({kind}) agree"
         more |= {"scope": Scope.GPU, "subject": f"{node}, {gpus}" if node else gpus, "measured": its[0].value}
-        yield gpu_checksum.failed(Fault.NODE, f"{text} on another result", remedy=RMA, **more)
+        yield gpu_checksum.failed(Fault.NODE, f"{text} on another result", remedy=DRAIN, **more)

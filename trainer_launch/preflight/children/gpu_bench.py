@@ -10,6 +10,7 @@ from __future__ import annotations
 import argparse
 import contextlib
 import ctypes
+import hashlib
 import json
 import os
 import re
@@ -36,6 +37,8 @@ _NETWORKS = (
     re.compile(r"NCCL INFO.*(?:Using network|Assigned NET plugin) (\S+)"),
     re.compile(r"NCCL INFO NET/(\S+)\s*: Using \["),
 )
+# Variables by which a library chooses how to multiply: with others, other bits are right.
+_OF_PRODUCTS = ("CUBLAS", "NVIDIA_TF32_OVERRIDE", "TORCH_BLAS", "TORCH_ALLOW_TF32", "CUDA_MPS_ACTIVE_THREAD")
 _GPUDIRECT = re.compile(r"GPU Direct RDMA (Enabled|Disabled) for HCA")
 
 
@@ -108,6 +111,9 @@ class Bench:
                 raise RuntimeError(f"torch {torch.__version__}, built {built}, sees no GPU")
             properties = torch.cuda.get_device_properties(0)
             told |= {"model": properties.name, "uuid": str(getattr(properties, "uuid", ""))}
+            told["SMs"] = str(getattr(properties, "multi_processor_count", ""))
+        settings = sorted(f"{name}={value}" for name, value in os.environ.items() if name.startswith(_OF_PRODUCTS))
+        told |= {"settings": hashlib.sha256("\n".join(settings).encode()).hexdigest()[:8]} if settings else {}
         torch.zeros(1, device=self._device)
         self._sync()
         self._say(facts=told | libraries())
