@@ -171,6 +171,15 @@ def test_a_device_says_itself_what_helps(facts: dict[str, Any], remedy: str) -> 
     assert [finding.remedy for finding in every if finding.status is Status.FAIL] == [remedy]
 
 
+def test_cards_that_need_different_remedies_have_findings_of_their_own() -> None:
+    gone, erring = ({**gpu.facts, f"{LOAD}xids": [xid]} for gpu, xid in zip(FACTS.gpus, (79, 48), strict=True))
+    node = with_gpus((replace(FACTS.gpus[0], facts=gone), replace(FACTS.gpus[1], facts=erring)))
+    assert [(one.subject, one.remedy) for one in findings(node, "gpu-xid")] == [
+        ("GPU 0", "REBOOT"),
+        ("GPU 1", "RESET"),
+    ]
+
+
 # -- RDMA adapters ------------------------------------------------------------------------------
 
 

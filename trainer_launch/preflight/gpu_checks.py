@@ -75,7 +75,7 @@ def _of_facts(name: str, title: str, facts: Sequence[str], good: str) -> Check[S
         for gpu in _with_derived(subject):
             if gpu.lost and "lost" not in facts:
                 continue
-            about = Observed(known=gpu.facts, gpu=gpu.index)
+            about = Observed(facts=gpu.facts, gpu=gpu.index)
             asked = next((fact for fact in facts if fact in gpu.facts or fact in gpu.unknown), "")
             if facts[0].startswith(LOAD) and not gpu.is_watched:
                 yield about
@@ -145,7 +145,7 @@ def gpu_count(subject: Subject) -> Observed:
         return Observed(skipped=f"{host.reason}: only NVIDIA's GPUs are checked")
     there = counted(host.count, "GPU")
     if facts.trouble.startswith(STUCK):
-        return Observed(known={"hangs": f"{host.reason}; {facts.trouble}"})
+        return Observed(facts={"hangs": f"{host.reason}; {facts.trouble}"})
     if facts.trouble:
         action = "pip install nvidia-ml-py in the image" if "nvidia-ml-py" in facts.trouble else ""
         text = f"{there} ({host.reason}), but their state is unknown: {facts.trouble}"
@@ -154,11 +154,11 @@ def gpu_count(subject: Subject) -> Observed:
     n_seen = host.count if are_parts else len(facts.gpus)
     models = ", ".join(sorted({gpu.model for gpu in facts.gpus if gpu.model})) or "of unknown model"
     about = f"{counted(n_seen, 'GPU')}: {models}, driver {facts.driver or 'of unknown version'}"
-    known: dict[str, Any] = {"shown": (n_seen, host.count), "there": there, "reason": host.reason, "about": about}
+    details: dict[str, Any] = {"shown": (n_seen, host.count), "there": there, "reason": host.reason, "about": about}
     if workers is not None and subject.is_torch:
-        known |= {"for workers": (n_seen, workers), "used": (workers, n_seen), "idle": n_seen - workers}
-        known |= {"workers": counted(workers, "worker"), "n_seen": counted(n_seen, "GPU")}
-    return Observed(known=known, good=about)
+        details |= {"for workers": (n_seen, workers), "used": (workers, n_seen), "idle": n_seen - workers}
+        details |= {"workers": counted(workers, "worker"), "n_seen": counted(n_seen, "GPU")}
+    return Observed(facts=details, good=about)
 
 
 @check("gpu-load", Where.GPU, needs_load=True, limit_s=limit_s)
@@ -173,9 +173,9 @@ def gpu_load(subject: Subject) -> Iterator[Observed]:
     for test in facts.tests:
         good = f"{test.repeats} products came out the same, bit by bit"
         good += f"; {patterns} GiB of memory kept three patterns" if patterns else ""
-        known, unknown = _of_test(test), f"not tested: {test.why}" if test.ending is LoadEnding.NOT_RUN else ""
+        details, unknown = _of_test(test), f"not tested: {test.why}" if test.ending is LoadEnding.NOT_RUN else ""
         skipped = "not tested: the program's Python has no torch" if test.ending is LoadEnding.NO_TORCH else ""
-        yield Observed(gpu=test.gpu, known=known, unknown=unknown, skipped=skipped, good=good)
+        yield Observed(gpu=test.gpu, facts=details, unknown=unknown, skipped=skipped, good=good)
 
 
 def _of_test(test: GpuTest) -> dict[str, str]:
@@ -208,7 +208,7 @@ def gpu_peers(subject: Subject) -> Sequence[Observed]:
         return (Observed(unknown=f"not tested: {LATE}"),)
     if any(not peers.good for peers in met):
         how = "add wrongly together" if len(came) > 1 else "adds wrongly in a collective of its own"
-        return (Observed(known={"wrong sums": f"{who} {how}"}),)
+        return (Observed(facts={"wrong sums": f"{who} {how}"}),)
     if len(met) == len(came):
         rate = min(peers.rate for peers in met)
         text = f"{who} add right together, at {rate:.3g} GB/s (bus bandwidth, 1 GiB)"
@@ -219,7 +219,7 @@ def gpu_peers(subject: Subject) -> Sequence[Observed]:
     why = next(filter(None, reasons), "")
     causes = {"no room": _NO_ROOM, "misled": _OF_SETTINGS, "apart": ("",)}
     cause = next(cause for cause, words in causes.items() if any(word in why for word in words))
-    return (Observed(known={cause: why, "who": who}),)
+    return (Observed(facts={cause: why, "who": who}),)
 
 
 @check("gpu-network", Where.GPU, needs_load=True, limit_s=limit_s)
@@ -232,9 +232,9 @@ def gpu_network(subject: Subject) -> Sequence[Observed]:
     is_staging_wished = any(
         name.startswith("NCCL_NET_GDR_") or name == "NCCL_DMABUF_ENABLE" for name in subject.env
     )
-    known = {}
+    details = {}
     if "Socket" in chosen and active and subject.has_peers and not is_wished:
-        known["fallback"] = ", ".join(f"{port.device}:{port.port}" for port in active[:8])
+        details["fallback"] = ", ".join(f"{port.device}:{port.port}" for port in active[:8])
     if (
         tests
         and active
@@ -242,9 +242,9 @@ def gpu_network(subject: Subject) -> Sequence[Observed]:
         and not is_staging_wished
         and {test.gpudirect for test in tests} == {"none"}
     ):
-        known["staged"] = chosen
+        details["staged"] = chosen
     more = {"measured": chosen}
-    return [Observed(known=known, good=f"NCCL uses {chosen}", more=more)] if chosen else []
+    return [Observed(facts=details, good=f"NCCL uses {chosen}", more=more)] if chosen else []
 
 
 _RULED = tuple(_of_facts(*row) for row in _OF_FACTS)

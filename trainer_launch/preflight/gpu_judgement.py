@@ -60,13 +60,13 @@ def findings(
     """What all nodes' measures come to; `names` say whose they are."""
     pairs = ((node, measure) for node, its in enumerate(measures) for measure in its)
     groups = grouped(((measure.name, measure.model, measure.unit), (node, measure)) for node, measure in pairs)
-    found: list[Finding] = []
+    results: list[Finding] = []
     for (name, model, _), members in groups.items():
         kind, reference = kind_of(name, kinds), table.of(members[0][1])
         if kind is not None:
             cards = _cards(kind, members, reference)
-            found += _judged(kind, cards, reference, names, is_known=table.knows(model))
-    return found
+            results += _judged(kind, cards, reference, names, is_known=table.knows(model))
+    return results
 
 
 def _cards(kind: SpeedKind, members: Sequence[tuple[int, Measure]], reference: Reference | None) -> list[_Card]:

@@ -64,7 +64,7 @@ def dns(subject: Subject) -> Observed:
     if isinstance(answer, Answer):
         return _absent(subject, home, answers, time.monotonic() - began_s)
     other_family = _of_another_family(subject, home, answer)
-    return Observed(known={"other family": other_family}, good=f"{home} resolves to {', '.join(sorted(answer))}")
+    return Observed(facts={"other family": other_family}, good=f"{home} resolves to {', '.join(sorted(answer))}")
 
 
 def _wait(subject: Subject, home: str) -> Mapping[str, Addresses | Answer]:
@@ -101,7 +101,7 @@ def _absent(subject: Subject, home: str, answers: Mapping[str, Addresses | Answe
     reasons = "; ".join(f"{name}: {answer.value}" for name, answer in answers.items() if isinstance(answer, Answer))
     text = f"node 0's name does not resolve after {waited_s:.0f} s: {reasons}"
     action = _BOTH_ABSENT if are_both else _ABSENT if home in denied else _NO_DNS
-    return Observed(known={"never there" if is_settled else "absent": text, "action": action})
+    return Observed(facts={"never there" if is_settled else "absent": text, "action": action})
 
 
 def _of_another_family(subject: Subject, home: str, addresses: Addresses) -> str:
@@ -233,8 +233,8 @@ def nccl_socket_ifname(subject: Subject) -> Observed:
 
 def _of_setting(setting: str, problem: str, good: str, action: str, *, is_certain: bool) -> Observed:
     """A failure of the job where it is certain that this will be used, else a warning."""
-    known = {"wrong" if is_certain else "doubtful": f"{setting} {problem}" if problem else "", "action": action}
-    return Observed(known=known, good=f"{setting} {good}")
+    facts = {"wrong" if is_certain else "doubtful": f"{setting} {problem}" if problem else "", "action": action}
+    return Observed(facts=facts, good=f"{setting} {good}")
 
 
 def _set_to(name: str, value: str | None) -> str:
@@ -262,7 +262,7 @@ def nccl_ib_hca(subject: Subject) -> Observed:
         if not spec:
             return Observed(skipped="this container was given no RDMA adapter")
         text = f"NCCL_IB_HCA={spec}, but this container was given no RDMA adapter: NCCL will use plain sockets"
-        return Observed(known={"not given": text})
+        return Observed(facts={"not given": text})
     chosen, setting, there = (
         nccl_adapters(spec, subject.adapters),
         _set_to("NCCL_IB_HCA", spec),
@@ -270,15 +270,15 @@ def nccl_ib_hca(subject: Subject) -> Observed:
     )
     if not chosen:
         if not any(port.is_active for port in subject.adapters):
-            return Observed(known={"all down": there})
-        return Observed(known={"left out": f"{setting} leaves none of {there}", "there": there})
+            return Observed(facts={"all down": there})
+        return Observed(facts={"left out": f"{setting} leaves none of {there}", "there": there})
     taken, n_gpus = used_adapters(subject), subject.host.gpus.cuda
     down = [port for port in taken if not port.is_active]
     # A port without a cable is no fault where each GPU has another one, and where a machine has few of them.
     is_short = len(chosen) < n_gpus <= len(taken)
     text = f"{len(chosen)} of {len(taken)} RDMA ports are up for {n_gpus} GPUs; {_shown(down)}" if is_short else ""
     return Observed(
-        known={"some down": text},
+        facts={"some down": text},
         good=f"{setting}: {_shown(chosen)}",
         more={"measured": len(chosen), "unit": "ports"},
     )
@@ -297,7 +297,7 @@ def rdma_errors(subject: Subject) -> Observed:
     now = subject.count_errors()
     grown = [(at, now[at] - before.get(at, 0)) for at in sorted(now) if at[:2] in taken]
     text = ", ".join(f"{device}:{port} {name} +{more}" for (device, port, name), more in grown if more > 0)
-    return Observed(known={"errors": text}, good=f"no new errors on {counted(len(taken), 'port')}")
+    return Observed(facts={"errors": text}, good=f"no new errors on {counted(len(taken), 'port')}")
 
 
 @check("ports")
@@ -313,4 +313,4 @@ def ports(subject: Subject) -> Observed:
     text = f"port {coordinator.port} of node 0 cannot be opened here: {os.strerror(number)}"
     text += f", {holder} has it" if holder else ""
     fact = "may not" if number in (errno.EACCES, errno.EPERM) else "taken"
-    return Observed(known={fact: text}, more={"measured": coordinator.port})
+    return Observed(facts={fact: text}, more={"measured": coordinator.port})

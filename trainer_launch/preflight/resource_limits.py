@@ -62,9 +62,9 @@ def memory(subject: Subject) -> Observed:
     there, in_use = limit // MIB, used // MIB
     about = f"{max(0, there - in_use)} MiB are left of the limit of {there} MiB for "
     about += counted(subject.workers, "worker")
-    known = {"about": about, "least": least, "usual": usual, "all": (there, in_use + usual * subject.workers)}
-    known |= {"one": (there, in_use + least)} if subject.is_torch else {}
-    return Observed(known=known, good=about, more={"measured": there})
+    facts = {"about": about, "least": least, "usual": usual, "all": (there, in_use + usual * subject.workers)}
+    facts |= {"one": (there, in_use + least)} if subject.is_torch else {}
+    return Observed(facts=facts, good=about, more={"measured": there})
 
 
 @check("cpu")
@@ -75,7 +75,7 @@ def cpu(subject: Subject) -> Observed:
     quota = "no quota" if cpus.quota is None else f"a quota of {cpus.quota:g}"
     have, workers = f"{usable:g} {'CPU' if usable == 1 else 'CPUs'}", counted(subject.workers, "worker")
     about = f"{have} for {workers} ({cpus.affinity} in the affinity mask, {quota})"
-    return Observed(known={"about": about, "cpus": (usable, subject.workers)}, good=about)
+    return Observed(facts={"about": about, "cpus": (usable, subject.workers)}, good=about)
 
 
 @check("pids")
@@ -87,10 +87,10 @@ def pids(subject: Subject) -> Observed:
     about = (
         f"{left} more processes and threads are allowed (limit {limit}) for {counted(subject.workers, 'worker')}"
     )
-    known = {"about": about, "least": LEAST_THREADS, "usual": USUAL_THREADS}
-    known |= {"all": (limit, limit - left + USUAL_THREADS * subject.workers)}
-    known |= {"one": (limit, limit - left + LEAST_THREADS)} if subject.is_torch else {}
-    return Observed(known=known, good=about, more={"measured": limit})
+    facts = {"about": about, "least": LEAST_THREADS, "usual": USUAL_THREADS}
+    facts |= {"all": (limit, limit - left + USUAL_THREADS * subject.workers)}
+    facts |= {"one": (limit, limit - left + LEAST_THREADS)} if subject.is_torch else {}
+    return Observed(facts=facts, good=about, more={"measured": limit})
 
 
 @check("nofile")
@@ -102,10 +102,10 @@ def nofile(subject: Subject) -> Observed:
     need = BASE_FILES + FILES_OF_EACH_RANK * subject.ranks
     is_gloo = subject.is_torch and not subject.may_use_gpus  # it connects each rank with each, surely
     raising = f"raise LimitNOFILE of the container runtime on the nodes (hard limit {hard})"
-    known = {"soft": soft, "need": need, "ranks": counted(subject.ranks, "rank"), "estimate": (soft, need)}
-    known["certain"] = soft, max(BASE_FILES // 2, subject.ranks if is_gloo else 0)
-    known["action"] = f"ulimit -n {need} before the command" if hard is None or hard >= need else raising
-    return Observed(known=known, good=f"{soft} open files are allowed, {need} may be needed")
+    facts = {"soft": soft, "need": need, "ranks": counted(subject.ranks, "rank"), "estimate": (soft, need)}
+    facts["certain"] = soft, max(BASE_FILES // 2, subject.ranks if is_gloo else 0)
+    facts["action"] = f"ulimit -n {need} before the command" if hard is None or hard >= need else raising
+    return Observed(facts=facts, good=f"{soft} open files are allowed, {need} may be needed")
 
 
 @check("memlock", limit_s=lambda subject: _LOCK_S + 1)
@@ -122,7 +122,7 @@ def memlock(subject: Subject) -> Observed:
     limit = "none" if allowed is None else f"{allowed // 1024} KiB"
     text = f"{in_mib(size)} of memory cannot be locked: {os.strerror(tried.errno)}; the limit is {limit}"
     if subject.has_rdma and subject.has_peers:
-        return Observed(known={"refused": text})
+        return Observed(facts={"refused": text})
     why = "there are no other nodes" if subject.has_rdma else "no RDMA device is here"
     return Observed(skipped=f"{text}; only RDMA needs it, and {why}")
 
@@ -134,20 +134,20 @@ def shm(subject: Subject) -> Observed:
     size, free = host.shm_bytes, host.shm_free_bytes
     if size is None or free is None:
         action = "mount an emptyDir with medium: Memory at /dev/shm"
-        return Observed(known={"broken": "/dev/shm is not there", "action": action})
+        return Observed(facts={"broken": "/dev/shm is not there", "action": action})
     more = {"measured": size // MIB, "unit": "MiB"}
     number = subject.write_problem(_bearable(subject, _WRITTEN_BYTES))
     if number is not None:
         text = f"/dev/shm ({in_mib(size)}, {in_mib(free)} free) cannot be written: {os.strerror(number)}"
         action = "remove what fills it, or mount an emptyDir with medium: Memory there"
-        return Observed(known={"broken": text, "action": action}, more=more)
+        return Observed(facts={"broken": text, "action": action}, more=more)
     if subject.shm_size == "keep":  # it stays as it is; whether it is enough is a question all the same
         host = replace(host, may_enlarge_shm=False)
     decision = shared_memory.decide(host, need, "auto" if subject.shm_size == "keep" else subject.shm_size)
     text, _, action = decision.warning.partition(". To enlarge it: ")
     if decision.is_short:
         text += f"; NCCL and MPI alone may take {in_mib(need.least_bytes)}, and die of SIGBUS"
-    return Observed(known={"small": text, "action": action}, good=f"{in_mib(size)}; {decision.text}", more=more)
+    return Observed(facts={"small": text, "action": action}, good=f"{in_mib(size)}; {decision.text}", more=more)
 
 
 def _bearable(subject: Subject, most: int) -> int:
@@ -174,17 +174,17 @@ def _of_folder(folder: str, tried: Tried, limit_s: float) -> Observed:
     if tried.timed_out:
         text = f"{folder} hangs at {tried.stage or 'the start'}, after {limit_s:.0f} s"
         text += "; the process that waits for it cannot be killed" if tried.stuck else ""
-        return Observed(known={"hangs": text})
+        return Observed(facts={"hangs": text})
     if tried.errno is not None:
         text, whose = f"{folder}: {os.strerror(tried.errno)} at {tried.stage}", tried.errno in _JOBS
         action = _ADVICE.get(tried.errno, "see the volume and its server")
-        return Observed(known={"refused" if whose else "fails": text, "action": action})
+        return Observed(facts={"refused" if whose else "fails": text, "action": action})
     if tried.problem:
         return Observed(unknown=f"{folder} could not be tested: {tried.problem}")
     if not tried.values["same"]:
         action = "do not train on this volume; see its server and this node"
         return Observed(
-            known={"fails": f"{folder}: the data read back differs from the data written", "action": action}
+            facts={"fails": f"{folder}: the data read back differs from the data written", "action": action}
         )
     return _room(folder, tried.values)
 
@@ -196,7 +196,7 @@ def _room(folder: str, values: Mapping[str, float]) -> Observed:
     problems += [f"room for only {counted(inodes, 'more file')}"] * (0 <= inodes < _LOW_INODES)
     problems += ["it is slow"] * (seconds > _SLOW_S)
     more: dict[str, Any] = {"measured": round(seconds, 3), "expected": _SLOW_S, "unit": "s"}
-    return Observed(known={"low": "; ".join((text, *problems)) if problems else ""}, good=text, more=more)
+    return Observed(facts={"low": "; ".join((text, *problems)) if problems else ""}, good=text, more=more)
 
 
 def fault_of(folder: str, host: str) -> str:

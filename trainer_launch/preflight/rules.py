@@ -56,7 +56,7 @@ _FABRIC_WAITS, _FABRIC_DONE = (1, 2), 3  # states
 class Observed(Struct, frozen=True, kw_only=True):
     """What a check knows of this container or of one GPU; without another word, only rules speak of it."""
 
-    known: Mapping[str, Any] = field(default_factory=dict)
+    facts: Mapping[str, Any] = field(default_factory=dict)
     unknown: str = ""  # why what the check asks for is not known
     skipped: str = ""  # why the check means nothing here
     good: str = ""  # what a pass says
@@ -64,7 +64,7 @@ class Observed(Struct, frozen=True, kw_only=True):
     more: Mapping[str, Any] = field(default_factory=dict)  # fields of its finding
 
     @property
-    def said(self) -> tuple[Status | None, str]:
+    def answer(self) -> tuple[Status | None, str]:
         """What is told where no rule speaks."""
         if self.unknown:
             return Status.UNKNOWN, self.unknown
@@ -86,10 +86,10 @@ class Rule(Struct, frozen=True):
 
     def finding(self, observed: Observed) -> Finding | None:
         """What is wrong; None: nothing, or the fact is not known."""
-        if self.fact not in observed.known or not self.bad(observed.known[self.fact]):
+        if self.fact not in observed.facts or not self.bad(observed.facts[self.fact]):
             return None
-        value, status = observed.known[self.fact], Status.WARN if self.fault is None else Status.FAIL
-        facts = {**observed.known, "value": self.words(value)}
+        value, status = observed.facts[self.fact], Status.WARN if self.fault is None else Status.FAIL
+        facts = {**observed.facts, "value": self.words(value)}
         text, action, remedy = (form.format_map(facts) for form in (self.text, self.action, self.remedy))
         is_pair = isinstance(value, tuple | list) and len(value) == 2  # what there is, and what there should be
         measured, expected = map(_plain, value if is_pair else (value, None))
@@ -110,21 +110,20 @@ def judged(name: str, observed: Sequence[Observed]) -> Iterator[Finding]:
     rules = [rule for rule in RULES if rule.check == name]
     results = [(item, next(filter(None, (rule.finding(item) for rule in rules)), None)) for item in observed]
     bad = [finding for _, finding in results if finding is not None]
-    kinds = grouped(
-        (finding.fault if finding.scope is Scope.GPU else number, finding) for number, finding in enumerate(bad)
-    )
+    keys = [(finding.fault, finding.remedy) if finding.scope is Scope.GPU else at for at, finding in enumerate(bad)]
+    kinds = grouped(zip(keys, bad, strict=True))
     for its in sorted(kinds.values(), key=lambda its: its[0].fault is None):
         text = "; ".join(finding.text for finding in its)
         yield replace(its[0], subject=", ".join(finding.subject for finding in its), text=text)
     quiet = enumerate(item for item, finding in results if finding is None)
-    alike = grouped(((item.said, number if item.gpu is None else None), item) for number, item in quiet)
-    for ((status, said), number), items in alike.items():
+    alike = grouped(((item.answer, number if item.gpu is None else None), item) for number, item in quiet)
+    for ((status, text), number), items in alike.items():
         is_minor = (status is Status.PASS and bad) or (status is Status.SKIPPED and len(items) < len(observed))
         if status is not None and number is not None:
-            yield Finding(check=name, status=status, text=said, **items[0].more)
+            yield Finding(check=name, status=status, text=text, **items[0].more)
         elif status is not None and not is_minor:
             who = numbered([item.gpu for item in items if item.gpu is not None])
-            yield Finding(check=name, status=status, text=f"{who}: {said}", scope=Scope.GPU)
+            yield Finding(check=name, status=status, text=f"{who}: {text}", scope=Scope.GPU)
 
 
 def _above(most: float) -> Callable[[Any], bool]:
