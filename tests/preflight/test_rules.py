@@ -183,8 +183,9 @@ def test_cards_that_need_different_remedies_have_findings_of_their_own() -> None
 # -- RDMA adapters ------------------------------------------------------------------------------
 
 
-def test_one_of_eight_adapters_that_is_down_is_named() -> None:
-    node = with_ports(*[NDR] * 3, "", *[NDR] * 4, gpus=8)
+@pytest.mark.parametrize("spec", ["mlx5", ""])
+def test_one_of_eight_adapters_that_is_down_is_named(spec: str) -> None:
+    node = with_ports(*[NDR] * 3, "", *[NDR] * 4, gpus=8, env={"NCCL_IB_HCA": spec})
     (finding,) = findings(node, "nccl-ib-hca")
     assert finding.status is Status.WARN
     assert finding.text.startswith("7 of 8 RDMA ports are up for 8 GPUs; mlx5_3:1 (down)")
@@ -214,6 +215,8 @@ def among(*nodes: Subject) -> list[tuple[str, Fault | None]]:
 def test_the_node_with_fewer_or_slower_adapters_than_most_is_faulty() -> None:
     whole = with_ports(*[NDR] * 8)
     assert among(whole, whole, with_ports(*[NDR] * 7, "")) == [("node 2", Fault.NODE)]
+    free = [with_ports(*rates, env={"NCCL_IB_HCA": ""}) for rates in ([NDR] * 8, [NDR] * 8, [*[NDR] * 7, ""])]
+    assert among(*free) == [("node 2", Fault.NODE)]  # NCCL takes all
     assert among(whole, whole, with_ports(*[NDR] * 7, EDR)) == [("node 2", Fault.NODE)]  # a rail at a quarter
     assert among(whole, whole, with_ports(*[""] * 8)) == [("node 2", Fault.NODE)]
 

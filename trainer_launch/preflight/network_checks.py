@@ -246,7 +246,7 @@ def used_adapters(subject: Subject) -> tuple[AdapterPort, ...]:
     without = subject.env.get("NCCL_IB_DISABLE") == "1" or subject.env.get("NCCL_NET") == "Socket"
     if without or not subject.has_rdma or not subject.may_use_gpus:
         return ()
-    spec = subject.env.get("NCCL_IB_HCA") or "^"
+    spec = subject.env.get("NCCL_IB_HCA", "")
     return tuple(port for port in subject.adapters if _takes(spec, port.device, port.port))
 
 
