@@ -53,8 +53,8 @@ def stored(tried: Tried) -> Subject:
 
 
 JOBS: list[tuple[str, Subject, str]] = [
-    ("memory", subject(host={"memory_limit_bytes": 1400 * MIB}), "376 MiB are left of the limit of 1400 MiB"),
-    ("pids", subject(pids=(1000, 10)), "10 more processes and threads are allowed (limit 1000) for 2 workers"),
+    ("memory", subject(host={"memory_limit_bytes": 1200 * MIB}), "176 MiB are left of the limit of 1200 MiB"),
+    ("pids", subject(pids=(1000, 5)), "5 more processes and threads are allowed (limit 1000) for 2 workers"),
     ("nofile", subject(limits=limits(nofile_soft=64)), "a process may open 64 files"),
     (
         "nofile",
@@ -173,6 +173,12 @@ WARNINGS: list[tuple[str, Subject, str]] = [
     ),  # gloo is told better
     ("memory", subject(host={**CPU_ONLY, "memory_limit_bytes": 1536 * MIB}), "512 MiB for each are usual"),
     ("memory", subject(host={"memory_limit_bytes": 4 * GIB}), "2048 MiB for each are usual"),
+    # Forked workers share what torch takes: room for one process may be room for all.
+    ("memory", subject(host={"memory_limit_bytes": 1400 * MIB}), "376 MiB are left of the limit of 1400 MiB"),
+    ("memory", subject(is_torch=False, host={"memory_limit_bytes": 1025 * MIB}), "1 MiB are left of the limit"),
+    ("pids", subject(pids=(1000, 10)), "10 more processes and threads are allowed (limit 1000) for 2 workers"),
+    ("pids", subject(is_torch=False, pids=(1000, 2)), "2 more processes and threads are allowed"),
+    ("rdma-errors", subject(count_errors=lambda: {("mlx5_1", 1, "symbol_error"): 7}), "mlx5_1:1 symbol_error +7"),
     ("shm", subject(host={"shm_bytes": 32 * MIB, "shm_free_bytes": 32 * MIB}), "alone may take 37 MiB"),
     ("gloo-socket-ifname", subject(env={"GLOO_SOCKET_IFNAME": "eth9"}), "names eth9, which is not here"),
     ("nccl-ib-hca", subject(has_rdma=False), "this container was given no RDMA adapter"),

@@ -16,6 +16,7 @@ from trainer_launch.preflight.thresholds import KINDS, Reference, SpeedKind, Tab
 
 H200, UNKNOWN = "NVIDIA H200", "Some Other GPU"
 GEMM = 665.0  # of an H200
+NODE_2 = "node 2 (host-2)"
 OWN = table([Reference("M", "gemm", 100.0, "TFLOP/s", "for this test")])
 NONE = Table()
 
@@ -107,6 +108,36 @@ def test_thresholds_can_be_moved() -> None:
     assert failed(judged(cards(values))) == ["node 7 (host-7), GPU 0"]
     assert failed(judged(cards(values), kinds=parse_flag("gemm=0.8")[1])) == []
     assert warned(judged(cards(values), kinds=parse_flag("gemm=0.8,peers=0.5")[1])) == []
+
+
+def together(*rates: float, gpus: int = 8) -> list[list[Measure]]:
+    """Nodes whose GPUs add together at these rates."""
+    return [[Measure(f"allreduce-{gpus}", rate, "GB/s", H200, None)] for rate in rates]
+
+
+def test_a_node_whose_links_are_slow_is_named_by_its_reference_and_by_the_other_nodes() -> None:
+    (one,) = judged(together(468.0, 470.0, 210.0, 465.0), load_table(None))
+    assert (one.check, one.subject, one.scope, one.fault) == ("allreduce", NODE_2, Scope.NODE, Fault.NODE)
+    assert one.text.startswith(
+        f"{NODE_2} delivers 210 GB/s (allreduce-8, NVIDIA H200): 45% of the reference 467.6 "
+    )
+    assert one.remedy == "DRAIN"
+
+
+def test_nodes_without_nvls_or_with_fewer_gpus_are_not_faulty_for_that() -> None:
+    without = judged(together(*[365.0] * 4), load_table(None))  # NVLS is off: each at 78 % of what it gives
+    assert [one.status for one in without] == [Status.PASS]
+    slower_job = judged(together(*[300.0] * 4), load_table(None))
+    assert [(one.status, one.scope) for one in slower_job] == [(Status.WARN, Scope.JOB)]
+    halves = judged([*together(*[468.0] * 3), *together(*[250.0] * 3, gpus=4)], load_table(None))
+    assert failed(halves) == warned(halves) == []
+    assert [one.status for one in judged(together(9.0, gpus=4), load_table(None))] == [Status.SKIPPED]
+
+
+def test_a_card_that_is_slow_only_when_it_is_hot_is_held_against_the_same_reference() -> None:
+    hot = [[Measure("gemm-burn", value, "TFLOP/s", H200, gpu) for gpu, value in enumerate((660.0, 400.0, 655.0))]]
+    (one,) = judged(hot, load_table(None))
+    assert (one.check, one.subject, one.fault) == ("gemm", "node 0 (host-0), GPU 1", Fault.NODE)
 
 
 # -- properties -------------------------------------------------------------------------------

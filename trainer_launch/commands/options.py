@@ -324,7 +324,7 @@ _ALONE: Mapping[str, Any] = {
     "help": "this node alone, whatever the platform says: --nodes 1 --node-rank 0",
 }
 _CHECKING = (
-    *("preflight", "level", "pair_test", "threshold", "reference", "only", "skip", "fatal"),
+    *("preflight", "level", "gpu_burn", "pair_test", "threshold", "reference", "only", "skip", "fatal"),
     *("storage", "report"),
 )
 _RUN = tuple(name for name in Settings.model_fields if name not in _CHECKING)
@@ -372,7 +372,7 @@ _METAVARS = {  # and the settings that have it
     "A,B": "preload",
     "PATH": "ssh_dir secret_file termination_log reference report state_dir incident_dir",
     "NAME[,...]": "forward_env",
-    "SECONDS": "grace wait_timeout shrink_after",
+    "SECONDS": "grace wait_timeout shrink_after gpu_burn",
     "NAME=ACTION[,...]": "signals",
     "LOW-HIGH": "port_range",
     "SIZE|auto|keep": "shm_size",

@@ -95,6 +95,12 @@ def port_error(port: int) -> tuple[int, str] | None:
 
 
 _ACTIVE = "4"  # as in "4: ACTIVE"
+_ERRORS = frozenset(
+    (
+        *("symbol_error", "link_error_recovery", "link_downed", "local_link_integrity_errors", "port_rcv_errors"),
+        "local_ack_timeout_err",  # of hw_counters; others there count what adaptive routing and congestion do
+    )
+)
 _SHOWN = 8
 _DISCARD = 9  # a UDP socket that is only connected sends nothing, so any port will do
 
@@ -159,6 +165,18 @@ def _ports_below(folder: Path) -> Iterator[AdapterPort]:
         if port.name.isdigit():
             is_active = files.text(port / "state").partition(":")[0].strip() == _ACTIVE
             yield AdapterPort(port.parts[-3], int(port.name), is_active, files.text(port / "rate").strip()[:80])
+
+
+def port_errors(root: Path = Path("/")) -> dict[tuple[str, int, str], int]:
+    """What RDMA ports have counted of errors since their drivers were loaded: by device, port and counter."""
+    ports = [port for port in (root / "sys/class/infiniband").glob("*/ports/*") if port.name.isdigit()]
+    texts = {
+        (port.parts[-3], int(port.name), path.name): files.text(path).strip()
+        for port in ports
+        for path in port.glob("*counters/*")
+        if path.name in _ERRORS
+    }
+    return {place: int(text) for place, text in texts.items() if text.isdecimal()}
 
 
 def may_use_rdma(root: Path = Path("/")) -> bool:

@@ -100,6 +100,7 @@ class Finding(Struct, frozen=True, kw_only=True):
     basis: Basis | None = None  # what `measured` was compared with
     evidence: tuple[str, ...] = ()
     action: str = ""  # what to do
+    remedy: Annotated[str, Meta(pattern="^[A-Z_]{0,20}$")] = ""  # the same for programs; "": the cause is unknown
     took_s: Annotated[float, Meta(ge=0, le=1e9)] = 0.0
 
     def __post_init__(self) -> None:

@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from enum import Enum
 from pathlib import Path
-from typing import Any, Generic, TypeVar
+from typing import Any, Generic, TypeAlias, TypeVar
 
 from msgspec import Struct, field
 from msgspec.structs import replace
@@ -33,6 +33,7 @@ from trainer_launch.planning.job import hosts_no_rank, place
 from trainer_launch.planning.reading import Reading
 from trainer_launch.planning.shared_memory import Need
 from trainer_launch.preflight.gpu_collect import Cards, collect
+from trainer_launch.preflight.rules import Observed, judged
 
 LIMIT_S = 5.0  # for a check that does not say otherwise
 STATE_FILE = "preflight.json"  # the report, in --state-dir
@@ -44,6 +45,7 @@ _states: dict[str, Status | None] = {}
 Context = TypeVar("Context")
 _About = TypeVar("_About")
 _Found = TypeVar("_Found")
+_Said: TypeAlias = Finding | Observed
 
 
 class Where(str, Enum):
@@ -63,6 +65,7 @@ class Check(Struct, Generic[Context], frozen=True, kw_only=True):
     run: Callable[[Context], Iterable[Finding]]  # checks that share it are run once
     where: Where = Where.CONTAINER
     needs_load: bool = False  # GPUs at work
+    is_late: bool = False  # it looks when all nodes have met
     limit_s: Callable[[Context], float] = lambda context: LIMIT_S
 
     def passed(self, text: str, **more: Any) -> Finding:
@@ -95,18 +98,23 @@ def check(
     where: Where = Where.CONTAINER,
     *,
     needs_load: bool = False,
-    limit_s: Callable[[Any], float] | None = None,
-) -> Callable[[Callable[[Context], Finding | Iterable[Finding]]], Check[Context]]:
-    """Make a check of the function that follows; the first line of its docstring is the title."""
+    is_late: bool = False,
+    limit_s: Callable[[Any], float] = lambda context: LIMIT_S,
+) -> Callable[[Callable[[Context], _Said | Iterable[_Said]]], Check[Context]]:
+    """Make a check of the function that follows; the first line of its docstring is the title.
 
-    def made(run: Callable[[Context], Finding | Iterable[Finding]]) -> Check[Context]:
+    It tells findings, or what it has observed, of which the rules of this name judge.
+    """
+
+    def made(run: Callable[[Context], _Said | Iterable[_Said]]) -> Check[Context]:
         def findings(context: Context) -> tuple[Finding, ...]:
             result = run(context)
-            return (result,) if isinstance(result, Finding) else tuple(result)
+            said = [result] if isinstance(result, Finding | Observed) else list(result)
+            ready = [item for item in said if isinstance(item, Finding)]
+            return (*ready, *judged(name, [item for item in said if isinstance(item, Observed)]))
 
-        title = (run.__doc__ or "").partition("\n")[0]
-        limit = limit_s or (lambda context: LIMIT_S)
-        return Check(id=name, title=title, run=findings, where=where, needs_load=needs_load, limit_s=limit)
+        title, how = (run.__doc__ or "").partition("\n")[0], {"needs_load": needs_load, "is_late": is_late}
+        return Check(id=name, title=title, run=findings, where=where, limit_s=limit_s, **how)
 
     return made
 
@@ -131,11 +139,14 @@ class Subject(Struct, frozen=True, kw_only=True):
     interfaces: tuple[Interface, ...] = ()
     adapters: tuple[AdapterPort, ...] = ()
     has_rdma: bool = False  # the container was given RDMA devices
+    port_errors: Mapping[tuple[str, int, str], int] | None = None  # that its ports had before pairs were tested
+    burn_s: float = 0.0  # how long GPUs are heated
     cards: Cards | None = None  # NVIDIA's GPUs, which children look at; None: there is none
 
     lookup: dns.Lookup = dns.lookup
     port_problem: Callable[[int], tuple[int, str] | None] = network.port_error
     write_problem: Callable[[int], int | None] = shm.write_error
+    count_errors: Callable[[], Mapping[tuple[str, int, str], int]] = network.port_errors
     try_out: Callable[[str, str, float], deadline_subprocess.Tried] = deadline_subprocess.try_out
 
     def left_s(self, least_s: float, most_s: float) -> float:
@@ -156,6 +167,13 @@ class Subject(Struct, frozen=True, kw_only=True):
             on_gpus=self.host.gpus.cuda > 0,
             is_mpi=self.job.engine in ("mpirun", "sshd"),
         )
+
+    @property
+    def test_env(self) -> Mapping[str, str]:
+        """That of tests, as of the job's own workers: without room in /dev/shm, GPUs meet by other ways."""
+        free = self.host.shm_free_bytes
+        is_short = free is not None and free < self.shm_need.least_bytes
+        return {"NCCL_SHM_DISABLE": "1", **self.env} if is_short else self.env
 
     @property
     def ranks(self) -> int:
@@ -207,6 +225,7 @@ def subject_of(reading: Reading, settings: Settings, root: Path = Path("/")) -> 
         deadline_s=settings.wait_timeout,
         ends_at_s=time.monotonic() + settings.wait_timeout,
         shm_size=settings.shm_size,
+        burn_s=settings.gpu_burn,
         storage=tuple(path.removeprefix(_SHARED) for path in folders),
         shared=frozenset(path.removeprefix(_SHARED) for path in folders if path.startswith(_SHARED)),
         limits=cgroup.process_limits(),
@@ -221,11 +240,8 @@ def with_gpus(subject: Subject, level: str) -> Subject:
     if not gpus.count or not gpus.is_nvidia:
         return subject
     python = command.python[0] if command is not None and command.python else sys.executable
-    free = subject.host.shm_free_bytes
-    # As for the job's own workers: without room in /dev/shm, GPUs reach each other by other ways.
-    spared = {"NCCL_SHM_DISABLE": "1"} if free is not None and free < subject.shm_need.least_bytes else {}
-    made = functools.partial(collect, {**spared, **subject.env}, python, level, gpus.count, subject.left_s)
-    return replace(subject, cards=Cards(made, level))
+    made = functools.partial(collect, subject.test_env, python, level, gpus.count, subject.left_s, subject.burn_s)
+    return replace(subject, cards=Cards(made, level, subject.burn_s))
 
 
 def with_network(subject: Subject, root: Path = Path("/")) -> Subject:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import re
+import signal
 import subprocess
 import sys
 import tempfile
@@ -28,24 +29,28 @@ from trainer_launch.host.incident_facts import kernel_log
 from trainer_launch.model import codec
 from trainer_launch.model.errors import MALFORMED
 from trainer_launch.model.findings import Checksum, Measure
-from trainer_launch.model.units import in_ranges, in_units
+from trainer_launch.model.units import in_ranges
 
 IMPORT = "import torch"  # the stage of a test before it touches the device
 PEERS = "peers"  # the stage of a test in which GPUs need each other
+LATE = "not all GPUs came so far"  # what the test of a GPU says that met no others
 LOAD = "load "  # how the facts begin that were seen under load
+FABRIC_DONE = 3  # the state of a GPU that has joined its NVLink fabric, as nvml.h has it
 _CHILD = Path(__file__).parent / "children"
 FACTS = (sys.executable, str(_CHILD / "gpu_facts.py"))
 WATCH = (*FACTS, "watch")
 BENCH = str(_CHILD / "gpu_bench.py")
 
 STUCK = "the driver hangs"
-LEAST_S = 10.0  # that a driver is waited for, whatever the deadline
-FACTS_S = 20.0  # where the driver has to be loaded first, each GPU takes a second; and for ever where it hangs
+LEAST_S = 30.0  # that a driver is waited for, whatever the deadline
+FACTS_S = 60.0  # where the driver has to be loaded first, each GPU takes some seconds; and for ever where it hangs
 SETTLE_S = 20.0  # what others' memory may take to be given back: the driver does it after a process has ended
 LOAD_S: Mapping[str, float] = MappingProxyType({"standard": 60.0, "deep": 150.0})
 WATCH_S = 3.0  # to say what was seen
 MOST_HELD_BYTES = 1 << 30
 _FIRST_PAUSE_S = 0.5
+_LONG_IMPORT_S = 30.0
+_NO_MEMORY = "out of memory"  # as CUDA and torch have it
 # Of the job's own workers: a test is no rank of theirs.
 _NOT_OURS = frozenset(("NCCL_DEBUG_FILE", "RANK", "WORLD_SIZE", "LOCAL_RANK", "MASTER_ADDR", "MASTER_PORT"))
 _TALK = {"NCCL_DEBUG": "INFO", "NCCL_DEBUG_SUBSYS": "INIT,NET"}
@@ -74,22 +79,11 @@ class Gpu(Struct, frozen=True, kw_only=True):
         return str(self.facts.get("name", ""))
 
     @property
-    def down_links(self) -> str:
-        """Their numbers."""
-        return ", ".join(str(number) for number, is_up in enumerate(self.facts.get("nvlinks", ())) if not is_up)
-
-    @property
-    def memory(self) -> str:
-        """All of it, in units."""
-        return in_units(self.facts.get("memory_total", 0))
-
-    def first(self, names: Sequence[str]) -> str:
-        """The first of these facts that this kind of card has, known or not; empty: it has none."""
-        return next((name for name in names if name in self.facts or name in self.unknown), "")
-
-    def with_more(self, gpu: Gpu) -> Gpu:
-        """This GPU, with what another look at it has shown."""
-        return replace(self, facts={**self.facts, **gpu.facts}, unknown={**self.unknown, **gpu.unknown})
+    def domain(self) -> tuple[str, str] | None:
+        """Which GPUs its NVLinks lead to: its fabric and the clique there; None: it has none, or did not join."""
+        fabric = self.facts.get("fabric")
+        is_in = fabric is not None and fabric["state"] == FABRIC_DONE
+        return (fabric["cluster"][:8], str(fabric["clique"])) if is_in and fabric is not None else None
 
     @property
     def is_watched(self) -> bool:
@@ -132,6 +126,8 @@ class GpuTest(Struct, frozen=True, kw_only=True):
     tested_bytes: int = 0  # of memory, with patterns
     wrong_words: int = 0
     network: str = ""  # what NCCL says that it uses between nodes, such as IB or Socket; "": it did not say
+    gpudirect: str = ""  # of how many of its adapters NCCL says that they reach GPUs directly: all, some, none
+    import_s: float = 0.0  # what `import torch` took
     peers: Peers | None = None  # how it did together with the node's other GPUs, or alone
 
 
@@ -148,15 +144,20 @@ class GpuFacts(Struct, frozen=True, kw_only=True):
     @property
     def measures(self) -> tuple[Measure, ...]:
         """All figures, for the comparison with a reference and with other nodes."""
-        return tuple(
+        of_cards = [
             Measure(name, value, unit, test.facts.get("model", ""), test.gpu)
             for test in self.tests
             for name, value, unit in test.figures
-        )
+        ]
+        together = [test.peers.rate for test in self.tests if test.peers is not None and test.peers.good]
+        if len(together) < 2 or len(together) < len(self.tests) or not min(together):
+            return tuple(of_cards)
+        model = self.tests[0].facts.get("model", "")
+        return (*of_cards, Measure(f"allreduce-{len(together)}", min(together), "GB/s", model, None))
 
     @property
     def checksums(self) -> tuple[Checksum, ...]:
-        """Only the same model with the same libraries must come to the same bits."""
+        """Only the same model with the same libraries and settings must come to the same bits."""
         return tuple(
             Checksum(test.gpu, test.uuid, self._kind(test.facts), test.checksum)
             for test in self.tests
@@ -164,8 +165,10 @@ class GpuFacts(Struct, frozen=True, kw_only=True):
         )
 
     def _kind(self, facts: Mapping[str, str]) -> str:
-        libraries = [f"{name} {facts.get(name, '')}" for name in ("torch", "cuda", "cublas")]
-        return ", ".join((facts.get("model", ""), f"driver {self.driver}", *libraries))[:120]
+        about = [
+            f"{name} {facts[name]}" for name in ("SMs", "settings", "torch", "cuda", "cublas") if facts.get(name)
+        ]
+        return ", ".join((facts.get("model", ""), f"driver {self.driver}", *about))[:120]
 
 
 def parse_facts(data: bytes) -> GpuFacts:
@@ -179,7 +182,8 @@ def parse_facts(data: bytes) -> GpuFacts:
 def parse_test(gpu: int, uuid: str, ended: Ended, limit_s: float) -> GpuTest:
     """What a test found, by the last of its lines that can be read, and how it ended within `limit_s`.
 
-    What happens before it touches the device, as on a slow disk, says nothing of the GPU: it was not tested.
+    What happens before it touches the device, as on a slow disk, says nothing of the GPU: it was not tested. Nor
+    does it where memory ran out: the container's, whose processes the kernel then kills, or the GPU's own.
     """
     test = GpuTest()
     for line in reversed(ended.stdout.splitlines()):
@@ -187,21 +191,23 @@ def parse_test(gpu: int, uuid: str, ended: Ended, limit_s: float) -> GpuTest:
             test = codec.decoder(GpuTest).decode(line)
             break
     test = replace(test, gpu=gpu, uuid=uuid or test.facts.get("uuid", ""))
+    is_innocent = test.stage in ("", IMPORT) or _NO_MEMORY in test.why
     if test.ending is LoadEnding.NOT_RUN:
-        test = _unfinished(test, ended, limit_s)
-    is_before = test.stage in ("", IMPORT) and test.ending is not LoadEnding.NO_TORCH
-    return replace(test, ending=LoadEnding.NOT_RUN) if is_before else test
-
-
-def _unfinished(test: GpuTest, ended: Ended, limit_s: float) -> GpuTest:
-    """A test that did not say how it ended."""
-    at = f"at {test.stage!r}" if test.stage else "at its start"
-    if ended.status is None:
-        return replace(test, ending=LoadEnding.STUCK, why=f"its test hangs {at}, and not even SIGKILL ends it")
-    if ended.timed_out:
-        return replace(test, ending=LoadEnding.DIED, why=f"its test hung {at}, and was killed after {limit_s:g} s")
-    how = f"signal {-ended.status}" if ended.status < 0 else f"exit code {ended.status}"
-    return replace(test, ending=LoadEnding.DIED, why=f"its test died {at} ({how})")
+        at = f"at {test.stage!r}" if test.stage else "at its start"
+        if ended.status is None:
+            ending, why = LoadEnding.STUCK, f"its test hangs {at}, and not even SIGKILL ends it"
+        elif ended.timed_out:
+            ending, why = LoadEnding.DIED, f"its test hung {at}, and was killed after {limit_s:g} s"
+            if test.import_s > _LONG_IMPORT_S:  # on a slow disk: the test itself had little time
+                is_innocent, why = True, f"{why}, of which `import torch` took {test.import_s:.0f} s"
+        else:
+            how = f"signal {-ended.status}" if ended.status < 0 else f"exit code {ended.status}"
+            ending, why = LoadEnding.DIED, f"its test died {at} ({how})"
+            if ended.status == -signal.SIGKILL:
+                is_innocent, why = True, f"{why}; the kernel kills so where a container's memory runs out"
+        test = replace(test, ending=ending, why=why)
+    is_innocent = is_innocent and test.ending is not LoadEnding.NO_TORCH
+    return replace(test, ending=LoadEnding.NOT_RUN) if is_innocent else test
 
 
 def numbered(indices: Sequence[int]) -> str:
@@ -212,8 +218,8 @@ def numbered(indices: Sequence[int]) -> str:
 class Cards:
     """This node's GPUs. Whoever asks first has the facts collected; the others wait for them."""
 
-    def __init__(self, collect: Callable[[], GpuFacts], level: str = "standard") -> None:
-        self._collect, self._level, self._lock = collect, level, threading.Lock()
+    def __init__(self, collect: Callable[[], GpuFacts], level: str = "standard", burn_s: float = 0.0) -> None:
+        self._collect, self._level, self._burn_s, self._lock = collect, level, burn_s, threading.Lock()
         self._facts: GpuFacts | None = None
 
     def facts(self) -> GpuFacts:
@@ -231,7 +237,7 @@ class Cards:
     @property
     def limit_s(self) -> float:
         """All that collecting may take: until the last child was killed."""
-        load_s = LOAD_S.get(self._level, 0.0) + WATCH_S + 2 * deadline_subprocess.REAP_S
+        load_s = LOAD_S.get(self._level, 0.0) + self._burn_s + WATCH_S + 2 * deadline_subprocess.REAP_S
         return 2 * (FACTS_S + deadline_subprocess.REAP_S) + SETTLE_S + load_s + 5.0
 
 
@@ -241,18 +247,20 @@ def collect(
     level: str,
     count: int,
     left_s: Callable[[float, float], float] = lambda least_s, most_s: most_s,
+    burn_s: float = 0.0,
 ) -> GpuFacts:
     """What is known of the GPUs that a container with this environment sees; `python` has the job's torch.
 
-    `count` is by /dev. `left_s` bounds the time for a driver that hangs by the deadline of all checks, between a
-    least and a most.
+    `count` is by /dev, `burn_s` how long they are heated. `left_s` bounds the time for a driver that hangs by the
+    deadline of all checks, between a least and a most.
     """
     shown = env.get("CUDA_VISIBLE_DEVICES")
     facts = settled(asked(env, left_s(LEAST_S, FACTS_S), shown), env, shown, left_s(0.0, SETTLE_S))
     facts = replace(facts, log=earlier_xids())
     if level not in LOAD_S:
         return facts
-    return loaded(facts, targets(facts, shown, count), env, (python, BENCH, "--level", level), LOAD_S[level])
+    argv = (python, BENCH, "--level", level, "--burn", str(burn_s))
+    return loaded(facts, targets(facts, shown, count), env, argv, LOAD_S[level] + burn_s)
 
 
 def asked(env: _Env, limit_s: float, shown: str | None) -> GpuFacts:
@@ -263,7 +271,8 @@ def asked(env: _Env, limit_s: float, shown: str | None) -> GpuFacts:
     if ended.status is None:
         return GpuFacts(trouble=f"{STUCK}: not even SIGKILL ends who asks it")
     if ended.timed_out:
-        return GpuFacts(trouble=f"{STUCK}: no answer within {limit_s:g} s")
+        where = STUCK if ended.stdout else "a Python with NVIDIA's bindings did not start"  # its disk may be slow
+        return GpuFacts(trouble=f"{where}: no answer within {limit_s:g} s")
     facts = parse_facts(ended.stdout)
     return replace(facts, gpus=visible(facts.gpus, shown))
 
@@ -326,7 +335,7 @@ def loaded(
     """Load all GPUs at once, each by its own child, while another child watches; add what they found to `facts`."""
     if not gpus:
         return replace(facts, load_trouble="no GPU can be put under load: see the other checks of GPUs")
-    watch = None if facts.trouble else _started(WATCH, env)
+    watch = None if facts.trouble else _started((*WATCH, str(limit_s + 60)), env)
     own = {name: value for name, value in env.items() if name not in _NOT_OURS}
     until_s = time.monotonic() + limit_s
     with _folder() as folder:
@@ -355,9 +364,10 @@ def loaded(
     if ended.timed_out:
         return replace(facts, load_trouble=f"{STUCK}: who watched the GPUs was killed")
     watched = parse_facts(ended.stdout)
-    by_index = {gpu.index: gpu for gpu in watched.gpus}
-    both = (gpu.with_more(by_index[gpu.index]) if gpu.index in by_index else gpu for gpu in facts.gpus)
-    return replace(facts, gpus=tuple(both), load_trouble=watched.trouble)
+    later = {gpu.index: gpu for gpu in watched.gpus}
+    both = ((gpu, later.get(gpu.index, gpu)) for gpu in facts.gpus)
+    merged = (replace(a, facts={**a.facts, **b.facts}, unknown={**a.unknown, **b.unknown}) for a, b in both)
+    return replace(facts, gpus=tuple(merged), load_trouble=watched.trouble)
 
 
 def _folder() -> contextlib.AbstractContextManager[str]:

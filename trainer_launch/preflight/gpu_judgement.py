@@ -13,41 +13,29 @@ from trainer_launch.model.findings import Basis, Checksum, Fault, Finding, Measu
 from trainer_launch.model.units import all_of, counted, grouped, listed
 from trainer_launch.preflight.check import Check, Where, check
 from trainer_launch.preflight.cluster.nodes import Cluster
+from trainer_launch.preflight.rules import DRAIN
 from trainer_launch.preflight.thresholds import KINDS, Reference, SpeedKind, Table, kind_of
 
 _MAD_TO_SIGMA = 1.4826
 SIGMAS = 4.0  # a spread that the job has anyway accuses nobody
-_SHOWN = 6
+_SHOWN, _GPUS_SHOWN = 6, 8
 _MANY = 64
 _JOB_ACTION = (
     "the same everywhere: see power limits and clock policy; where this is what your machines give, save it with "
     "--report FILE.json and pass that as --reference"
 )
+_WRONG_ACTION = "do not train on it: have the card tested (dcgmi diag -r 3) or replaced"
 
 
 class _Card(Struct, frozen=True):
+    """What one card, or all cards of a node together, deliver."""
+
     node: int
     measure: Measure
     of_reference: float | None  # its share; None: nobody knows what it should be
     of_peers: float | None  # None: it has none
     is_short: bool  # below what the reference allows
     is_behind: bool  # its peers
-
-
-class _Group(Struct, frozen=True):
-    """Cards that can be compared: of one model, by one measure in one unit."""
-
-    kind: SpeedKind
-    model: str
-    reference: Reference | None
-    cards: Sequence[_Card]
-
-    def finding(self, status: Status, text: str, value: float, **more: Any) -> Finding:
-        """`value` is what was measured."""
-        expected = None if self.reference is None else round(self.reference.value, 2)
-        more |= {"measured": round(value, 2), "expected": expected, "unit": self.cards[0].measure.unit}
-        fault = Fault.NODE if status is Status.FAIL else None
-        return Finding(check=self.kind.name, status=status, fault=fault, text=text, **more)
 
 
 def _slow_gpus(cluster: Cluster) -> list[Finding]:
@@ -72,13 +60,13 @@ def findings(
     """What all nodes' measures come to; `names` say whose they are."""
     pairs = ((node, measure) for node, its in enumerate(measures) for measure in its)
     groups = grouped(((measure.name, measure.model, measure.unit), (node, measure)) for node, measure in pairs)
-    judged: list[Finding] = []
+    results: list[Finding] = []
     for (name, model, _), members in groups.items():
         kind, reference = kind_of(name, kinds), table.of(members[0][1])
         if kind is not None:
-            group = _Group(kind, model, reference, _cards(kind, members, reference))
-            judged += _judged(group, names, is_known=table.knows(model))
-    return judged
+            cards = _cards(kind, members, reference)
+            results += _judged(kind, cards, reference, names, is_known=table.knows(model))
+    return results
 
 
 def _cards(kind: SpeedKind, members: Sequence[tuple[int, Measure]], reference: Reference | None) -> list[_Card]:
@@ -116,74 +104,65 @@ def deviation(values: Iterable[float], middle: float) -> float:
     return _MAD_TO_SIGMA * statistics.median(abs(value - middle) for value in values)
 
 
-def _judged(group: _Group, names: Sequence[str], *, is_known: bool) -> Iterator[Finding]:
+def _judged(
+    kind: SpeedKind, cards: Sequence[_Card], reference: Reference | None, names: Sequence[str], *, is_known: bool
+) -> Iterator[Finding]:
     """Cards that both the reference and their peers accuse, by node; then those of one accuser, which warn."""
-    faulty = [card for card in group.cards if card.is_short and card.is_behind]
-    behind = [card for card in group.cards if card.is_behind and not card.is_short]
-    short = [card for card in group.cards if card.is_short and not card.is_behind]
-    on_node = grouped((card.node, card) for card in group.cards)
-    for status, some in ((Status.FAIL, faulty), (Status.WARN, behind)):
-        for node, its in sorted(grouped((card.node, card) for card in some).items()):
-            yield _of_node(group, status, names[node], its, is_whole=1 < len(on_node[node]) == len(its))
-    if short and group.reference is not None:
-        yield _short(group, group.reference, short, names)
-    if not (faulty or behind or short):
-        yield _well(group, is_known=is_known)
+    measure, n_cards, has_peers = cards[0].measure, len(cards), len(cards) > 1
+    noun, model = "GPU" if measure.gpu is not None else "node", measure.model or "unknown model"
+    expected = None if reference is None else round(reference.value, 2)
+
+    def finding(status: Status, text: str, value: float, **more: Any) -> Finding:
+        fault, remedy = (Fault.NODE, DRAIN) if status is Status.FAIL else (None, "")
+        more |= {"measured": round(value, 2), "expected": expected, "unit": measure.unit, "remedy": remedy}
+        return Finding(check=kind.name, status=status, fault=fault, text=text, **more)
+
+    def evidence(some: Sequence[_Card]) -> tuple[str, ...]:
+        return tuple(f"{_name(card, names)}: {card.measure.value:.4g} {measure.unit}" for card in some[:_SHOWN])
+
+    behind = grouped(((not card.is_short, card.node), card) for card in cards if card.is_behind)
+    for (is_enough, node), its in sorted(behind.items()):
+        worst = min(its, key=lambda card: card.measure.value)
+        is_whole = measure.gpu is None or 1 < sum(card.node == node for card in cards) == len(its)
+        where = (
+            names[node] if is_whole else f"{names[node]}, GPU {', '.join(str(card.measure.gpu) for card in its)}"
+        )
+        parts = [f"{worst.of_peers:.0%} of what the others of its model do"] if worst.of_peers is not None else []
+        if worst.of_reference is not None and reference is not None:
+            parts.insert(0, f"{worst.of_reference:.0%} of the reference {reference.value:g}")
+        text = f"{where} delivers {worst.measure.value:.4g} {measure.unit} ({measure.name}, {model}): "
+        about: dict[str, Any] = {"scope": Scope.NODE if is_whole else Scope.GPU, "subject": where}
+        about |= {"evidence": evidence(its) if len(its) > 1 else (), "action": kind.action}
+        status, basis = (Status.WARN, Basis.PEER) if is_enough else (Status.FAIL, Basis.BOTH)
+        yield finding(status, text + " and ".join(parts), worst.measure.value, basis=basis, **about)
+    short = [card for card in cards if card.is_short and not card.is_behind]
+    if short and reference is not None:
+        middle = statistics.median(card.measure.value for card in short)
+        some = f"{len(short)} of {counted(n_cards, noun)}" if len(short) < n_cards else all_of(n_cards, noun)
+        text = (
+            f"{model}: less {measure.name} than expected on {some}, {middle:.4g} {reference.unit} in the median, "
+        )
+        text += (
+            f"{middle / reference.value:.0%} of the reference {reference.value:g}, while they hardly differ from "
+        )
+        about = {"scope": Scope.JOB, "basis": Basis.ABSOLUTE, "action": _JOB_ACTION}
+        about["evidence"] = evidence(short) if n_cards <= _SHOWN else ()
+        yield finding(Status.WARN, f"{text}the others", middle, **about)
+    if not behind and not short:
+        least, most = (limit(card.measure.value for card in cards) for limit in (min, max))
+        text = f"{counted(n_cards, noun)} ({model}): {least:.4g} to {most:.4g} {measure.unit} of {measure.name}"
+        status, basis = Status.PASS, Basis.BOTH if has_peers else Basis.ABSOLUTE
+        if reference is None:
+            text += f"; no reference tells {'this of it' if is_known else 'of this model'}"
+            text += ", so they were only compared with each other" if has_peers else ""
+            # Of a node that is alone, gpu-peers tells the speed.
+            lone = Status.SKIPPED if measure.gpu is None else Status.UNKNOWN
+            status, basis = (status if is_known else Status.UNKNOWN) if has_peers else lone, Basis.PEER
+        yield finding(status, text, least, scope=Scope.JOB, basis=basis)
 
 
-def _of_node(group: _Group, status: Status, name: str, cards: Sequence[_Card], *, is_whole: bool) -> Finding:
-    worst = min(cards, key=lambda card: card.measure.value)
-    measure = worst.measure
-    where = name if is_whole else f"{name}, GPU {', '.join(str(card.measure.gpu) for card in cards)}"
-    parts = [f"{worst.of_peers:.0%} of what the others of its model do"] if worst.of_peers is not None else []
-    if worst.of_reference is not None and group.reference is not None:
-        parts.insert(0, f"{worst.of_reference:.0%} of the reference {group.reference.value:g}")
-    return group.finding(
-        status,
-        f"{where} delivers {measure.value:.4g} {measure.unit} "
-        f"({measure.name}, {measure.model or 'unknown model'}): {' and '.join(parts)}",
-        measure.value,
-        scope=Scope.NODE if is_whole else Scope.GPU,
-        subject=where,
-        basis=Basis.BOTH if status is Status.FAIL else Basis.PEER,
-        evidence=tuple(_evidence(card, name) for card in cards[:_SHOWN]) if len(cards) > 1 else (),
-        action=group.kind.action,
-    )
-
-
-def _short(group: _Group, reference: Reference, short: Sequence[_Card], names: Sequence[str]) -> Finding:
-    n_cards, middle = len(group.cards), statistics.median(card.measure.value for card in short)
-    which = all_of(n_cards, "GPU") if len(short) == n_cards else f"{len(short)} of {n_cards} GPUs"
-    text = f"{group.model}: less {short[0].measure.name} than expected on {which}, {middle:.4g} "
-    text += f"{reference.unit} in the median, {middle / reference.value:.0%} of the reference "
-    text += f"{reference.value:g}, while they hardly differ from the others"
-    evidence = tuple(_evidence(card, names[card.node]) for card in short) if n_cards <= _SHOWN else ()
-    more = {"scope": Scope.JOB, "basis": Basis.ABSOLUTE, "action": _JOB_ACTION, "evidence": evidence}
-    return group.finding(Status.WARN, text, middle, **more)
-
-
-def _well(group: _Group, *, is_known: bool) -> Finding:
-    values, measure = [card.measure.value for card in group.cards], group.cards[0].measure
-    text = f"{counted(len(values), 'GPU')} ({group.model or 'unknown model'}): "
-    text += f"{min(values):.4g} to {max(values):.4g} {measure.unit} of {measure.name}"
-    has_peers, basis = len(values) > 1, Basis.BOTH if len(values) > 1 else Basis.ABSOLUTE
-    if group.reference is None:
-        text += f"; no reference tells {'this of it' if is_known else 'of this model'}"
-        text += ", so they were only compared with each other" if has_peers else ""
-        basis = Basis.PEER
-    status = Status.PASS if group.reference is not None or (is_known and has_peers) else Status.UNKNOWN
-    return group.finding(status, text, min(values), scope=Scope.JOB, basis=basis)
-
-
-def _evidence(card: _Card, name: str) -> str:
-    return f"{name}, GPU {card.measure.gpu}: {card.measure.value:.4g} {card.measure.unit}"
-
-
-# -- the same numbers through the same kernels must come to the same bits ----------------------
-
-
-_GPUS_SHOWN = 8
-_ACTION = "do not train on it: have the card tested (dcgmi diag -r 3) or replaced"
+def _name(card: _Card, names: Sequence[str]) -> str:
+    return names[card.node] if card.measure.gpu is None else f"{names[card.node]}, GPU {card.measure.gpu}"
 
 
 def differing(nodes: Mapping[str, Sequence[Checksum]]) -> Iterator[Finding]:
@@ -203,7 +182,7 @@ def _of_kind(kind: str, members: Sequence[tuple[str, Checksum]]) -> Iterator[Fin
     most, *others = sorted(grouped((member[1].value, member) for member in members).values(), key=len, reverse=True)
     if not others:
         return
-    more = {"basis": Basis.PEER, "action": _ACTION}
+    more: dict[str, Any] = {"basis": Basis.PEER, "action": _WRONG_ACTION}
     if 2 * len(most) <= len(members):
         cards = [f"GPU {card.gpu}{f' of {node}' if node else ''} ({card.value[:8]})" for node, card in members]
         text = f"the same product differs between GPUs of one kind ({kind}), and no value has a majority: one of "
@@ -214,6 +193,5 @@ def _of_kind(kind: str, members: Sequence[tuple[str, Checksum]]) -> Iterator[Fin
         where, gpus = f" of {node}" if node else "", ", ".join(f"GPU {card.gpu}" for card in its)
         cards = [f"GPU {card.gpu}{where}{f' ({card.uuid})' if card.uuid else ''}" for card in its]
         text = f"{', '.join(cards)} computes wrong results: {len(most)} others of its kind ({kind}) agree"
-        subject = f"{node}, {gpus}" if node else gpus
-        more |= {"scope": Scope.GPU, "subject": subject, "measured": its[0].value}
-        yield gpu_checksum.failed(Fault.NODE, f"{text} on another result", **more)
+        more |= {"scope": Scope.GPU, "subject": f"{node}, {gpus}" if node else gpus, "measured": its[0].value}
+        yield gpu_checksum.failed(Fault.NODE, f"{text} on another result", remedy=DRAIN, **more)

@@ -20,14 +20,16 @@ from trainer_launch.host import dns as resolver
 from trainer_launch.host.dns import Addresses, Answer
 from trainer_launch.host.network import AdapterPort, Interface, named
 from trainer_launch.model import value_parsers
-from trainer_launch.model.findings import Fault, Finding
+from trainer_launch.model.units import counted
 from trainer_launch.model.value_parsers import parse_number
 from trainer_launch.preflight.check import Subject, check
+from trainer_launch.preflight.rules import Observed
 
 SETTLED_S = 60.0  # after which a name that its Service publishes is there: caches deny for up to 30 s
 _FIRST_PAUSE_S, _LONGEST_PAUSE_S = 0.02, 1.0
 _POLL_S = 12.0  # glibc's own patience with two servers that do not answer is 10 s
 _LAST_LOOK_S = 1.5  # after the deadline, at most
+_SLOW_S = 2.0  # of a look-up that is answered; a lost packet costs glibc 5 s
 
 # Whose Services name only pods that are ready; their main containers have names some seconds after they start.
 HIDING = frozenset(("pytorchjob-v1", "pytorchjob-v1-elastic", "tfjob-v1", "xgboostjob-v1", "paddlejob-v1"))
@@ -40,6 +42,9 @@ _BOTH_ABSENT = (
 )
 _ABSENT = "node 0's pod is not there yet: see whether it is scheduled and has started"
 _NO_DNS = "DNS does not work here: check the cluster's DNS pods, and network policies for port 53"
+_SLOW = (
+    "check the cluster's DNS pods and their CPU limits; ndots and search domains multiply each look-up (dnsConfig)"
+)
 _FAMILIES = {"AF_INET": ".", "AF_INET6": ":"}  # what an address of it has in it
 
 
@@ -47,8 +52,8 @@ def _limit_s(subject: Subject) -> float:
     return max(subject.deadline_s, subject.left_s(_LAST_LOOK_S, _POLL_S)) + 1.0
 
 
-@check("dns", limit_s=_limit_s)
-def dns(subject: Subject) -> Finding:
+@check("dns", limit_s=_limit_s, is_late=True)
+def dns(subject: Subject) -> Observed:
     """Node 0's name resolves before the deadline: all workers connect to it by that name.
 
     Nobody connects to this node by its own name, so the own name only explains why node 0's is absent.
@@ -56,18 +61,23 @@ def dns(subject: Subject) -> Finding:
     coordinator = subject.topology.coordinator
     home = "localhost" if coordinator is None else coordinator.host
     if not subject.has_peers or home == "localhost" or value_parsers.is_address(home):
-        return dns.skipped("there is no name of another node to look up")
+        return Observed(skipped="there is no name of another node to look up")
     began_s = time.monotonic()
-    answers = _wait(subject, home)
+    answers, look_s = _wait(subject, home)
     answer = answers[home]
     if isinstance(answer, Answer):
         return _absent(subject, home, answers, time.monotonic() - began_s)
-    addresses = ", ".join(sorted(answer))
-    return _of_another_family(subject, home, answer) or dns.passed(f"{home} resolves to {addresses}")
+    good = f"{home} resolves to {', '.join(sorted(answer))}"
+    slow = f"{good}, but a look-up takes {look_s:.1f} s" if look_s > _SLOW_S else ""
+    facts = {"other family": _of_another_family(subject, home, answer), "slow": slow, "action": _SLOW}
+    return Observed(facts=facts, good=good)
 
 
-def _wait(subject: Subject, home: str) -> Mapping[str, Addresses | Answer]:
-    """Node 0's addresses when there are some, or why there are none when the time is up; so for the own name."""
+def _wait(subject: Subject, home: str) -> tuple[Mapping[str, Addresses | Answer], float]:
+    """Node 0's addresses when there are some, or why there are none when the time is up; so for the own name.
+
+    Behind them are the seconds that the last look-up took.
+    """
     hope_s = HIDDEN_S if subject.job.contract in HIDING else subject.deadline_s
     began_s = time.monotonic()
     until_s = began_s + min(hope_s, subject.deadline_s)
@@ -76,9 +86,10 @@ def _wait(subject: Subject, home: str) -> Mapping[str, Addresses | Answer]:
     pause_s = _FIRST_PAUSE_S
     while True:
         patience_s = min(_POLL_S, max(_LAST_LOOK_S, end_s - time.monotonic()))
+        asked_s = time.monotonic()
         answers = resolver.lookup_all(names, patience_s, subject.lookup)
         if not isinstance(answers[home], Answer) or time.monotonic() >= until_s:
-            return answers
+            return answers, round(time.monotonic() - asked_s, 1)
         time.sleep(min(pause_s, _LONGEST_PAUSE_S))
         pause_s *= 2
 
@@ -89,35 +100,28 @@ def _own(subject: Subject) -> str | None:
     return members[rank].host if rank is not None and rank < len(members) else None
 
 
-def _absent(subject: Subject, home: str, answers: Mapping[str, Addresses | Answer], waited_s: float) -> Finding:
+def _absent(subject: Subject, home: str, answers: Mapping[str, Addresses | Answer], waited_s: float) -> Observed:
     denied = [name for name, answer in answers.items() if answer in (Answer.NXDOMAIN, Answer.NO_DATA)]
     if home in denied and subject.job.contract in HIDING:
-        return dns.unknown(
-            f"{home}: not in DNS yet; Services of {subject.job.contract} name only pods that are "
-            f"ready, which pods in init containers are not",
-            action="nothing: `run` waits for the names it needs; --skip dns saves these seconds",
-        )
+        text = f"{home}: not in DNS yet; Services of {subject.job.contract} name only pods that are ready, which "
+        action = "nothing: `run` waits for the names it needs; --skip dns saves these seconds"
+        return Observed(unknown=f"{text}pods in init containers are not", more={"action": action})
     are_both = len(denied) == len(answers)
     is_settled = are_both and waited_s >= SETTLED_S and _own(subject) in denied
     reasons = "; ".join(f"{name}: {answer.value}" for name, answer in answers.items() if isinstance(answer, Answer))
-    return dns.failed(
-        Fault.JOB if is_settled else Fault.NODE,
-        f"node 0's name does not resolve after {waited_s:.0f} s: {reasons}",
-        action=_BOTH_ABSENT if are_both else _ABSENT if home in denied else _NO_DNS,
-    )
+    text = f"node 0's name does not resolve after {waited_s:.0f} s: {reasons}"
+    action = _BOTH_ABSENT if are_both else _ABSENT if home in denied else _NO_DNS
+    return Observed(facts={"never there" if is_settled else "absent": text, "action": action})
 
 
-def _of_another_family(subject: Subject, home: str, addresses: Addresses) -> Finding | None:
+def _of_another_family(subject: Subject, home: str, addresses: Addresses) -> str:
+    """Why this node cannot connect to these addresses; empty: it can."""
     up = (address for interface in subject.interfaces if interface.is_up for address in interface.addresses)
     here = {":" in address for address in up if _leads_on(address)}
     if not here or not here.isdisjoint(":" in address for address in addresses):
-        return None
+        return ""
     theirs, ours = ("IPv6", "IPv4") if False in here else ("IPv4", "IPv6")
-    return dns.failed(
-        Fault.NODE,
-        f"{home}: only {theirs} addresses ({', '.join(sorted(addresses))}), and this node has only {ours}",
-        action="give all pods of the job the same IP family (ipFamilyPolicy of the Service, the CNI)",
-    )
+    return f"{home}: only {theirs} addresses ({', '.join(sorted(addresses))}), and this node has only {ours}"
 
 
 def _leads_on(address: str) -> bool:
@@ -127,39 +131,29 @@ def _leads_on(address: str) -> bool:
 
 
 @check("own-name")
-def own_name(subject: Subject) -> Finding:
+def own_name(subject: Subject) -> Observed:
     """This host's own name leads to an address of its own: elsewhere gloo listens on loopback or nowhere."""
-    name = subject.host.hostname
+    name, problem = subject.host.hostname, ""
     try:
         addresses = subject.lookup(name)
-    except OSError as problem:
-        why = problem.strerror or problem
-        return _bad_name(subject, f"this host's own name {name} does not resolve ({why})", "nothing")
-    if not subject.interfaces:
-        return own_name.unknown("the kernel does not list the network interfaces")
-    shown = ", ".join(sorted(addresses))
-    text = f"this host's own name {name} resolves to {shown}"
-    if subject.has_remote_peers and all(ipaddress.ip_address(address).is_loopback for address in addresses):
-        return _bad_name(subject, f"{text}, which other nodes cannot reach", shown)
-    if addresses.isdisjoint(address for interface in subject.interfaces for address in interface.addresses):
-        has = (
-            named([interface for interface in subject.interfaces if not interface.is_loopback])
-            or "none but loopback's"
-        )
-        return _bad_name(subject, f"{text}, but this host has {has}", shown)
-    return own_name.passed(f"{name} resolves to {shown}", measured=shown)
-
-
-def _bad_name(subject: Subject, text: str, measured: str) -> Finding:
-    """A failure where gloo will be used and was not told better."""
-    told = bool(subject.env.get("GLOO_SOCKET_IFNAME"))
-    certain = subject.has_remote_peers and subject.is_torch and not told and not subject.may_use_gpus
-    return own_name.bad(
-        Fault.JOB if certain else None,
-        text,
-        measured=measured,
-        expected="an address of an interface here, not loopback",
-        action=f"set GLOO_SOCKET_IFNAME={subject.way_out or 'INTERFACE'} (an exact name), or fix /etc/hosts",
+    except OSError as error:
+        addresses, problem = frozenset(), f"does not resolve ({error.strerror or error})"
+    if not subject.interfaces and not problem:
+        return Observed(unknown="the kernel does not list the network interfaces")
+    shown = ", ".join(sorted(addresses)) or "nothing"
+    own = {address for interface in subject.interfaces for address in interface.addresses}
+    are_loopback = all(ipaddress.ip_address(address).is_loopback for address in addresses)
+    if not problem and subject.has_remote_peers and are_loopback:
+        problem = f"resolves to {shown}, which other nodes cannot reach"
+    elif not problem and own.isdisjoint(addresses):
+        others = [interface for interface in subject.interfaces if not interface.is_loopback]
+        problem = f"resolves to {shown}, but this host has {named(others) or 'only loopback'}"
+    # Certain where gloo will be used and was not told better.
+    is_certain = subject.has_remote_peers and subject.is_torch and not subject.may_use_gpus
+    is_certain = is_certain and not subject.env.get("GLOO_SOCKET_IFNAME")
+    action = f"set GLOO_SOCKET_IFNAME={subject.way_out or 'INTERFACE'} (an exact name), or fix /etc/hosts"
+    return _of_setting(
+        f"this host's own name {name}", problem, f"resolves to {shown}", action, is_certain=is_certain
     )
 
 
@@ -169,13 +163,9 @@ def nccl_interfaces(
     """What NCCL bootstraps and sends through; without a spec, first ib*, else all but docker* and lo."""
     mark = _FAMILIES.get(family or "", "")
     able = [found for found in interfaces if found.is_up and any(mark in address for address in found.addresses)]
-    if spec is not None and len(spec) > 1:
-        return _chosen(spec, able)
-    for tried in ("ib", "^docker,lo,virbr", "docker", "lo"):
-        chosen = _chosen(tried, able)
-        if chosen:
-            return chosen
-    return ()
+    specs = (spec,) if spec is not None and len(spec) > 1 else ("ib", "^docker,lo,virbr", "docker", "lo")
+    choices = (tuple(found for found in able if _takes(each, found.name, None)) for each in specs)
+    return next(filter(None, choices), ())
 
 
 def gloo_interfaces(spec: str, interfaces: Sequence[Interface]) -> tuple[tuple[Interface, ...], tuple[str, ...]]:
@@ -190,10 +180,6 @@ def nccl_adapters(spec: str | None, ports: Sequence[AdapterPort]) -> tuple[Adapt
     """The active ports that NCCL takes."""
     active = tuple(port for port in ports if port.is_active)
     return tuple(port for port in active if _takes(spec, port.device, port.port)) if spec else active
-
-
-def _chosen(spec: str, interfaces: Sequence[Interface]) -> tuple[Interface, ...]:
-    return tuple(found for found in interfaces if _takes(spec, found.name, None))
 
 
 def _takes(spec: str, name: str, port: int | None) -> bool:
@@ -213,114 +199,128 @@ def _fits(name: str, port: int | None, word: str, *, exact: bool) -> bool:
 
 
 @check("gloo-socket-ifname")
-def gloo_socket_ifname(subject: Subject) -> Finding:
+def gloo_socket_ifname(subject: Subject) -> Observed:
     """GLOO_SOCKET_IFNAME names interfaces that are here: gloo wants exact names, and each of them."""
     spec = subject.env.get("GLOO_SOCKET_IFNAME")
     if spec is None or len(spec) < 2:  # torch passes over a single letter, too
-        return gloo_socket_ifname.skipped("it is not set; own-name tells what gloo does then")
+        return Observed(skipped="it is not set; own-name tells what gloo does then")
     if not subject.interfaces:
-        return gloo_socket_ifname.unknown("the kernel does not list the network interfaces")
-    found, missing = gloo_interfaces(spec, subject.interfaces)
+        return Observed(unknown="the kernel does not list the network interfaces")
+    chosen, missing = gloo_interfaces(spec, subject.interfaces)
+    problem = ""
     if missing:
-        problem = f"names {', '.join(missing)}, which is not here"
+        problem = f"names {', '.join(missing)}, which is not here: here are {named(subject.interfaces)}"
         problem += "; gloo knows no patterns" if any(mark in spec for mark in "^=*:") else ""
-    elif subject.has_remote_peers and any(one.is_loopback for one in found):
+    elif subject.has_remote_peers and any(interface.is_loopback for interface in chosen):
         problem = "takes loopback, which other nodes cannot reach"
-    else:
-        return gloo_socket_ifname.passed(f"GLOO_SOCKET_IFNAME={spec} is here", measured=spec)
-    return gloo_socket_ifname.bad(
-        Fault.JOB if subject.is_torch and not subject.may_use_gpus else None,  # beside NCCL it may not be used
-        f"GLOO_SOCKET_IFNAME={spec} {problem}",
-        evidence=_here(subject),
-        action=f"set GLOO_SOCKET_IFNAME={subject.way_out}" if subject.way_out else "unset it",
-    )
+    is_certain = subject.is_torch and not subject.may_use_gpus  # beside NCCL it may not be used
+    action = f"set GLOO_SOCKET_IFNAME={subject.way_out}" if subject.way_out else "unset it"
+    return _of_setting(f"GLOO_SOCKET_IFNAME={spec}", problem, "is here", action, is_certain=is_certain)
 
 
 @check("nccl-socket-ifname")
-def nccl_socket_ifname(subject: Subject) -> Finding:
+def nccl_socket_ifname(subject: Subject) -> Observed:
     """NCCL_SOCKET_IFNAME, or what NCCL takes without it, leaves an interface that other nodes can reach."""
     spec = subject.env.get("NCCL_SOCKET_IFNAME")
     if spec is None and subject.host.gpus.cuda == 0:
-        return nccl_socket_ifname.skipped("it is not set, and no GPU is here")
+        return Observed(skipped="it is not set, and no GPU is here")
     if not subject.interfaces:
-        return nccl_socket_ifname.unknown("the kernel does not list the network interfaces")
+        return Observed(unknown="the kernel does not list the network interfaces")
     chosen = nccl_interfaces(spec, subject.interfaces, subject.env.get("NCCL_SOCKET_FAMILY"))
-    names, is_certain = named(chosen), True
+    names, problem, here = named(chosen), "", f"; here are {named(subject.interfaces)}"
+    is_certain = subject.host.gpus.cuda > 0  # without GPUs NCCL is not used, unless only this container sees none
     if not chosen:
-        problem = "leaves no interface here"
-    elif subject.has_remote_peers and all(found.is_loopback for found in chosen):
-        problem = f"leaves only {names}, which other nodes cannot reach"
-    elif subject.has_remote_peers and any(found.is_local_only for found in chosen):
+        problem = f"leaves no interface here{here}"
+    elif subject.has_remote_peers and all(interface.is_loopback for interface in chosen):
+        problem = f"leaves only {names}, which other nodes cannot reach{here}"
+    elif subject.has_remote_peers and any(interface.is_local_only for interface in chosen):
         problem, is_certain = f"takes {names}, not all of which lead to other nodes", False
-    else:
-        return nccl_socket_ifname.passed(f"{_set_to('NCCL_SOCKET_IFNAME', spec)}: {names}", measured=names)
     usable = subject.way_out
-    return nccl_socket_ifname.bad(
-        # Without GPUs NCCL is not used, unless this container only does not see them.
-        Fault.JOB if is_certain and subject.host.gpus.cuda > 0 else None,
-        f"{_set_to('NCCL_SOCKET_IFNAME', spec)} {problem}",
-        evidence=_here(subject),
-        action=f"set NCCL_SOCKET_IFNAME=={usable} (= for an exact name)" if usable else "give the pod a network",
-    )
+    action = f"set NCCL_SOCKET_IFNAME=={usable} (= for an exact name)" if usable else "give the pod a network"
+    setting = _set_to("NCCL_SOCKET_IFNAME", spec)
+    return _of_setting(setting, problem, f"takes {names}", action, is_certain=is_certain)
+
+
+def _of_setting(setting: str, problem: str, good: str, action: str, *, is_certain: bool) -> Observed:
+    """A failure of the job where it is certain that this will be used, else a warning."""
+    facts = {"wrong" if is_certain else "doubtful": f"{setting} {problem}" if problem else "", "action": action}
+    return Observed(facts=facts, good=f"{setting} {good}")
 
 
 def _set_to(name: str, value: str | None) -> str:
     return f"{name} is not set" if value is None else f"{name}={value}"
 
 
-def _here(subject: Subject) -> tuple[str]:
-    return (f"here are {named(subject.interfaces)}",)
+def used_adapters(subject: Subject) -> tuple[AdapterPort, ...]:
+    """The ports that NCCL would take if all were active; none where this job does without RDMA."""
+    without = subject.env.get("NCCL_IB_DISABLE") == "1" or subject.env.get("NCCL_NET") == "Socket"
+    if without or not subject.has_rdma or not subject.may_use_gpus:
+        return ()
+    spec = subject.env.get("NCCL_IB_HCA", "")
+    return tuple(port for port in subject.adapters if _takes(spec, port.device, port.port))
 
 
 @check("nccl-ib-hca")
-def nccl_ib_hca(subject: Subject) -> Finding:
-    """NCCL_IB_HCA leaves an adapter: otherwise NCCL goes on over plain sockets and says nothing."""
+def nccl_ib_hca(subject: Subject) -> Observed:
+    """NCCL_IB_HCA leaves an adapter, and one for each GPU: otherwise NCCL goes on over less and says nothing."""
     spec = subject.env.get("NCCL_IB_HCA") or None
     if not subject.has_peers:
-        return nccl_ib_hca.skipped("there are no other nodes")
+        return Observed(skipped="there are no other nodes")
     if subject.env.get("NCCL_IB_DISABLE") == "1":
-        return nccl_ib_hca.skipped("NCCL_IB_DISABLE=1")
+        return Observed(skipped="NCCL_IB_DISABLE=1")
     if not (subject.adapters and subject.has_rdma):
         if not spec:
-            return nccl_ib_hca.skipped("this container was given no RDMA adapter")
-        return nccl_ib_hca.warned(
-            f"NCCL_IB_HCA={spec}, but this container was given no RDMA adapter: NCCL will use plain sockets",
-            action="request the RDMA device in the pod's resources, or unset NCCL_IB_HCA",
-        )
-    chosen, setting = nccl_adapters(spec, subject.adapters), _set_to("NCCL_IB_HCA", spec)
-    if chosen:
-        names = ", ".join(f"{port.device}:{port.port}" for port in chosen)
-        return nccl_ib_hca.passed(f"{setting}: {names}", measured=len(chosen), unit="ports")
-    downs = ("" if port.is_active else " (down)" for port in subject.adapters)
-    there = ", ".join(
-        f"{port.device}:{port.port}{down}" for port, down in zip(subject.adapters, downs, strict=True)
+            return Observed(skipped="this container was given no RDMA adapter")
+        text = f"NCCL_IB_HCA={spec}, but this container was given no RDMA adapter: NCCL will use plain sockets"
+        return Observed(facts={"not given": text})
+    chosen, setting, there = (
+        nccl_adapters(spec, subject.adapters),
+        _set_to("NCCL_IB_HCA", spec),
+        _shown(subject.adapters),
     )
-    is_down = not any(port.is_active for port in subject.adapters)
-    return nccl_ib_hca.failed(
-        Fault.NODE if is_down else Fault.JOB,
-        f"no port of an RDMA adapter is active: {there}" if is_down else f"{setting} leaves none of {there}",
-        measured=0,
-        unit="ports",
-        action="report this node" if is_down else f"set NCCL_IB_HCA to what is here: {there}",
+    if not chosen:
+        if not any(port.is_active for port in subject.adapters):
+            return Observed(facts={"all down": there})
+        return Observed(facts={"left out": f"{setting} leaves none of {there}", "there": there})
+    taken, n_gpus = used_adapters(subject), subject.host.gpus.cuda
+    down = [port for port in taken if not port.is_active]
+    # A port without a cable is no fault where each GPU has another one, and where a machine has few of them.
+    is_short = len(chosen) < n_gpus <= len(taken)
+    text = f"{len(chosen)} of {len(taken)} RDMA ports are up for {n_gpus} GPUs; {_shown(down)}" if is_short else ""
+    return Observed(
+        facts={"some down": text},
+        good=f"{setting}: {_shown(chosen)}",
+        more={"measured": len(chosen), "unit": "ports"},
     )
+
+
+def _shown(ports: Sequence[AdapterPort]) -> str:
+    return ", ".join(f"{port.device}:{port.port}{'' if port.is_active else ' (down)'}" for port in ports)
+
+
+@check("rdma-errors", is_late=True)
+def rdma_errors(subject: Subject) -> Observed:
+    """No RDMA port counted errors while pairs of nodes were tested."""
+    before, taken = subject.port_errors, {(port.device, port.port) for port in used_adapters(subject)}
+    if before is None or not taken:
+        return Observed(skipped="no pairs were tested over RDMA adapters here")
+    now = subject.count_errors()
+    grown = [(at, now[at] - before.get(at, 0)) for at in sorted(now) if at[:2] in taken]
+    text = ", ".join(f"{device}:{port} {name} +{more}" for (device, port, name), more in grown if more > 0)
+    return Observed(facts={"errors": text}, good=f"no new errors on {counted(len(taken), 'port')}")
 
 
 @check("ports")
-def ports(subject: Subject) -> Finding:
+def ports(subject: Subject) -> Observed:
     """The port that all nodes meet at is free on the node that opens it."""
     coordinator = subject.topology.coordinator
     if coordinator is None or not subject.has_peers or not subject.topology.is_coordinator:
-        return ports.skipped("this node opens no port that others know")
+        return Observed(skipped="this node opens no port that others know")
     problem = subject.port_problem(coordinator.port)
     if problem is None:
-        return ports.passed(f"port {coordinator.port} is free")
+        return Observed(good=f"port {coordinator.port} is free")
     number, holder = problem
-    may_not = number in (errno.EACCES, errno.EPERM)
-    ending = "end what has it, a sidecar or with hostNetwork another pod, or choose another port"
-    return ports.failed(
-        Fault.JOB if may_not else Fault.NODE,
-        f"port {coordinator.port} of node 0 cannot be opened here: {os.strerror(number)}"
-        + (f", {holder} has it" if holder else ""),
-        measured=coordinator.port,
-        action="choose a port above 1023" if may_not else ending,
-    )
+    text = f"port {coordinator.port} of node 0 cannot be opened here: {os.strerror(number)}"
+    text += f", {holder} has it" if holder else ""
+    fact = "may not" if number in (errno.EACCES, errno.EPERM) else "taken"
+    return Observed(facts={fact: text}, more={"measured": coordinator.port})

@@ -26,7 +26,6 @@ from trainer_launch.preflight import (
     gpu_checks,
     gpu_judgement,
     mpi_hosts,
-    network_checks,
     registry,
     report_formats,
     thresholds,
@@ -130,8 +129,8 @@ def _without_others(
 def _together(subject: Subject, settings: Settings, selection: Selection, doing: PreflightProgress) -> NodeResult:
     """This container's checks while the others are waited for; node 0's name is looked up when that is over."""
     checks = selection.at(Where.CONTAINER, Where.GPU)
-    at_once = [check for check in checks if check is not network_checks.dns]
-    later = [check for check in checks if check is network_checks.dns]
+    at_once = [check for check in checks if not check.is_late]
+    later = [check for check in checks if check.is_late]
     doing.hold()
     with participation.gathering(subject, settings, selection.skipped) as part:
         if isinstance(part, NodeError):  # the check of the port says so
@@ -142,6 +141,7 @@ def _together(subject: Subject, settings: Settings, selection: Selection, doing:
         if subject.topology.is_coordinator:
             subject = replace(subject, port_problem=lambda port: None)  # it is the cluster preflight that has it
         early = selection.run(subject, at_once)
+        subject = replace(subject, port_errors=subject.count_errors())
         verdict = part.finish(early)
         decided = selection.kept(verdict.findings)
         own = (*early, *explained(selection.run(replace(subject, deadline_s=0.0), later), decided))

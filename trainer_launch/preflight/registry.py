@@ -23,6 +23,7 @@ CHECKS: tuple[Check[Any], ...] = (
     network_checks.gloo_socket_ifname,
     network_checks.nccl_socket_ifname,
     network_checks.nccl_ib_hca,
+    network_checks.rdma_errors,
     network_checks.ports,
     *gpu_checks.CHECKS,
     present_nodes.all_present,

@@ -55,7 +55,7 @@ class Table(Struct, frozen=True):
 
     def of(self, measure: Measure) -> Reference | None:
         """What this measure should come to; None where nobody has said it, or in another unit."""
-        row = self.rows.get((measure.model.lower(), measure.name))
+        row = self.rows.get((measure.model.lower(), measure.name.removesuffix("-burn")))  # products' are sustained
         return row if row is not None and row.unit == measure.unit else None
 
     def knows(self, model: str) -> bool:
@@ -112,17 +112,12 @@ def parse_table(data: bytes, name: str) -> Table:
 
 def measured(measures: Sequence[Measure], day: str) -> tuple[Reference, ...]:
     """What a job has measured as references: medians by model and measure. `day` is when."""
-    told = (one for one in measures if one.model and one.value > 0)
-    groups = grouped(((one.model, one.name, one.unit), one.value) for one in told)
+    of_models = (one for one in measures if one.model and one.value > 0)
+    groups = grouped(((one.model, one.name, one.unit), one.value) for one in of_models)
+    source = "median of {} by trainer-launch preflight, {}"
     return tuple(
-        Reference(
-            model=model,
-            measure=name,
-            value=float(f"{statistics.median(values):.5g}"),
-            unit=unit,
-            source=f"median of {len(values)} by trainer-launch preflight, {day}",
-        )
-        for (model, name, unit), values in sorted(groups.items())
+        Reference(model, name, float(f"{statistics.median(its):.5g}"), unit, source.format(len(its), day))
+        for (model, name, unit), its in sorted(groups.items())
     )
 
 
@@ -137,16 +132,18 @@ class SpeedKind(Struct, frozen=True):
     action: str
 
 
-_CARD = (
-    "see that card's clocks, power limit and temperature (nvidia-smi -q -d CLOCK,POWER,PERFORMANCE), or drain it"
-)
-_MEMORY = "see that card's memory: ECC errors and remapped rows (nvidia-smi -q -d ECC)"
-_PCIE = "see that card's PCIe generation and width under load"
+# fmt: off
 KINDS = (
-    SpeedKind("gemm", "No GPU multiplies matrices slowly.", ("gemm",), 0.85, 0.93, _CARD),
-    SpeedKind("hbm", "No GPU copies slowly in its own memory.", ("hbm",), 0.90, 0.93, _MEMORY),
-    SpeedKind("pcie", "No GPU copies slowly from and to the host.", ("h2d", "d2h"), 0.85, 0.90, _PCIE),
+    SpeedKind("gemm", "No GPU multiplies matrices slowly.", ("gemm",), 0.85, 0.93,
+              "see that card's clocks, power limit and temperature (nvidia-smi -q), or drain it"),
+    SpeedKind("hbm", "No GPU copies slowly in its own memory.", ("hbm",), 0.90, 0.93,
+              "see that card's memory: ECC errors and remapped rows (nvidia-smi -q -d ECC)"),
+    SpeedKind("pcie", "No GPU copies slowly from and to the host.", ("h2d", "d2h"), 0.85, 0.90,
+              "see that card's PCIe generation and width under load"),
+    SpeedKind("allreduce", "All GPUs of each node add together as fast as their links allow.", ("allreduce",), 0.75,
+              0.90, "see that node's NVLinks and fabric manager (nvidia-smi nvlink -s), or drain it"),
 )
+# fmt: on
 NAMES = (*(kind.name for kind in KINDS), PEERS, PAIR, PAIR_MBPS)
 
 

@@ -277,7 +277,10 @@ def test_thresholds_are_read_or_refused() -> None:
         "gemm": (0.8, 0.9),
         "hbm": (0.9, 0.9),
         "pcie": (0.85, 0.9),
+        "allreduce": (0.75, 0.9),
     }
     for wrong in ("gem=1", "pair", "pair=x", "pair=-1", "pair=nan", "pair-mbps=1e99", "gemm", "hbm=inf"):
-        with pytest.raises(UsageError, match=r"--threshold has .*the names are: gemm, hbm, pcie, peers, pair"):
+        with pytest.raises(
+            UsageError, match=r"--threshold has .*the names are: gemm, hbm, pcie, allreduce, peers, pair"
+        ):
             thresholds.parse_flag(wrong)

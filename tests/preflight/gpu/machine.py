@@ -30,13 +30,14 @@ _CARD: dict[str, Any] = {
     "retired_pending": {"error": 3}, "mig": 0,
     "memory_total": 143_771 << 20, "memory_used": 500 << 20,
     "pcie_gen": 1, "pcie_gen_max": 5, "pcie_width": 16, "pcie_width_max": 16,
-    "nvlinks": [1] * 18, "nvlink_errors": 0, "fabric": [0, 0],
+    "nvlinks": [1] * 18, "nvlink_errors": 0, "fabric": [3, 0, 0xAA, 7],  # joined, well, and in clique 7
+    "sram_threshold": 0, "spent_banks": 0,
     "reasons": 1, "old_reasons": 1, "xids": [],
 }  # fmt: skip
 _LOAD = {"pcie_gen": 5, "reasons": 4}
 _BENCH = {
     "gemm": 690.0, "hbm": 4170.0, "h2d": 55.1, "checksum": "0123456789abcdef", "different": 0, "wrong": 0,
-    "adds_together": True, "alone": "", "network": "IB", "nccl": "2.28.9",
+    "adds_together": True, "rate": 460.0, "alone": "", "network": "IB", "gpudirect": "all", "nccl": "2.28.9",
 }  # fmt: skip
 
 

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as some
+from msgspec.structs import replace
 
 from trainer_launch.model.findings import Checksum, Fault, Scope, Status
+from trainer_launch.preflight.gpu_collect import GpuFacts, GpuTest
 from trainer_launch.preflight.gpu_judgement import differing
 
 H200, H100 = "NVIDIA H200, driver 580", "NVIDIA H100, driver 580"
@@ -30,6 +33,20 @@ def test_alone_it_is_named_by_its_number() -> None:
 def test_other_cards_and_other_libraries_may_come_to_other_bits() -> None:
     (found,) = differing({"a": node("1", "1"), "b": node("2", "2", kind=H100)})
     assert (found.status, found.scope) == (Status.PASS, Scope.JOB)
+
+
+@pytest.mark.parametrize(
+    "own", [{"settings": "cdef0123"}, {"SMs": "114"}, {"cublas": "12.9"}, {"model": "NVIDIA H20"}]
+)
+def test_a_card_with_other_libraries_or_settings_may_come_to_other_bits(own: dict[str, str]) -> None:
+    usual = {"model": "NVIDIA H200", "SMs": "132", "settings": "01234567", "torch": "2.11", "cublas": "13.0"}
+    tests = [GpuTest(gpu=gpu, checksum="1", facts=usual) for gpu in range(3)]
+    tests.append(GpuTest(gpu=3, checksum="2", facts=usual | own))
+    (found,) = differing({"a": GpuFacts(trouble="", driver="580", tests=tuple(tests)).checksums})
+    assert found.status is Status.PASS
+    tests[3] = replace(tests[3], facts=usual)
+    (found,) = differing({"a": GpuFacts(trouble="", driver="580", tests=tuple(tests)).checksums})
+    assert (found.status, found.subject, found.remedy) == (Status.FAIL, "a, GPU 3", "DRAIN")
 
 
 def test_without_a_majority_nobody_is_accused() -> None:

@@ -72,6 +72,13 @@ def test_a_single_node_is_judged_by_itself(tmp_path: Path) -> None:
     assert "GPU 2 (GPU-0002) computes wrong results: 3 others" in told["gpu-checksum"]
 
 
+def test_a_card_that_is_slow_only_when_it_is_hot_is_found_by_a_sustained_load(tmp_path: Path) -> None:
+    code, report = alone(tmp_path, lambda told: told["gpus"][1]["bench"].update(burn=400.0), "--gpu-burn", "2s")
+    (bad,) = [one for one in report["findings"] if one["status"] in ("warn", "fail")]
+    assert (code, bad["check"], bad["remedy"]) == (20, "gemm", "DRAIN")
+    assert "GPU 1 delivers 400 TFLOP/s (gemm-burn, NVIDIA H200)" in bad["text"]
+
+
 @pytest.mark.parametrize("words", [("--level", "quick"), ("--skip", "gpu-load"), ("--only", "gpu-ecc,gpu-count")])
 def test_without_the_load_nothing_is_loaded(words: tuple[str, ...], tmp_path: Path) -> None:
     _, report = alone(tmp_path, lambda told: told["bench"].update(fails=["device", "never run"]), *words)

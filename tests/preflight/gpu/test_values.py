@@ -16,9 +16,10 @@ from tests.preflight.gpus import FACTS
 from tests.preflight.world import HEALTHY
 from trainer_launch.host.deadline_subprocess import Ended
 from trainer_launch.host.network import AdapterPort, adapter_ports
+from trainer_launch.model import settings
 from trainer_launch.model.findings import Fault, Finding, Status
 from trainer_launch.preflight import check, gpu_checks, gpu_collect
-from trainer_launch.preflight.cluster import node_facts
+from trainer_launch.preflight.cluster import node_facts, participation
 from trainer_launch.preflight.cluster.node_facts import NCCL, differences
 from trainer_launch.preflight.gpu_collect import Cards, Gpu, GpuFacts, parse_facts, parse_test, visible
 
@@ -120,6 +121,10 @@ def loud(*cards: Gpu) -> list[tuple[str, str]]:
     return [(one.check, one.status.value) for one in found if one.status not in (Status.PASS, Status.SKIPPED)]
 
 
+def named(name: str) -> check.Check[check.Subject]:
+    return next(one for one in gpu_checks.CHECKS if one.id == name)
+
+
 def card(index: int, **facts: object) -> Gpu:
     return replace(FACTS.gpus[index], facts={**FACTS.gpus[index].facts, **facts})
 
@@ -130,6 +135,13 @@ def card(index: int, **facts: object) -> Gpu:
 def test_a_card_is_blamed_for_heat_only_where_it_lasts(looks: int, slowed: int, status: str) -> None:
     hot = card(1, **{"load clock_reasons": {"looks": looks, "times": {"64": slowed}}})
     assert loud(card(0), hot) == [("gpu-clocks", status)]
+
+
+@pytest.mark.parametrize(("bit", "status"), [("32", "warn"), ("64", "fail")])
+def test_a_card_that_the_driver_keeps_cool_through_a_sustained_load_is_not_blamed(bit: str, status: str) -> None:
+    hot = card(1, **{"load clock_reasons": {"looks": 4000, "times": {bit: 3000}}})
+    node = replace(HEALTHY, burn_s=300.0, cards=Cards(lambda: replace(FACTS, gpus=(card(0), hot))))
+    assert [one.status.value for one in named("gpu-clocks").run(node)] == [status]
 
 
 @pytest.mark.parametrize("model", ["NVIDIA A40", "NVIDIA RTX A6000", "NVIDIA A100-PCIE-40GB", "NVIDIA H100 NVL"])
@@ -157,12 +169,25 @@ def test_gpus_are_tested_as_the_jobs_workers_will_use_them(monkeypatch: pytest.M
     assert seen == ["1", None]
 
 
+@pytest.mark.parametrize(("free", "told"), [(1 << 20, "1"), (16 << 30, None)])
+def test_so_are_pairs_of_nodes(free: int, told: str | None, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where a deep preflight tests all GPUs of all nodes together, those of a node meet as well."""
+    made: list[str | None] = []
+    monkeypatch.setattr(
+        participation, "Collectives", lambda python, env, ports: made.append(env.get("NCCL_SHM_DISABLE"))
+    )
+    node = replace(HEALTHY, host=replace(HEALTHY.host, shm_free_bytes=free))
+    words = settings.load({"pair_test": "nccl", "level": "deep"}, {})
+    participation._collectives(node, words, participation._cluster_settings(node, words, ()))
+    assert made == [told]
+
+
 def test_what_the_log_has_of_a_card_warns_unless_programs_cause_it() -> None:
     def told(*xids: int) -> list[Finding]:
         cards = [replace(one, facts={**one.facts, "pci": f"0000:0{one.index}:00.0"}) for one in FACTS.gpus]
         log = tuple(("0000:01:00", xid, 600) for xid in xids)
         facts = replace(FACTS, gpus=tuple(cards), log=log)
-        found = gpu_checks.xid.run(replace(HEALTHY, cards=Cards(lambda: facts, "quick")))
+        found = named("gpu-xid").run(replace(HEALTHY, cards=Cards(lambda: facts, "quick")))
         return [one for one in found if one.status is not Status.PASS]
 
     (found,) = told(79, 13)

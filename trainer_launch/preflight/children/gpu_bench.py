@@ -10,6 +10,7 @@ from __future__ import annotations
 import argparse
 import contextlib
 import ctypes
+import hashlib
 import json
 import os
 import re
@@ -36,6 +37,9 @@ _NETWORKS = (
     re.compile(r"NCCL INFO.*(?:Using network|Assigned NET plugin) (\S+)"),
     re.compile(r"NCCL INFO NET/(\S+)\s*: Using \["),
 )
+# Variables by which a library chooses how to multiply: with others, other bits are right.
+_OF_PRODUCTS = ("CUBLAS", "NVIDIA_TF32_OVERRIDE", "TORCH_BLAS", "TORCH_ALLOW_TF32", "CUDA_MPS_ACTIVE_THREAD")
+_GPUDIRECT = re.compile(r"GPU Direct RDMA (Enabled|Disabled) for HCA")
 
 
 def main() -> None:
@@ -45,20 +49,21 @@ def main() -> None:
     words.add_argument("--level", choices=tuple(REPEATS), default="standard")
     words.add_argument("--limit", type=float, default=60.0)
     words.add_argument("--peers", metavar="RANK:SIZE:FOLDER", default="0:1:")
+    words.add_argument("--burn", type=float, default=0.0)
     asked = words.parse_args()
     signal.setitimer(signal.ITIMER_REAL, asked.limit + 5)  # should our parent die first
     out = os.dup(1)
     aside = os.memfd_create("aside")
     os.dup2(aside, 1)  # what libraries print is no word of ours
-    Bench(out, asked.device, asked.level, asked.peers).run(aside)
+    Bench(out, asked.device, asked.level, asked.peers, asked.burn).run(aside)
     os._exit(0)  # all is said: libraries need not take leave, which takes time, or hangs
 
 
 class Bench:
     """All tests, one after the other; the first that fails is the last."""
 
-    def __init__(self, out: int, device: str, level: str, peers: str = "0:1:") -> None:
-        self._out, self._device, self._level = out, device, level
+    def __init__(self, out: int, device: str, level: str, peers: str = "0:1:", burn_s: float = 0.0) -> None:
+        self._out, self._device, self._level, self._burn_s = out, device, level, burn_s
         self._found: dict[str, Any] = {"figures": []}
         rank, size, self._folder = peers.split(":", 2)
         self._rank, self._size = int(rank), int(size)
@@ -68,10 +73,12 @@ class Bench:
     def run(self, aside: int) -> None:
         """Say how each went."""
         try:
+            began = time.monotonic()
             self._say(stage="import torch")
             import torch
 
             self._torch = torch
+            self._say(import_s=round(time.monotonic() - began, 1))
             tests: dict[str, Callable[[], None]] = {
                 "device": self._open,
                 "gemm": self._gemm,
@@ -104,6 +111,9 @@ class Bench:
                 raise RuntimeError(f"torch {torch.__version__}, built {built}, sees no GPU")
             properties = torch.cuda.get_device_properties(0)
             told |= {"model": properties.name, "uuid": str(getattr(properties, "uuid", ""))}
+            told["SMs"] = str(getattr(properties, "multi_processor_count", ""))
+        settings = sorted(f"{name}={value}" for name, value in os.environ.items() if name.startswith(_OF_PRODUCTS))
+        told |= {"settings": hashlib.sha256("\n".join(settings).encode()).hexdigest()[:8]} if settings else {}
         torch.zeros(1, device=self._device)
         self._sync()
         self._say(facts=told | libraries())
@@ -136,15 +146,42 @@ class Bench:
         while time.perf_counter() < until:
             torch.mm(left, right, out=made)
             self._sync()
-        count, took_s = self._timed(lambda: torch.mm(left, right, out=made), measure_s)
-        self._measured("gemm", 2 * n**3 * count / took_s / 1e12, "TFLOP/s")
-        self._say(stage="repeats")
-        torch.mm(left, right, out=made)
-        first, different = made.clone(), 0
-        for _ in range(REPEATS[self._level]):
+
+        def multiply() -> None:
             torch.mm(left, right, out=made)
-            different += not torch.equal(made, first)
-        self._say(checksum=checksum(torch, first), repeats=REPEATS[self._level], different=different)
+
+        self._multiply, self._made = multiply, made
+        self._measured("gemm", self._speed(measure_s), "TFLOP/s")
+        self._say(stage="repeats", repeats=0, different=0)
+        multiply()
+        self._first = made.clone()
+        self._say(checksum=checksum(torch, self._first))
+        for _ in range(REPEATS[self._level]):
+            self._repeat()
+        self._say(stage="burn" if self._burn_s else "repeats")
+        if self._burn_s:
+            self._burn()
+        del self._multiply, self._made, self._first
+
+    def _speed(self, seconds: float) -> float:
+        """Of products, in 10^12 operations per second."""
+        count, took_s = self._timed(self._multiply, seconds)
+        return 2 * self._n**3 * count / took_s / 1e12
+
+    def _repeat(self) -> None:
+        """The product once more: every bit has to come out as at first."""
+        self._multiply()
+        self._found["repeats"] += 1
+        self._found["different"] += not self._torch.equal(self._made, self._first)
+
+    def _burn(self) -> None:
+        """Heat the card for as long as was asked: its speed in the second half, its bits all the time."""
+        until, speeds = time.monotonic() + self._burn_s, []
+        while time.monotonic() < until:
+            speeds.append(self._speed(min(1.0, self._burn_s)))
+            self._repeat()
+        hot = sorted(speeds[len(speeds) // 2 :])
+        self._measured("gemm-burn", hot[len(hot) // 2], "TFLOP/s")
 
     def _copies(self) -> None:
         torch, pinned = self._torch, self._device == "cuda"
@@ -201,7 +238,8 @@ class Bench:
         made = numbers + self._rank
         dist.all_reduce(made)
         good = bool((made == numbers * size + size * (size - 1) / 2).all())
-        self._say(network=network(aside))
+        said = log_of(aside)
+        self._say(network=network_in(said), gpudirect=gpudirect_in(said))
         large = torch.zeros(self._block // 4, device=self._device)
         dist.all_reduce(large)
         self._sync()
@@ -257,18 +295,24 @@ def cublas_version(library: Any) -> str:
     return ".".join(numbers)
 
 
-def network(aside: int) -> str:
-    """Which network NCCL uses, by what it has printed; empty: it did not say."""
+def log_of(aside: int) -> str:
+    """What NCCL has printed."""
     ctypes.CDLL(None).fflush(None)  # it may be in C's own buffer yet
     with open(os.dup(aside), encoding="utf-8", errors="replace") as file:
         file.seek(0)
-        return network_in(file.read())
+        return file.read()
 
 
 def network_in(log: str) -> str:
-    """The last that it names."""
+    """Which network NCCL uses, the last that it names; empty: it did not say."""
     matches = (pattern.findall(log) for pattern in _NETWORKS)
     return next((names[-1] for names in matches if names), "")
+
+
+def gpudirect_in(log: str) -> str:
+    """Of how many adapters NCCL says that they reach GPUs' memory directly; empty: it did not say."""
+    words = set(_GPUDIRECT.findall(log))
+    return {"Enabled": "all", "Disabled": "none"}[words.pop()] if len(words) == 1 else "some" if words else ""
 
 
 if __name__ == "__main__":

@@ -1,7 +1,7 @@
 """What NVIDIA's own library says of this node's GPUs, as one JSON object; started by path.
 
-`watch` in its command line: what happens to them while others load them. It looks many times a second until its
-input ends, and tells the worst of each GPU, and the XID errors that the driver told meanwhile.
+`watch SECONDS` in its command line: what happens to them while others load them. It looks many times a second until
+its input ends, and tells the worst of each GPU, and the XID errors that the driver told meanwhile.
 
 A call may hang in the driver, so this runs in a child that can be killed. What a driver does not tell is in
 `unknown`, with the reason; what a card does not have is neither there nor among the facts.
@@ -32,10 +32,9 @@ _UNSUPPORTED, _FUNCTION_NOT_FOUND, _LOST, _RESET_REQUIRED = 3, 13, 15, 16
 _RECOVERY_ACTION = 230
 _NVLINK_ERRORS = (161, 162, 163)  # replay, recovery, CRC
 _MAX_LINKS = 18
-_FABRIC_DONE = 3
 _UNCORRECTED, _VOLATILE = 1, 0
 _VALUES = ("dVal", "uiVal", "ulVal", "ullVal", "sllVal", "siVal", "usVal")  # of a field, by its type
-_LIMIT_S, _WATCH_LIMIT_S = 60, 600
+_LIMIT_S, _WATCH_LIMIT_S = 60, 600.0
 INTERVAL_S = 0.05
 _XID_EVENT = 8  # the type of event
 _TIMED_OUT = 10
@@ -46,8 +45,9 @@ _LAST_MS = 100  # an event may come a moment after what it tells of
 
 def main() -> None:
     """Print all facts."""
-    is_watch = sys.argv[1:] == ["watch"]
-    signal.setitimer(signal.ITIMER_REAL, _WATCH_LIMIT_S if is_watch else _LIMIT_S)  # should our parent die first
+    is_watch, limit_s = sys.argv[1:2] == ["watch"], [*map(float, sys.argv[2:]), _WATCH_LIMIT_S][0]
+    signal.setitimer(signal.ITIMER_REAL, limit_s if is_watch else _LIMIT_S)  # should our parent die first
+    os.write(1, b"\n")  # from here on only the driver can take long
     os.write(1, json.dumps(answer(watched if is_watch else at_rest)).encode())
 
 
@@ -171,12 +171,21 @@ def pcie_lanes(gpu: Any) -> list[int]:
     return [nvml.nvmlDeviceGetCurrPcieLinkWidth(gpu), nvml.nvmlDeviceGetMaxPcieLinkWidth(gpu)]
 
 
-def fabric_error(gpu: Any) -> int:
-    """The error with which this GPU ended joining its fabric; 0 where it joined, has none, or is not ready."""
+def fabric(gpu: Any) -> dict[str, Any]:
+    """How far this GPU is with joining its NVLink fabric, with whom, and how it fares there."""
     info = nvml.c_nvmlGpuFabricInfo_v2_t()
     info.version = nvml.nvmlGpuFabricInfo_v2
     nvml.nvmlDeviceGetGpuFabricInfoV(gpu, ctypes.byref(info))
-    return int(info.status) if info.state == _FABRIC_DONE else 0
+    place = {"cluster": bytes(info.clusterUuid).hex(), "clique": info.cliqueId}
+    return {"state": info.state, "status": info.status, "health": info.healthMask, **place}
+
+
+def sram_threshold(gpu: Any) -> bool:
+    """Whether the errors of its SRAM are more than NVIDIA lets a card have."""
+    errors = nvml.c_nvmlEccSramErrorStatus_v1_t()
+    errors.version = nvml.nvmlEccSramErrorStatus_v1
+    nvml.nvmlDeviceGetSramEccErrorStatus(gpu, ctypes.byref(errors))
+    return bool(errors.bThresholdExceeded)
 
 
 # How each fact of a GPU is asked for.
@@ -192,7 +201,9 @@ AT_REST: dict[str, Callable[[Any], Any]] = {
     "memory_total": lambda gpu: memory(gpu).total,
     "memory_used": lambda gpu: memory(gpu).used,
     "nvlinks": nvlinks,
-    "fabric_error": fabric_error,
+    "fabric": fabric,
+    "sram_threshold": sram_threshold,
+    "spent_banks": lambda gpu: int(nvml.nvmlDeviceGetRowRemapperHistogram(gpu).none),
 }
 
 

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import hashlib
 import hmac
+import re
 import statistics
 import sys
 import threading
@@ -37,7 +38,7 @@ from trainer_launch.model.findings import (
 from trainer_launch.model.redaction import REDACTED, redact, redact_command
 from trainer_launch.model.units import counted, grouped
 from trainer_launch.planning.command import Command
-from trainer_launch.preflight import resource_limits
+from trainer_launch.preflight import network_checks, resource_limits
 from trainer_launch.preflight.check import Subject, Where, check
 from trainer_launch.preflight.cluster import preflight_messages as msg
 from trainer_launch.preflight.cluster.nodes import Cluster, listed
@@ -63,6 +64,7 @@ _MUST_AGREE = frozenset(
 )  # fmt: skip
 LEAST_S, READ_S = 10.0, 30.0  # for versions and code: more than both take where nothing hangs
 _VERSIONS_PROGRAM = Path(__file__).parents[1] / "children" / "worker_versions.py"
+_RATES = re.compile(r"(\d+) x (\d+)")  # of adapters, as `of_adapters` tells them
 _VERSIONS_S = 20.0  # a cold disk, or a machine with much else to do
 _OF_TORCH = ("torch", "cuda", "nccl")
 _REPORT_S = 60.0  # for all nodes to say what they have found
@@ -89,6 +91,7 @@ class PeerRule(Struct, frozen=True):
 
 
 _LOST = PeerRule("the GPUs", Fault.NODE, "see which devices that machine has lost (nvidia-smi -L), or drain it")
+_SLOWER = PeerRule("the RDMA ports that are up", Fault.NODE, "see that machine's adapters and cables, or drain it")
 _IMAGE = "start all nodes from the same image, by digest"
 RULES: Mapping[str, PeerRule] = {
     "torch": PeerRule("torch", Fault.JOB, _IMAGE),
@@ -159,6 +162,9 @@ def _difference(key: str, groups: Mapping[str, Sequence[str]], *, is_short: bool
     has_majority = 2 * len(most[1]) > sum(map(len, groups.values()))
     if is_short and has_majority and all(_has_lost_gpus(value, most[0]) for value, _ in others):
         rule = _LOST
+    slower = [group for group in others if key == "adapters" and has_majority and is_slower(group[0], most[0])]
+    if slower:  # who has more is not accused
+        rule, others = _SLOWER, slower
     values = [f"{value} on {listed(nodes)}" for value, nodes in ordered[:_SHOWN]]
     if has_majority:
         values[0] = f"{most[0]} on {counted(len(most[1]), 'node')}"
@@ -225,7 +231,9 @@ def collect(
 ) -> msg.NodeReport:
     """The report; `facts` took longer to find out, `key` is for hashes of secrets."""
     all_facts = quick_facts(subject.env, subject.command, subject.topology.local_world_size, key) | dict(facts)
-    all_facts |= of_gpus(subject.cards, subject.host.gpus.count) | of_adapters(subject.adapters)
+    all_facts |= of_gpus(subject.cards, subject.host.gpus.count) | of_adapters(
+        network_checks.used_adapters(subject)
+    )
     return msg.NodeReport(cut(all_facts), *clock, loud(findings), *measured(subject.cards), tokens)
 
 
@@ -344,6 +352,10 @@ def of_gpus(cards: Cards | None, count: int) -> dict[str, str]:
     if gpus.driver:
         facts["driver"] = gpus.driver
     loaded = {test.facts["nccl"] for test in gpus.tests if "nccl" in test.facts}
+    direct = {test.gpudirect for test in gpus.tests if test.gpudirect}
+    facts |= {"adapters that reach GPUs directly": ", ".join(sorted(direct))} if direct else {}
+    domains = grouped(gpu.domain for gpu in gpus.gpus if gpu.domain)  # a job may span several
+    facts |= {f"clique of NVLink fabric {name}": ", ".join(sorted({*its})) for name, its in domains.items()}
     return facts | ({NCCL: ", ".join(sorted(loaded))} if loaded else {})
 
 
@@ -352,6 +364,14 @@ def of_adapters(ports: Sequence[AdapterPort]) -> dict[str, str]:
     rates = Counter(port.rate or "of unknown rate" for port in ports if port.is_active)
     shown = ", ".join(f"{count} x {rate}" for rate, count in sorted(rates.items()))
     return {"adapters": shown or "none of them"} if ports else {}
+
+
+def is_slower(value: str, most: str) -> bool:
+    """Whether these adapters are slower in all than those; where a rate is not known, they are not."""
+    if UNSET in (value, most) or "unknown" in value + most:
+        return False
+    rates = (sum(int(count) * int(rate) for count, rate in _RATES.findall(text)) for text in (value, most))
+    return next(rates) < next(rates)
 
 
 def cut(values: Mapping[str, str]) -> dict[str, str]:

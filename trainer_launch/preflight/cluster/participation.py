@@ -224,7 +224,7 @@ def _collectives(subject: Subject, settings: Settings, cluster: ClusterSettings)
         return None
     command = subject.command
     python = command.python if command is not None and command.python else (sys.executable,)
-    return Collectives(python[:1], subject.env, ports_of(settings))
+    return Collectives(python[:1], subject.test_env, ports_of(settings))
 
 
 def _start(server: PreflightServer) -> None:

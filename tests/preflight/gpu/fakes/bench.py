@@ -43,6 +43,8 @@ for stage in STAGES:
         say(facts={"torch": "2.11.0", "cuda": "13.0", "model": "NVIDIA H200", "nccl": CARD["nccl"]})
     elif stage == "gemm":
         measured("gemm", CARD["gemm"], "TFLOP/s")
+        if float(sys.argv[sys.argv.index("--burn") + 1]):
+            measured("gemm-burn", CARD.get("burn", CARD["gemm"]), "TFLOP/s")
     elif stage == "repeats":
         say(checksum=CARD["checksum"], repeats=20, different=CARD["different"])
     elif stage == "memory":
@@ -53,7 +55,7 @@ for stage in STAGES:
         measured("h2d", CARD["h2d"], "GB/s")
         measured("d2h", 55.1, "GB/s")
     elif stage in ("nccl", "peers"):
-        say(network=CARD["network"])
-        say(peers={"good": CARD["adds_together"], "rate": 460.0, "why": CARD["alone"]})
+        say(network=CARD["network"], gpudirect=CARD["gpudirect"])
+        say(peers={"good": CARD["adds_together"], "rate": CARD["rate"], "why": CARD["alone"]})
 time.sleep(CARD.get("works_s", 0.3))  # long enough to be watched
 say(ending="done")

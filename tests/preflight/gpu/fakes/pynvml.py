@@ -11,10 +11,11 @@ from pathlib import Path
 from types import SimpleNamespace
 
 NODE = json.loads(Path(os.environ["FAKE_NVML"]).read_text())
-IS_UNDER_LOAD = sys.argv[1:] == ["watch"]
+IS_UNDER_LOAD = sys.argv[1:2] == ["watch"]
 NVML_ERROR_TIMEOUT = 10
 nvmlMemory_v2 = 0x02000028
 nvmlGpuFabricInfo_v2 = 0x02000024
+nvmlEccSramErrorStatus_v1 = 0x01000068
 
 
 class NVMLError(Exception):
@@ -26,7 +27,15 @@ class NVMLError(Exception):
 
 
 class c_nvmlGpuFabricInfo_v2_t(ctypes.Structure):
-    _fields_ = (("version", ctypes.c_uint), ("status", ctypes.c_uint), ("state", ctypes.c_uint))
+    _fields_ = (
+        ("version", ctypes.c_uint),
+        ("clusterUuid", ctypes.c_ubyte * 16),
+        *((name, ctypes.c_uint) for name in ("status", "cliqueId", "state", "healthMask")),
+    )
+
+
+class c_nvmlEccSramErrorStatus_v1_t(ctypes.Structure):
+    _fields_ = (("version", ctypes.c_uint), ("bThresholdExceeded", ctypes.c_uint))
 
 
 def asked(name, gpu=None):
@@ -105,7 +114,16 @@ def nvmlDeviceGetFieldValues(gpu, fields):
 
 def nvmlDeviceGetGpuFabricInfoV(gpu, pointer):
     info = pointer._obj
-    info.state, info.status = asked("fabric", gpu)
+    info.state, info.status, info.healthMask, info.cliqueId = asked("fabric", gpu)
+    info.clusterUuid[0] = 0xAB
+
+
+def nvmlDeviceGetSramEccErrorStatus(gpu, pointer):
+    pointer._obj.bThresholdExceeded = asked("sram_threshold", gpu)
+
+
+def nvmlDeviceGetRowRemapperHistogram(gpu):
+    return SimpleNamespace(none=asked("spent_banks", gpu))
 
 
 def nvmlEventSetCreate():
