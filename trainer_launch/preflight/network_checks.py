@@ -95,7 +95,7 @@ def _absent(subject: Subject, home: str, answers: Mapping[str, Addresses | Answe
         return dns.unknown(
             f"{home}: not in DNS yet; Services of {subject.job.contract} name only pods that are "
             f"ready, which pods in init containers are not",
-            action="nothing: `run` waits for the names it needs; --skip dns saves these seconds",
+            action="nothing: `run` waits for the names it needs; --policy dns=off saves these seconds",
         )
     are_both = len(denied) == len(answers)
     is_settled = are_both and waited_s >= SETTLED_S and _own(subject) in denied

@@ -18,7 +18,7 @@ from trainer_launch.host.network import TOO_FEW_FILES, allow_connections
 from trainer_launch.membership.quarantine import FAILING_NODES
 from trainer_launch.model import Endpoint
 from trainer_launch.model.errors import NodeError
-from trainer_launch.model.findings import Fault, Finding, Scope
+from trainer_launch.model.findings import Finding, Scope
 from trainer_launch.model.settings import Settings
 from trainer_launch.model.units import counted
 from trainer_launch.planning.task import ports_of
@@ -52,7 +52,7 @@ def obstacle(subject: Subject, settings: Settings, chosen: Collection[str], skip
     if settings.level == "container":
         return "--level container checks this container only"
     if present_nodes.NAME in skipped or (chosen and not set(chosen) & set(registry.ids(Where.CLUSTER))):
-        return "deselected with --only or --skip"
+        return "deselected with --only or --policy"
     if topology.pods == 1:
         return _ONE_NODE
     if topology.nodes is None or topology.node_rank is None or topology.coordinator is None:
@@ -251,7 +251,7 @@ def failing_nodes(findings: Sequence[Finding]) -> str:
     """The host names of nodes that are at fault themselves, one on each line."""
     hosts: dict[str, None] = {}
     for finding in findings:
-        if finding.scope in (Scope.NODE, Scope.GPU, Scope.RAIL) and finding.fault is Fault.NODE:
+        if finding.proves_a_fault:
             hosts |= dict.fromkeys(_HOST.findall(finding.subject))
     return "".join(f"{host}\n" for host in hosts)
 
