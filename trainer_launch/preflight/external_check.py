@@ -102,13 +102,9 @@ def external(subject: Subject) -> Iterator[Finding]:
     if isinstance(ended, OSError):
         yield external.unknown(f"{name} could not be started: {ended.strerror}", action=_ADVICE)
         return
-    why = _trouble(ended, _limit_s(subject))
-    try:
-        report = codec.decode(ExternalReport, ended.stdout, MAX_BYTES) if not why else ExternalReport(())
-    except codec.MessageError as problem:
-        why = f"its output is no report: {redact_text(str(problem))}"
-    if why:
-        yield external.unknown(f"{name} told nothing of this machine: {why}", action=_ADVICE)
+    report = _report(ended, _limit_s(subject))
+    if isinstance(report, str):
+        yield external.unknown(f"{name} told nothing of this machine: {report}", action=_ADVICE)
         return
     yield external.passed(f"{name} reported {counted(len(report.findings), 'finding')} in {ended.took_s:.1f} s")
     yield from (told.finding() for told in report.findings)
@@ -124,15 +120,19 @@ def _run(argv: tuple[str, ...], subject: Subject) -> Ended | OSError:
     return child.end()
 
 
-def _trouble(ended: Ended, limit_s: float) -> str:
-    """Why what the command printed does not count; "": it does."""
-    if ended.code is None:
+def _report(ended: Ended, limit_s: float) -> ExternalReport | str:
+    """What the command printed; or why that does not count."""
+    if ended.code is None or ended.status is None:
         return f"it did not finish within {limit_s:g} s, and was killed"
     if ended.code:
-        how = f"signal {-ended.status}" if (ended.status or 0) < 0 else f"exit code {ended.code}"
-        last = redact_text(ended.why())
-        return f"it ended with {how}" + (f": {last}" if ended.stderr.strip() else "")
-    return f"it printed more than {MAX_BYTES >> 10} KiB" if len(ended.stdout) > MAX_BYTES else ""
+        how = f"signal {-ended.status}" if ended.status < 0 else f"exit code {ended.code}"
+        return f"it ended with {how}" + (f": {redact_text(ended.why())}" if ended.stderr.strip() else "")
+    if len(ended.stdout) > MAX_BYTES:
+        return f"it printed more than {MAX_BYTES >> 10} KiB"
+    try:
+        return codec.decode(ExternalReport, ended.stdout, MAX_BYTES)
+    except codec.MessageError as problem:
+        return f"its output is no report: {redact_text(str(problem))}"
 
 
 def kill() -> None:

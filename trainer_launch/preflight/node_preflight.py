@@ -115,12 +115,13 @@ def preflight(subject: Subject, settings: Settings, selection: Selection, doing:
         result = _without_others(subject, settings, selection, doing, before, obstacle)
     doing.is_over = True
     findings = result.report.findings
+    if machine is not None:
+        under_load = {*UNDER_LOAD, external_check.external.id}
+        stamp.settle(machine, findings, under_load, doing.place.name, is_spared=bool(spared))
     if spared:
         done = {finding.check for finding in findings}
         left_out = [check for check in selection.at(Where.EXTERNAL, Where.GPU) if check.id not in done]
         findings += tuple(check.skipped(spared) for check in left_out if _is_stamped(check, subject))
-    elif machine is not None:
-        _leave_stamp(machine, findings, doing.place)
     report = Report(findings=findings, silenced=selection.policy.off, took_s=time.monotonic() - began_s)
     return replace(result, report=report)
 
@@ -144,18 +145,8 @@ def _stamped(
     why_not = stamp.why_not(now, limit_s)
     if not why_not:
         return now, f"this machine passed within {limit_s / 3600:g} h (--skip-if-passed-within)"
-    logs.info(f"nothing is skipped: {why_not}")
+    logs.say(f"nothing is skipped: {why_not}")
     return now, ""
-
-
-def _leave_stamp(machine: stamp.Stamp, findings: Sequence[Finding], place: ReportPlace) -> None:
-    if not stamp.has_passed(findings, {*UNDER_LOAD, external_check.external.id}, place.name):
-        stamp.remove(machine)
-        return
-    try:
-        stamp.leave(machine)
-    except OSError as problem:
-        logs.warn(f"the machine's stamp was not written to {stamp.FOLDER}: {problem.strerror}")
 
 
 def _without_others(

@@ -243,10 +243,9 @@ def _whose(place: ReportPlace) -> str:
 def heading(finding: Finding) -> str:
     """What a finding begins with: `FAIL dns (node 3)`, without a subject that its text names."""
     about = f" ({finding.subject})" if finding.subject and finding.subject not in finding.text else ""
-    changed = finding.without_policy
-    return (
-        f"{_MARKS[finding.severity]} {finding.check}{about}{f' [policy: was {_MARKS[changed]}]' if changed else ''}"
-    )
+    own = finding.without_policy
+    changed = "" if own is None else f" [policy: was {_MARKS[own]}]"
+    return f"{_MARKS[finding.severity]} {finding.check}{about}{changed}"
 
 
 def advice(finding: Finding) -> str:

@@ -9,7 +9,7 @@ of the same GPUs, launcher, level and policy. Its age is measured by the machine
 
 from __future__ import annotations
 
-import contextlib
+import errno
 import hashlib
 import json
 import os
@@ -23,7 +23,7 @@ from msgspec import Struct
 from msgspec.structs import asdict
 
 from trainer_launch import __version__
-from trainer_launch.host import files, machine
+from trainer_launch.host import files, logs, machine
 from trainer_launch.host.slow_files import within
 from trainer_launch.model import codec
 from trainer_launch.model.findings import Finding, Scope, Status
@@ -89,7 +89,8 @@ def of_this_node(
 
 def why_not(now: Stamp, limit_s: float, folder: str = FOLDER) -> str:
     """Why the machine's stamp does not count, in words; "": it does."""
-    data = within(folder, "its file server does not answer", _trusted, folder, now.file)
+    late: bytes | str = "its file server does not answer"
+    data = within(folder, late, _trusted, folder, now.file)
     if isinstance(data, str):
         return data
     try:
@@ -102,39 +103,45 @@ def why_not(now: Stamp, limit_s: float, folder: str = FOLDER) -> str:
     age_s = now.uptime_s - stamp.uptime_s
     if age_s < 0:
         return "the stamp is of a future time"
-    return f"the machine passed {age_s / 3600:.1f} h ago, and --skip-if-passed-within allows less" * (
-        age_s > limit_s
-    )
+    return f"the machine passed {age_s / 3600:.1f} h ago, which is too long" if age_s > limit_s else ""
 
 
-def has_passed(findings: Sequence[Finding], under_load: Iterable[str], name: str) -> bool:
-    """Whether this node passed what a stamp spares, without a warning and without anything left unknown.
+def settle(
+    stamp: Stamp,
+    findings: Sequence[Finding],
+    under_load: Iterable[str],
+    name: str,
+    *,
+    is_spared: bool = False,
+    folder: str = FOLDER,
+) -> None:
+    """Leave the stamp where this node passed what it spares, without a warning and with nothing unknown.
 
-    `under_load` are the names of those checks, `name` is the node's as findings have it.
+    Elsewhere take an older stamp back: a machine that fails has to pass again. `under_load` are the names of the
+    checks that a stamp spares, `name` is the node's as findings have it; `is_spared`: they were spared now.
     """
     checks = set(under_load)
     own = [finding for finding in findings if "node " not in finding.subject or name in finding.subject]
     spared = [finding for finding in own if finding.check in checks or finding.check.startswith(f"{EXTERNAL}-")]
-    bad = [finding for finding in own if finding.proves_a_fault]
-    bad += [finding for finding in spared if finding.status in (Status.WARN, Status.FAIL)]
-    # Of the whole job: what no reference tells of this model, for one.
-    bad += [finding for finding in spared if finding.status is Status.UNKNOWN and finding.scope is not Scope.JOB]
-    return not bad and any(finding.status is Status.PASS for finding in spared)
+    # What is unknown of the whole job, such as a reference of this model, is no matter of this machine.
+    bad = (Status.WARN, Status.FAIL, Status.UNKNOWN)
+    is_accused = any(finding.proves_a_fault for finding in own) or any(
+        finding.status in bad[: 2 if finding.scope is Scope.JOB else 3] for finding in spared
+    )
+    has_passed = any(finding.status is Status.PASS for finding in spared) and not is_accused
+    if is_accused or not is_spared:
+        _replace(os.path.join(folder, stamp.file), stamp if has_passed else None)
 
 
-def leave(stamp: Stamp, folder: str = FOLDER) -> None:
-    """Write the stamp.
-
-    Raises:
-        OSError: it cannot be written there.
-    """
-    files.replace(os.path.join(folder, stamp.file), json.dumps(asdict(stamp)).encode() + b"\n", 0o644)
-
-
-def remove(stamp: Stamp, folder: str = FOLDER) -> None:
-    """A machine that fails has to pass again."""
-    with contextlib.suppress(OSError):
-        os.unlink(os.path.join(folder, stamp.file))
+def _replace(path: str, stamp: Stamp | None) -> None:
+    try:
+        if stamp is not None:
+            files.replace(path, json.dumps(asdict(stamp)).encode() + b"\n", 0o644)
+        else:
+            os.unlink(path)
+    except OSError as problem:
+        if stamp is not None or problem.errno not in (errno.ENOENT, errno.ENOTDIR):
+            logs.warn(f"the machine's stamp {path} was not changed: {problem.strerror}")
 
 
 def _trusted(folder: str, name: str) -> bytes | str:
