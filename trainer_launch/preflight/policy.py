@@ -118,7 +118,7 @@ def _read(path: str, before: Policy, checks: Collection[str], removed: Collectio
         raise UsageError(f"{where}: rules: expected a severity for each check, got {_kind(rules)}")
     made = dict(before.rules)
     for check, severity in rules.items():
-        made |= _checked(f"{where}: rules.{check[:_SHOWN]}", check, severity, checks, removed)
+        made |= _checked(where, check, severity, checks, removed)
     return replace(before, rules=made, observe=observe, is_off=False)
 
 
@@ -135,7 +135,7 @@ def _checked(
     if not isinstance(severity, str) or severity not in _SEVERITIES:
         shown = repr(severity[:_SHOWN]) if isinstance(severity, str) else _kind(severity)
         near = did_you_mean(severity, _SEVERITIES) if isinstance(severity, str) else ""
-        raise UsageError(f"{where}: {check}: expected {_WORDS}, got {shown}{near and f'; {near}'}")
+        raise UsageError(f"{where}: rule {check}: expected {_WORDS}, got {shown}{near and f'; {near}'}")
     return {check: severity}
 
 
@@ -194,4 +194,5 @@ _KINDS: Mapping[type, str] = {bool: "true or false", str: "a text", list: "a lis
 
 
 def _kind(value: object) -> str:
-    return "nothing" if value is None else _KINDS.get(type(value), "a number")
+    other = "a number" if isinstance(value, int | float) else "a date"
+    return "nothing" if value is None else _KINDS.get(type(value), other)

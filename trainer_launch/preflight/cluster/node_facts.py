@@ -85,28 +85,33 @@ class PeerRule(Struct, frozen=True):
     text: str  # what differs
     fault: Fault | None  # None: a warning
     action: str
+    remedy: str = ""  # the action for programs; "": the cause is not certain
 
 
 _LOST = "see which devices that machine has lost (nvidia-smi -L), or drain it"
 _IMAGE = "start all nodes from the same image, by digest"
 RULES: Mapping[str, PeerRule] = {
-    "torch": PeerRule("torch", Fault.JOB, _IMAGE),
-    "cuda": PeerRule("CUDA of torch", Fault.JOB, _IMAGE),
-    "nccl": PeerRule("NCCL", Fault.JOB, _IMAGE),
-    NCCL: PeerRule("the NCCL that is really loaded", Fault.JOB, f"{_IMAGE}; see LD_LIBRARY_PATH and LD_PRELOAD"),
-    "arch": PeerRule("the architecture", Fault.JOB, "put all nodes on machines of one architecture (nodeSelector)"),
+    "torch": PeerRule("torch", Fault.JOB, _IMAGE, "FIX_IMAGE"),
+    "cuda": PeerRule("CUDA of torch", Fault.JOB, _IMAGE, "FIX_IMAGE"),
+    "nccl": PeerRule("NCCL", Fault.JOB, _IMAGE, "FIX_IMAGE"),
+    NCCL: PeerRule(
+        "the NCCL that is really loaded", Fault.JOB, f"{_IMAGE}; see LD_LIBRARY_PATH and LD_PRELOAD", "FIX_IMAGE"
+    ),
+    "arch": PeerRule(
+        "the architecture", Fault.JOB, "put all nodes on machines of one architecture (nodeSelector)", "FIX_JOB"
+    ),
     "code": PeerRule("the program's code", None, "start all nodes from the same code: image, git-sync or volume"),
     "command": PeerRule("the command line", None, "give all nodes the same command, unless it is meant to differ"),
     "gpus": PeerRule("the GPUs", Fault.NODE, _LOST),
     "adapters": PeerRule("the RDMA ports that are up", None, "see that machine's adapters and cables (ibstat)"),
-    "nproc_per_node": PeerRule("the number of workers", None, "give all nodes the same nproc_per_node"),
-    "image": PeerRule("the image", None, _IMAGE),
-    "python": PeerRule("Python", None, _IMAGE),
+    "nproc_per_node": PeerRule("the number of workers", None, "give all nodes the same nproc_per_node", "FIX_JOB"),
+    "image": PeerRule("the image", None, _IMAGE, "FIX_IMAGE"),
+    "python": PeerRule("Python", None, _IMAGE, "FIX_IMAGE"),
     "driver": PeerRule("the GPU driver", None, "bring the machines to one driver version"),
     "pair tests": PeerRule("what can test pairs", None, "start all nodes with the same GPUs and the same torch"),
     "kernel": PeerRule("the kernel", None, "bring the machines to one kernel"),
     **{
-        f"{ENV}{name}": PeerRule(name, Fault.JOB, "give it the same value in every pod of the job")
+        f"{ENV}{name}": PeerRule(name, Fault.JOB, "give it the same value in every pod of the job", "FIX_JOB")
         for name in _MUST_AGREE
     },
 }
@@ -169,6 +174,7 @@ def _difference(key: str, groups: Mapping[str, Sequence[str]]) -> Finding:
         expected=most[0] if has_majority else None,
         basis=Basis.PEER,
         action=rule.action,
+        remedy=rule.remedy,
     )
 
 
