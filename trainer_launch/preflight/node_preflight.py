@@ -117,7 +117,8 @@ def preflight(subject: Subject, settings: Settings, selection: Selection, doing:
     findings = result.report.findings
     if machine is not None:
         under_load = {*UNDER_LOAD, external_check.external.id}
-        stamp.settle(machine, findings, under_load, doing.place.name, is_spared=bool(spared))
+        name, folder = doing.place.name, stamp.FOLDER
+        stamp.settle(machine, findings, under_load, name, folder=folder, is_spared=bool(spared))
     if spared:
         done = {finding.check for finding in findings}
         left_out = [check for check in selection.at(Where.EXTERNAL, Where.GPU) if check.id not in done]
@@ -142,7 +143,7 @@ def _stamped(
     now = stamp.of_this_node(settings, selection.policy, level, subject.env) if limit_s and wanted else None
     if now is None or limit_s is None:
         return None, ""
-    why_not = stamp.why_not(now, limit_s)
+    why_not = stamp.why_not(now, limit_s, stamp.FOLDER)
     if not why_not:
         return now, f"this machine passed within {limit_s / 3600:g} h (--skip-if-passed-within)"
     logs.say(f"nothing is skipped: {why_not}")

@@ -87,7 +87,7 @@ def of_this_node(
     return stamp if boot else None
 
 
-def why_not(now: Stamp, limit_s: float, folder: str = FOLDER) -> str:
+def why_not(now: Stamp, limit_s: float, folder: str) -> str:
     """Why the machine's stamp does not count, in words; "": it does."""
     late: bytes | str = "its file server does not answer"
     data = within(folder, late, _trusted, folder, now.file)
@@ -112,8 +112,8 @@ def settle(
     under_load: Iterable[str],
     name: str,
     *,
+    folder: str,
     is_spared: bool = False,
-    folder: str = FOLDER,
 ) -> None:
     """Leave the stamp where this node passed what it spares, without a warning and with nothing unknown.
 
