@@ -191,6 +191,11 @@ def clock(offset_s: float) -> Break:
     return lambda fleet, node, folder: setattr(node, "offset_s", offset_s)
 
 
+def own_name_on_loopback(fleet: Fleet, node: Node, folder: Path) -> None:
+    resolver(own=frozenset({"127.0.1.1"}))(fleet, node, folder)
+    node.change(env={"GLOO_SOCKET_IFNAME": ""})
+
+
 def not_shared(fleet: Fleet, node: Node, folder: Path) -> None:
     fleet.sees = lambda folder, one, other: (one == node.rank) == (other == node.rank)
 
@@ -413,8 +418,7 @@ FAULTS: tuple[FleetFault, ...] = (
     in_fleet("DNS", "node 0 has no name", "dns", resolver(home=None)),
     in_fleet("DNS", "the DNS server fails", "dns", resolver(home=None, problem=socket.EAI_AGAIN)),
     in_fleet("DNS", "each answer takes 3 s", "dns", slow_dns),
-    in_fleet("DNS", "the own name is on loopback", "own-name", lambda fleet, node, folder: (
-        resolver(own=frozenset({"127.0.1.1"}))(fleet, node, folder), node.change(env={"GLOO_SOCKET_IFNAME": ""}))),
+    in_fleet("DNS", "the own name is on loopback", "own-name", own_name_on_loopback),
     alone("DNS", "a server that knows no name (real)", "dns", denied, *_NODE_1, "--only", "dns"),
     alone("environment", "another program has the port (real)", "ports", taken, "--nodes", "2", "--node-rank", "0",
           "--master-addr", "job-0", "--only", "ports"),
@@ -458,8 +462,13 @@ def own_variables(node: Node) -> None:
             "NCCL_DEBUG_FILE": f"/tmp/nccl.{name}",
             "CUDA_VISIBLE_DEVICES": "0,1,2,3" if node.rank % 2 else "3,2,1,0",
             "HOSTNAME": name,
+            "HF_TOKEN": f"hf_{node.rank:032d}",
         }
     )
+
+
+def badly_measured(node: Node) -> None:
+    node.offset_s, node.error_s = 2.5, 3.0
 
 
 def scattered(fleet: Fleet, folder: Path) -> None:
@@ -624,13 +633,11 @@ HEALTHY_FLEETS: tuple[HealthyFleet, ...] = (
     HealthyFleet("clocks scatter by 0.9 s", scattered),
     HealthyFleet(
         "a clock that could be measured to 3 s only",
-        the_bad_one(lambda node: (setattr(node, "offset_s", 2.5), setattr(node, "error_s", 3.0))),
+        the_bad_one(badly_measured),
     ),
     HealthyFleet(
         "each pod has variables and secrets of its own",
-        lambda fleet, folder: [
-            (own_variables(node), node.change(env={"HF_TOKEN": f"hf_{node.rank:032d}"})) for node in fleet.nodes
-        ],
+        each(own_variables),
     ),
     HealthyFleet("racks between which it is a little slower", slow_racks),
     HealthyFleet("one pair is disturbed once", a_busy_moment),

@@ -27,7 +27,7 @@ def played() -> Iterator[None]:
 
 
 def marked(fault: FleetFault) -> object:
-    long = pytest.mark.long("tests/preflight/cluster/test_faults.py")
+    long = pytest.mark.long("tests/preflight/cluster/test_hosts.py")
     return pytest.param(fault, id=fault.text, marks=[long] if fault.text in SLOW else [])
 
 
@@ -52,5 +52,5 @@ def test_there_are_enough_of_all_kinds_and_each_has_words_of_its_own() -> None:
     wanted = ("device", "link", "rail", "clock", "driver", "disk", "DNS", "time", "shm", "version", "environment")
     assert kinds.keys() == set(wanted)
     assert (len(FAULTS) >= 40, len(HEALTHY_FLEETS) >= 20) == (True, True)
-    texts = Counter(entry.text for entry in (*FAULTS, *HEALTHY_FLEETS))
+    texts = Counter((*(fault.text for fault in FAULTS), *(fleet.text for fleet in HEALTHY_FLEETS)))
     assert [text for text, count in texts.items() if count > 1] == []

@@ -6,6 +6,7 @@ import json
 import os
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 from msgspec.structs import replace
@@ -59,7 +60,7 @@ def of(
     return made
 
 
-def left(root: Path, folder: Path, *findings: Finding, **more: str) -> Stamp:
+def left(root: Path, folder: Path, *findings: Finding, **more: Any) -> Stamp:
     """The stamp of a machine after these findings."""
     made = of(root, **more)
     settle(made, findings or (LOADED,), UNDER_LOAD, NAME, folder=str(folder))
@@ -116,7 +117,7 @@ def test_a_machine_that_was_booted_again_or_a_pod_with_other_gpus_tests_again(
     ],
 )
 def test_a_preflight_that_asks_for_other_things_tests_again(
-    more: dict[str, str], why: str, machine: Path, folder: Path
+    more: dict[str, Any], why: str, machine: Path, folder: Path
 ) -> None:
     left(machine, folder)
     told = why_not(of(machine, **more), 6 * HOUR_S, str(folder))
