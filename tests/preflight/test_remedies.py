@@ -15,6 +15,7 @@ from trainer_launch.model.findings import OF_MACHINES, REMEDIES, Fault, Finding,
 from trainer_launch.preflight import external_check, registry, remedies, report_formats, report_page
 from trainer_launch.preflight.check import Where
 from trainer_launch.preflight.cluster import node_facts
+from trainer_launch.preflight.cluster.participation import failing_nodes
 from trainer_launch.preflight.node_preflight import Selection
 from trainer_launch.preflight.policy import Policy
 from trainer_launch.preflight.remedies import with_remedy
@@ -94,6 +95,18 @@ def test_a_machine_with_other_gpus_than_the_majority_is_not_drained(gpus: str) -
     job = Simulation(4)
     job.facts = {rank: {"gpus": gpus if rank == 2 else "8 of H200"} for rank in range(4)}
     assert cluster(job) == {"facts": ""}
+
+
+@pytest.mark.parametrize("offsets", [{1: 90.0}, {1: 90.0, 2: 90.0}, {1: 90.0, 2: 180.0, 3: 270.0}])
+def test_where_no_majority_of_clocks_agrees_none_is_called_wrong_and_no_machine_is_drained(
+    offsets: dict[int, float],
+) -> None:
+    job = Simulation(4 if len(offsets) > 1 else 2)
+    job.offsets = offsets
+    assert cluster(job) == {"clock": ""}
+    (finding,) = job.loud()
+    assert (finding.subject, finding.scope, finding.status) == ("", Scope.JOB, Status.FAIL)
+    assert failing_nodes([finding]) == ""
 
 
 def test_a_link_between_healthy_nodes_and_a_pair_of_which_either_may_be_faulty_have_none() -> None:

@@ -179,7 +179,10 @@ def _difference(key: str, groups: Mapping[str, Sequence[str]]) -> Finding:
 
 
 def clocks(names: Sequence[str], offsets: Sequence[tuple[float, float]]) -> Iterator[Finding]:
-    """A finding for each clock that is off; `offsets` are from one clock, with their uncertainty."""
+    """A finding for each clock that is off; `offsets` are from one clock, with their uncertainty.
+
+    Where no majority of clocks agrees, as with two nodes, none of them is named.
+    """
     middle = statistics.median(offset for offset, _ in offsets)
     # By how much each is sure to be off; node 0's clock is ahead of this one's by `offset`.
     off = [
@@ -188,6 +191,15 @@ def clocks(names: Sequence[str], offsets: Sequence[tuple[float, float]]) -> Iter
     ]
     off.sort(key=lambda clock: -clock[0])
     skewed = [_skewed(name, off_s, is_ahead=is_ahead) for off_s, name, is_ahead in off if off_s > CLOCK_WARN_S]
+    if skewed and 2 * len(skewed) >= len(names):
+        worst = skewed[0]
+        text = (
+            f"the clocks of {counted(len(names), 'node')} differ by {max(offsets)[0] - min(offsets)[0]:.1f} s, and "
+        )
+        evidence = tuple(finding.text for finding in skewed[:_SHOWN])
+        text += "most of them do not agree, so that none can be called wrong"
+        yield replace(worst, text=text, scope=Scope.JOB, subject="", evidence=evidence)
+        return
     yield from skewed[:_SHOWN]
     for rest in grouped((finding.status, finding) for finding in skewed[_SHOWN:]).values():
         text = f"{rest[0].text}, and {len(rest) - 1} more off by less"
