@@ -28,6 +28,7 @@ SETTLED_S = 60.0  # after which a name that its Service publishes is there: cach
 _FIRST_PAUSE_S, _LONGEST_PAUSE_S = 0.02, 1.0
 _POLL_S = 12.0  # glibc's own patience with two servers that do not answer is 10 s
 _LAST_LOOK_S = 1.5  # after the deadline, at most
+_SLOW_S = 2.0  # of a look-up that is answered; a lost packet costs glibc 5 s
 
 # Whose Services name only pods that are ready; their main containers have names some seconds after they start.
 HIDING = frozenset(("pytorchjob-v1", "pytorchjob-v1-elastic", "tfjob-v1", "xgboostjob-v1", "paddlejob-v1"))
@@ -40,6 +41,9 @@ _BOTH_ABSENT = (
 )
 _ABSENT = "node 0's pod is not there yet: see whether it is scheduled and has started"
 _NO_DNS = "DNS does not work here: check the cluster's DNS pods, and network policies for port 53"
+_SLOW = (
+    "check the cluster's DNS pods and their CPU limits; ndots and search domains multiply each look-up (dnsConfig)"
+)
 _FAMILIES = {"AF_INET": ".", "AF_INET6": ":"}  # what an address of it has in it
 
 
@@ -58,16 +62,24 @@ def dns(subject: Subject) -> Finding:
     if not subject.has_peers or home == "localhost" or value_parsers.is_address(home):
         return dns.skipped("there is no name of another node to look up")
     began_s = time.monotonic()
-    answers = _wait(subject, home)
+    answers, look_s = _wait(subject, home)
     answer = answers[home]
     if isinstance(answer, Answer):
         return _absent(subject, home, answers, time.monotonic() - began_s)
     addresses = ", ".join(sorted(answer))
+    if look_s > _SLOW_S:
+        text = f"{home} resolves to {addresses}, but a look-up takes {look_s:.1f} s"
+        return _of_another_family(subject, home, answer) or dns.warned(
+            text, measured=look_s, unit="s", action=_SLOW
+        )
     return _of_another_family(subject, home, answer) or dns.passed(f"{home} resolves to {addresses}")
 
 
-def _wait(subject: Subject, home: str) -> Mapping[str, Addresses | Answer]:
-    """Node 0's addresses when there are some, or why there are none when the time is up; so for the own name."""
+def _wait(subject: Subject, home: str) -> tuple[Mapping[str, Addresses | Answer], float]:
+    """Node 0's addresses when there are some, or why there are none when the time is up; so for the own name.
+
+    Behind them are the seconds that the last look-up took.
+    """
     hope_s = HIDDEN_S if subject.job.contract in HIDING else subject.deadline_s
     began_s = time.monotonic()
     until_s = began_s + min(hope_s, subject.deadline_s)
@@ -76,9 +88,10 @@ def _wait(subject: Subject, home: str) -> Mapping[str, Addresses | Answer]:
     pause_s = _FIRST_PAUSE_S
     while True:
         patience_s = min(_POLL_S, max(_LAST_LOOK_S, end_s - time.monotonic()))
+        asked_s = time.monotonic()
         answers = resolver.lookup_all(names, patience_s, subject.lookup)
         if not isinstance(answers[home], Answer) or time.monotonic() >= until_s:
-            return answers
+            return answers, round(time.monotonic() - asked_s, 1)
         time.sleep(min(pause_s, _LONGEST_PAUSE_S))
         pause_s *= 2
 
