@@ -26,6 +26,9 @@ from tests.pods import hosts
 from tests.preflight.cluster.test_hosts import LATEST_S, Pods
 from tests.preflight.fleet import ADAPTERS, RATE, Fleet, Node, label, loud, names_of
 from tests.preflight.gpu.machine import GIB, Change
+from tests.preflight.gpu.test_faults import benching as bench
+from tests.preflight.gpu.test_faults import card
+from tests.preflight.gpu.test_faults import under_load as loaded
 from tests.preflight.gpus import under_load
 from tests.preflight.world import LO, MIB, STORED, Names
 from trainer_launch.host.deadline_subprocess import Tried
@@ -111,18 +114,6 @@ def library(
 ) -> FleetFault:
     """A fault of a GPU, below NVIDIA's simulated library."""
     return in_fleet(kind, text, check, lambda fleet, node, folder: node.play(folder, change, level), *who)
-
-
-def card(number: int, **values: Any) -> Change:
-    return lambda told: told["gpus"][number].update(values)
-
-
-def loaded(number: int, **values: Any) -> Change:
-    return lambda told: told["gpus"][number]["load"].update(values)
-
-
-def bench(number: int, **values: Any) -> Change:
-    return lambda told: told["gpus"][number]["bench"].update(values)
 
 
 def on_node(**values: Any) -> Change:

@@ -13,7 +13,6 @@ import errno
 import hashlib
 import json
 import os
-import re
 import stat
 import time
 from collections.abc import Iterable, Mapping, Sequence
@@ -74,15 +73,15 @@ def of_this_node(
     deciding = [policy.fingerprint, words, *(getattr(settings, name) for name in _DECIDING)]
     reference = b"" if settings.reference is None else files.LiveFiles(1 << 20).read(settings.reference) or b""
     deciding.append(hashlib.sha256(reference).hexdigest())
-    devices = (name for name in _listed(root / "dev") if re.fullmatch(r"nvidia[0-9]+", name))
+    devices = sorted(path.name for path in (root / "dev").glob("nvidia[0-9]*"))
     stamp = Stamp(
         boot=boot,
         machine=machine.machine_name(env, "", root),
         launcher=__version__,
         level=level,
         settings=hashlib.sha256(json.dumps(deciding).encode()).hexdigest()[:16],
-        devices=(*sorted(devices), f"CUDA_VISIBLE_DEVICES={env.get('CUDA_VISIBLE_DEVICES', '')}"),
-        uptime_s=_uptime_s(),
+        devices=(*devices, f"CUDA_VISIBLE_DEVICES={env.get('CUDA_VISIBLE_DEVICES', '')}"),
+        uptime_s=time.clock_gettime(time.CLOCK_BOOTTIME),
     )
     return stamp if boot else None
 
@@ -163,14 +162,3 @@ def _trusted(folder: str, name: str) -> bytes | str:
         return os.read(file, _MAX_BYTES + 1)
     finally:
         os.close(file)
-
-
-def _listed(folder: Path) -> list[str]:
-    try:
-        return os.listdir(folder)
-    except OSError:
-        return []
-
-
-def _uptime_s() -> float:
-    return round(time.clock_gettime(time.CLOCK_BOOTTIME), 3)
