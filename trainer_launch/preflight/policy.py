@@ -9,6 +9,7 @@ from __future__ import annotations
 import hashlib
 import json
 import os
+import re
 import stat
 from collections.abc import Collection, Mapping, Sequence
 from typing import Any, NoReturn
@@ -21,6 +22,7 @@ from trainer_launch.host.files import LiveFiles
 from trainer_launch.model.errors import UsageError
 from trainer_launch.model.findings import Fault, Finding, Status
 from trainer_launch.model.suggestions import did_you_mean
+from trainer_launch.model.units import printable
 
 OBSERVE, OFF = "observe", "off"
 _SEVERITIES: Mapping[str, tuple[Status, Fault | None] | None] = {
@@ -33,6 +35,7 @@ _WORDS = ", ".join(_SEVERITIES)
 _FORMATS = (".toml", ".json")
 _MAX_BYTES = 1 << 16
 _SHOWN = 60
+_EXTERNAL = re.compile(r"external-[a-z0-9-]{1,60}")
 EXTERNAL = "external"  # the check of --external-check, and what the names of its findings begin with
 
 
@@ -84,7 +87,8 @@ def parse_flag(text: str | None, checks: Collection[str], removed: Collection[st
     for word in filter(None, map(str.strip, (text or "").split(","))):
         check, equals, severity = word.partition("=")
         if word.lower().endswith(_FORMATS):
-            policy = _read(word, policy, checks, removed)
+            where = f"--policy {printable(word, ' ')}"
+            policy = parse_content(_content(word, where), where, policy, checks, removed)
         elif equals:
             rule = _checked("--policy", check.strip(), severity.strip(), checks, removed)
             policy = replace(policy, rules={**policy.rules, **rule})
@@ -97,12 +101,16 @@ def parse_flag(text: str | None, checks: Collection[str], removed: Collection[st
     return policy
 
 
-def _read(path: str, before: Policy, checks: Collection[str], removed: Collection[str]) -> Policy:
-    """The policy of a file over the one before it."""
-    where = f"--policy {path}"
-    parse = _toml if path.lower().endswith(".toml") else _json
+def parse_content(
+    content: str, where: str, before: Policy, checks: Collection[str], removed: Collection[str] = ()
+) -> Policy:
+    """The policy of a file over the one before it; `where` names the file, and so its format.
+
+    Raises:
+        UsageError: as `parse_flag`.
+    """
     try:
-        told = parse(_content(path, where))
+        told = _toml(content) if where.lower().endswith(".toml") else _json(content)
     except ValueError as problem:  # of TOML and of JSON alike: with line and column
         raise UsageError(f"{where}: {str(problem)[:200]}") from None
     if not isinstance(told, dict):
@@ -129,7 +137,7 @@ def _checked(
     if check in removed:
         logs.warn(f"check {check} no longer exists; remove it from --policy")
         return {}
-    if check not in checks and not check.startswith(f"{EXTERNAL}-"):
+    if check not in checks and not _EXTERNAL.fullmatch(check):
         near = did_you_mean(check, checks) or "preflight --list prints all checks"
         raise UsageError(f"{where}: {check[:_SHOWN]!r} is not a check; {near}")
     if not isinstance(severity, str) or severity not in _SEVERITIES:
