@@ -155,7 +155,7 @@ def rows(n_nodes: int) -> dict[str, str]:
 
 def rehearsed(n_nodes: int, level: str, row: str, *more: str) -> Mapping[str, float]:
     """Real processes, all started at once."""
-    options = ("--level", level, "--skip", "own-name,gloo-socket-ifname,cpu", *more)
+    options = ("--level", level, "--policy", "own-name=off,gloo-socket-ifname=off,cpu=off", *more)
     argv = (sys.executable, "-m", "trainer_launch", "preflight", *options)
     shared = {
         **own_environment(os.environ),

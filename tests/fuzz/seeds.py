@@ -131,6 +131,11 @@ def _reference() -> Iterator[bytes]:
     yield json.dumps(
         {"format": "trainer-launch-preflight", "version": 2, "verdict": "pass", "measured": [row]}
     ).encode()
+    yield json.dumps({"observe": True, "rules": {"cpu": "off", "external-dcgm": "fatal"}}).encode()
+    yield b'observe = true\n[rules]\ncpu = "off"\n"gpu-ecc" = "warn"\n'
+    yield json.dumps(
+        {"findings": [{"name": "dcgm", "status": "fail", "text": "no", "gpu": 3, "remedy": "RMA"}]}
+    ).encode()
 
 
 def _launchers_view() -> Iterator[str]:

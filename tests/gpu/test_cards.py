@@ -157,7 +157,7 @@ def test_two_nodes_test_their_pair_over_nccl(card: Card, tmp_path: Path, record_
     test = "gloo" if IS_REHEARSED else "nccl"
     port, words = (
         free_port(),
-        ("--level", "deep", "--pair-test", test, "--skip", "gpu-load", "--only", "pairs,full-job"),
+        ("--level", "deep", "--pair-test", test, "--policy", "gpu-load=off", "--only", "pairs,full-job"),
     )
     started = [
         subprocess.Popen(

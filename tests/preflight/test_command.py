@@ -126,21 +126,29 @@ def test_nobody_waits_for_a_file_for_ever(
 
 
 def test_the_kill_switch_checks_nothing() -> None:
-    done = launch("preflight", *NO_STORAGE, env={"TRAINER_LAUNCH_PREFLIGHT": "off"})
+    done = launch("preflight", *NO_STORAGE, env={"TRAINER_LAUNCH_POLICY": "off"})
     assert (done.returncode, done.stdout) == (0, "")
     assert "nothing was checked" in done.stderr
 
 
-def test_in_mode_warn_a_failure_is_only_told() -> None:
-    done = launch("preflight", "--json", "--mode", "warn", *NO_STORAGE)
-    assert (done.returncode, [*loud(done)]) == (0, ["storage"])
+def test_where_a_site_only_observes_a_failure_is_a_warning_and_the_report_says_what_it_would_be() -> None:
+    done = launch("preflight", "--json", "--policy", "observe", *NO_STORAGE)
+    assert (done.returncode, report_of(done)["verdict"]) == (0, "warn")
+    ((check, finding),) = loud(done).items()
+    assert (check, finding["severity"], finding["without_policy"]) == ("storage", "warning", "fatal")
+    assert report_of(done)["policy"] == {"observe": True, "rules": {}}
 
 
 @pytest.mark.parametrize(
     ("words", "sentence"),
     [
-        (("--skip", "dnss"), "--skip names 'dnss', which is not a check"),
-        (("--mode", "hope"), "invalid value 'hope' for --preflight"),
+        (("--policy", "dnss=off"), "--policy: 'dnss' is not a check; did you mean dns?"),
+        (
+            ("--policy", "/nowhere/site.toml"),
+            "--policy /nowhere/site.toml cannot be read: No such file or directory",
+        ),
+        (("--mode", "warn"), "--mode was removed in 0.3; use --policy observe to run all checks and fail none"),
+        (("--external-check", "'dcgmi"), "invalid value for --external-check: No closing quotation"),
         (("--report", "/nowhere/r.json"), "--report /nowhere/r.json cannot be written: No such file or directory"),
         (
             ("--report", "r.txt"),
@@ -266,7 +274,7 @@ def test_two_nodes_on_one_machine_whose_name_is_on_loopback_pass() -> None:
     """What `run` takes, `preflight` takes."""
     env = {"PET_NNODES": "2", "PET_NPROC_PER_NODE": "1", "PET_MASTER_ADDR": "127.0.0.1"}
     env |= {"PET_MASTER_PORT": str(free_port()), "HOSTNAME": "localhost"}
-    argv = [*LAUNCHER, "preflight", "--level", "quick", "--skip", "cpu", "--wait-timeout", "60"]
+    argv = [*LAUNCHER, "preflight", "--level", "quick", "--policy", "cpu=off", "--wait-timeout", "60"]
     nodes = [
         subprocess.Popen(
             argv, env=clean_env({**env, "PET_NODE_RANK": str(rank)}), stdout=subprocess.PIPE, text=True

@@ -32,7 +32,7 @@ def test_the_packages_own_table_is_sound_and_every_number_has_its_source() -> No
 def report_with(rows: Sequence[thresholds.Reference], **changes: object) -> bytes:
     place = ReportPlace(host="a", node_rank=0, nodes="1", contract="plain")
     found = Report(findings=())
-    made = document(found, place, mode="enforce", exit_code=0, at_s=1.0, measured=rows)
+    made = document(found, place, exit_code=0, at_s=1.0, measured=rows)
     return json.dumps(made | changes).encode()
 
 

@@ -86,8 +86,8 @@ def _refuse() -> None:
     raise RuntimeError("can't start new thread")
 
 
-def test_a_check_that_is_skipped_does_not_run_and_one_that_is_fatal_fails() -> None:
-    selection = Selection.of(settings.load({"skip": "dns", "fatal": "cpu"}, {}))
+def test_a_check_that_is_off_does_not_run_and_one_that_is_fatal_fails() -> None:
+    selection = Selection.of(settings.load({"policy": "dns=off,cpu=fatal"}, {}))
     assert {check.id for check in selection.at(*Where)} == set(registry.ids(*Where)) - {"dns"}
     assert selection.kept([Finding(check="dns", status=Status.WARN, text="late")]) == ()
     (finding,) = selection.kept([Finding(check="cpu", status=Status.WARN, text="few")])
@@ -95,17 +95,15 @@ def test_a_check_that_is_skipped_does_not_run_and_one_that_is_fatal_fails() -> N
 
 
 def test_names_are_taken_from_a_list_and_a_wrong_one_is_told() -> None:
-    assert registry.named(" dns, shm,", "--skip") == ("dns", "shm")
-    assert registry.named(None, "--skip") == ()
-    with pytest.raises(UsageError, match="--skip names 'dnss', which is not a check; expected: memory, "):
-        registry.named("dns,dnss", "--skip")
+    assert registry.named(" dns, shm,", "--only") == ("dns", "shm")
+    assert registry.named(None, "--only") == ()
+    with pytest.raises(UsageError, match=r"--only names 'dnss', which is not a check; did you mean dns\?"):
+        registry.named("dns,dnss", "--only")
 
 
-@pytest.mark.parametrize("flag", ["skip", "fatal"])
-def test_a_check_that_is_gone_is_one_warning_and_ends_no_pod(flag: str, caplog: pytest.LogCaptureFixture) -> None:
-    selection = Selection.of(settings.load({flag: "mtu,dns"}, {}))
-    assert (selection.skipped or selection.fatal) == ("dns",)
-    assert caplog.messages == [f"check mtu no longer exists; remove it from --{flag}"]
+def test_a_check_that_is_gone_is_one_warning_and_ends_no_pod(caplog: pytest.LogCaptureFixture) -> None:
+    assert Selection.of(settings.load({"policy": "mtu=off,dns=off"}, {})).policy.off == ("dns",)
+    assert caplog.messages == ["check mtu no longer exists; remove it from --policy"]
 
 
 def test_only_checks_that_are_gone_leave_nothing_to_run(caplog: pytest.LogCaptureFixture) -> None:

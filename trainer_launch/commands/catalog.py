@@ -134,7 +134,8 @@ examples:
   trainer-launch preflight --storage shared:/ckpt      # test the volume
   trainer-launch preflight --level container           # this container only
   trainer-launch preflight --level deep                # test everything
-  trainer-launch preflight --skip dns --fatal cpu,shm
+  trainer-launch preflight --policy dns=off,cpu=fatal  # severities
+  trainer-launch preflight --policy observe            # fail none
   trainer-launch preflight --report report.html        # a page for people
   trainer-launch preflight --json                      # the report as JSON
   trainer-launch preflight --report healthy.json       # what healthy GPUs do

@@ -324,8 +324,8 @@ _ALONE: Mapping[str, Any] = {
     "help": "this node alone, whatever the platform says: --nodes 1 --node-rank 0",
 }
 _CHECKING = (
-    *("preflight", "level", "gpu_burn", "pair_test", "threshold", "reference", "only", "skip", "fatal"),
-    *("storage", "report"),
+    *("policy", "level", "gpu_burn", "pair_test", "threshold", "reference", "only", "external_check"),
+    *("skip_if_passed_within", "storage", "report"),
 )
 _RUN = tuple(name for name in Settings.model_fields if name not in _CHECKING)
 _NOT_EXPLAINED = ("termination_log", "events", "metrics_port", "state_dir")
@@ -358,9 +358,9 @@ COMMAND_ALIASES = {"local": "rehearse"}  # what 0.2 called a command
 COMMON = {  # what --help shows where a command has many settings
     *("nodes", "nproc_per_node", "engine", "max_restarts", "min_nodes", "spares", "wait_timeout", "grace"),
     *("hang_timeout", "incident_dir", "metrics_port", "events", "log_level"),
-    *("preflight", "level", "only", "skip", "fatal", "storage", "report"),
+    *("policy", "level", "only", "storage", "report"),
 }
-ALIASES = {"nodes": ("--nnodes",), "preflight": ("--mode",)}  # torchrun's word; what reads better
+ALIASES = {"nodes": ("--nnodes",)}  # torchrun's word
 _METAVARS = {  # and the settings that have it
     "LINES": "output_limit",
     "NAME": "contract",
@@ -372,12 +372,14 @@ _METAVARS = {  # and the settings that have it
     "A,B": "preload",
     "PATH": "ssh_dir secret_file termination_log reference report state_dir incident_dir",
     "NAME[,...]": "forward_env",
-    "SECONDS": "grace wait_timeout shrink_after gpu_burn",
+    "SECONDS": "grace wait_timeout shrink_after skip_if_passed_within gpu_burn",
+    "CHECK=SEVERITY[,...]|FILE|observe|off": "policy",
+    "COMMAND": "external_check",
     "NAME=ACTION[,...]": "signals",
     "LOW-HIGH": "port_range",
     "SIZE|auto|keep": "shm_size",
     "NAME=VALUE[,...]": "threshold",
-    "CHECK[,...]": "only skip fatal",
+    "CHECK[,...]": "only",
     "[shared:]PATH[,...]": "storage",
     "SECONDS|auto": "hang_timeout",
     "SECONDS|auto|off": "hang_report_after",

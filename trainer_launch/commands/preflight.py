@@ -16,10 +16,18 @@ from trainer_launch.model.settings import Settings
 from trainer_launch.observability import live
 from trainer_launch.planning.reading import live_pod, read
 from trainer_launch.planning.task import ports_of
-from trainer_launch.preflight import node_preflight, registry, report_formats, report_page, thresholds
+from trainer_launch.preflight import (
+    external_check,
+    node_preflight,
+    registry,
+    report_formats,
+    report_page,
+    thresholds,
+)
 from trainer_launch.preflight.check import STATE_FILE, subject_of, with_network
 from trainer_launch.preflight.cluster import participation
 from trainer_launch.preflight.node_preflight import NodeResult, PreflightProgress, Selection
+from trainer_launch.preflight.policy import Policy
 from trainer_launch.preflight.report_formats import ReportPlace
 from trainer_launch.supervisor import outcome
 
@@ -33,9 +41,6 @@ def main(parsed: Parsed) -> int:
     settings = parsed.settings
     if parsed.flags["list"]:
         sys.stdout.write(registry.listed())
-        return exit_codes.SUCCEEDED
-    if settings.preflight == "off":
-        sys.stderr.write("preflight is off (--mode, TRAINER_LAUNCH_PREFLIGHT): nothing was checked\n")
         return exit_codes.SUCCEEDED
 
     def write_message(text: str) -> None:
@@ -52,6 +57,10 @@ def main(parsed: Parsed) -> int:
 
 def _main(parsed: Parsed, settings: Settings, doing: PreflightProgress) -> int:
     selection = Selection.of(settings)
+    if selection.policy.is_off:
+        sys.stderr.write("preflight is off (--policy, TRAINER_LAUNCH_POLICY): nothing was checked\n")
+        return exit_codes.SUCCEEDED
+    external_check.command_of(settings.external_check)
     thresholds.parse_flag(settings.threshold)
     thresholds.load_table(settings.reference)
     ports_of(settings)
@@ -63,8 +72,8 @@ def _main(parsed: Parsed, settings: Settings, doing: PreflightProgress) -> int:
         if live.is_wanted():
             doing.view.enter_context(live.progress(doing.steps))
         result = node_preflight.preflight(subject, settings, selection, doing)
-    code = exit_code(result.report.verdict, enforce=settings.preflight == "enforce")
-    _hand_out(result, doing.place, code, parsed)
+    code = exit_code(result.report.verdict)
+    _hand_out(result, doing.place, code, parsed, selection.policy)
     if result.is_cluster and subject.topology.is_coordinator:
         failing = participation.failing_nodes(result.all_nodes or result.report.findings, result.machines)
         beside = None if settings.report is None else participation.beside(settings.report)
@@ -73,14 +82,12 @@ def _main(parsed: Parsed, settings: Settings, doing: PreflightProgress) -> int:
     return code
 
 
-def _hand_out(result: NodeResult, here: ReportPlace, code: int, parsed: Parsed) -> None:
+def _hand_out(result: NodeResult, here: ReportPlace, code: int, parsed: Parsed, policy: Policy) -> None:
     """To the pod's status, to the screen, to files. A node that is well only says where the whole report is."""
     settings, report, elsewhere = parsed.settings, result.report, result.elsewhere
     at_s = time.time()
     measured = thresholds.measured(result.measured, time.strftime("%Y-%m-%d", time.gmtime(at_s)))
-    document = report_formats.document(
-        report, here, mode=settings.preflight, exit_code=code, at_s=at_s, measured=measured
-    )
+    document = report_formats.document(report, here, policy=policy, exit_code=code, at_s=at_s, measured=measured)
     made = json.dumps(document, indent=2) + "\n"
     message = outcome.fitted(report_formats.termination_message(report, here, code))
     outcome.write_termination_message(message, settings.termination_log)

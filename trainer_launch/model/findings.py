@@ -9,12 +9,11 @@ from __future__ import annotations
 import json
 import math
 from collections import Counter
-from collections.abc import Collection, Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from enum import Enum
 from typing import Annotated, NamedTuple, TypeAlias, TypeVar
 
 from msgspec import Meta, Struct
-from msgspec.structs import replace
 
 from trainer_launch.model import exit_codes
 
@@ -85,10 +84,15 @@ _EXIT_CODES = {
 }
 
 
+# What a program may do about a finding whose cause is certain: to the machine of its subject, or to the job.
+OF_MACHINES = ("RESET", "REBOOT", "DRAIN", "RMA")
+REMEDIES = (*OF_MACHINES, "FIX_JOB", "FIX_IMAGE")
+
+
 class Finding(Struct, frozen=True, kw_only=True):
     """One sentence of a preflight."""
 
-    check: str  # the check's stable name, by which it is silenced or made fatal
+    check: str  # the check's stable name, by which a policy sets its severity
     status: Status
     text: str  # one sentence: what is, with its numbers
     scope: Scope = Scope.NODE
@@ -101,6 +105,7 @@ class Finding(Struct, frozen=True, kw_only=True):
     evidence: tuple[str, ...] = ()
     action: str = ""  # what to do
     remedy: Annotated[str, Meta(pattern="^[A-Z_]{0,20}$")] = ""  # the same for programs; "": the cause is unknown
+    without_policy: Severity | None = None  # what the check itself makes of it, where a policy has changed that
     took_s: Annotated[float, Meta(ge=0, le=1e9)] = 0.0
 
     def __post_init__(self) -> None:
@@ -115,6 +120,12 @@ class Finding(Struct, frozen=True, kw_only=True):
         if self.fault is not None:
             return _SEVERITIES[self.fault]
         return Severity.WARNING if self.status is Status.WARN else Severity.INFO
+
+    @property
+    def proves_a_fault(self) -> bool:
+        """Whether the check itself, and not a site's policy, finds the machine of its subject faulty."""
+        is_here = self.scope in (Scope.NODE, Scope.GPU, Scope.RAIL)
+        return is_here and self.fault is Fault.NODE and self.without_policy is None
 
 
 class Report(Struct, frozen=True, kw_only=True):
@@ -143,16 +154,9 @@ class Report(Struct, frozen=True, kw_only=True):
         return Verdict.UNKNOWN if counts[Status.UNKNOWN] or not counts[Status.PASS] else Verdict.PASS
 
 
-def exit_code(verdict: Verdict, *, enforce: bool = True) -> int:
+def exit_code(verdict: Verdict) -> int:
     """What the pod ends with; any code but 0 stops a pod whose init container has it, so a warning is 0."""
-    return _EXIT_CODES[verdict] if enforce else exit_codes.SUCCEEDED
-
-
-def raised(finding: Finding, fatal: Collection[str]) -> Finding:
-    """The finding, a fatal failure if its check was made fatal and it found something; what is unknown stays so."""
-    if finding.check not in fatal or finding.status not in (Status.WARN, Status.FAIL):
-        return finding
-    return replace(finding, status=Status.FAIL, fault=Fault.JOB)
+    return _EXIT_CODES[verdict]
 
 
 # -- measurements, which travel to node 0 ------------------------------------------------------

@@ -214,10 +214,10 @@ class Settings:
         description="directory for what is collected about failures and hangs; none: collect nothing; default: "
         "trainer-launch-incidents in $TMPDIR",
     )
-    preflight: Literal["enforce", "warn", "off"] = _option(
-        "enforce",
-        description="effect of a failed check: enforce ends the pod with 20 or 30, warn only reports, off runs no "
-        "checks",
+    policy: str | None = _option(
+        None,
+        description="severity of checks: off, warn, fail (exit code 20) or fatal (30), as in clock=warn,cpu=off; "
+        "or a file of them (.toml, .json); observe runs all checks and fails none, off runs none",
     )
     level: Literal["container", "quick", "standard", "deep"] = _option(
         "standard",
@@ -244,8 +244,17 @@ class Settings:
         description="report of a healthy job (--report FILE.json) to compare GPUs with; default: a built-in table",
     )
     only: str | None = _option(None, description="run only these checks")
-    skip: str | None = _option(None, description="skip these checks")
-    fatal: str | None = _option(None, description="end with 30 if one of these checks fails or warns")
+    external_check: str | None = _option(
+        None,
+        description="command that looks at this machine first and prints what it finds as JSON, such as a script "
+        "around dcgmi diag; it has half of --wait-timeout",
+    )
+    skip_if_passed_within: float | None = _option(
+        None,
+        most=604_800,
+        description="put no load on GPUs and skip --external-check where this machine passed them so recently, by "
+        "its stamp in /var/lib/trainer-launch, a hostPath; as in 6h",
+    )
     storage: str | None = _option(
         None, description="directories to test for checkpoints; shared:PATH must be one directory for all nodes"
     )

@@ -51,6 +51,7 @@ _Said: TypeAlias = Finding | Observed
 class Where(str, Enum):
     """Where a check runs, and so what it gets to see."""
 
+    EXTERNAL = "external"  # in each pod, before all others: a Subject
     CONTAINER = "container"  # in each pod: a Subject
     GPU = "gpu"  # likewise, if it has GPUs
     CLUSTER = "cluster"  # on node 0, when all nodes have told what they are: a Cluster
@@ -60,7 +61,7 @@ class Where(str, Enum):
 class Check(Struct, Generic[Context], frozen=True, kw_only=True):
     """One thing that can be wrong. All of them are listed in registry.py."""
 
-    id: str  # what --only, --skip and --fatal take, and findings have
+    id: str  # what --only and --policy take, and findings have
     title: str  # what a PASS means
     run: Callable[[Context], Iterable[Finding]]  # checks that share it are run once
     where: Where = Where.CONTAINER
@@ -130,6 +131,7 @@ class Subject(Struct, frozen=True, kw_only=True):
     is_torch: bool = True  # torch elastic runs the command, so gloo may be used
     deadline_s: float = 0.0  # for what may appear later, such as a peer's name
     ends_at_s: float | None = None  # by the monotonic clock: what hangs is given up then; None: nobody says
+    external_check: str | None = None  # a site's own command
     storage: tuple[str, ...] = ()
     shared: frozenset[str] = frozenset()  # those of them that all nodes have to share
     shm_size: str = "auto"  # as --shm-size has it
@@ -226,6 +228,7 @@ def subject_of(reading: Reading, settings: Settings, root: Path = Path("/")) -> 
         ends_at_s=time.monotonic() + settings.wait_timeout,
         shm_size=settings.shm_size,
         burn_s=settings.gpu_burn,
+        external_check=settings.external_check,
         storage=tuple(path.removeprefix(_SHARED) for path in folders),
         shared=frozenset(path.removeprefix(_SHARED) for path in folders if path.startswith(_SHARED)),
         limits=cgroup.process_limits(),

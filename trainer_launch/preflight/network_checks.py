@@ -104,7 +104,7 @@ def _absent(subject: Subject, home: str, answers: Mapping[str, Addresses | Answe
     denied = [name for name, answer in answers.items() if answer in (Answer.NXDOMAIN, Answer.NO_DATA)]
     if home in denied and subject.job.contract in HIDING:
         text = f"{home}: not in DNS yet; Services of {subject.job.contract} name only pods that are ready, which "
-        action = "nothing: `run` waits for the names it needs; --skip dns saves these seconds"
+        action = "nothing: `run` waits for the names it needs; --policy dns=off saves these seconds"
         return Observed(unknown=f"{text}pods in init containers are not", more={"action": action})
     are_both = len(denied) == len(answers)
     is_settled = are_both and waited_s >= SETTLED_S and _own(subject) in denied

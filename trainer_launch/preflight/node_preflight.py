@@ -17,42 +17,47 @@ from msgspec.structs import replace
 from trainer_launch.host import logs
 from trainer_launch.model import exit_codes
 from trainer_launch.model.errors import NodeError, UsageError
-from trainer_launch.model.findings import Finding, Measure, Report, Status, raised
+from trainer_launch.model.findings import Finding, Measure, Report, Status
 from trainer_launch.model.settings import Settings
 from trainer_launch.model.signal_policy import STOP_SIGNALS, signal_name
 from trainer_launch.model.units import counted
 from trainer_launch.observability import live
 from trainer_launch.preflight import (
+    external_check,
     gpu_checks,
     gpu_judgement,
     mpi_hosts,
+    policy,
     registry,
     report_formats,
+    stamp,
     thresholds,
 )
 from trainer_launch.preflight.check import Check, Subject, Where, run, with_gpus
 from trainer_launch.preflight.check import states as check_states
 from trainer_launch.preflight.cluster import node_facts, participation, present_nodes
 from trainer_launch.preflight.cluster.nodes import PairTests
+from trainer_launch.preflight.policy import Policy
+from trainer_launch.preflight.remedies import with_remedy
 from trainer_launch.preflight.report_formats import ReportPlace
 
 LOUD = (Status.FAIL, Status.WARN)
+UNDER_LOAD = frozenset(check.id for check in registry.CHECKS if check.needs_load)
 _UNDO_S = 5.0
 _NOWHERE = ReportPlace(host=os.uname().nodename, node_rank=None, nodes=None, contract="")
 
 
 class Selection(Struct, frozen=True):
-    """The checks that --only, --skip and --fatal name."""
+    """The checks that --only names, and what --policy makes of each."""
 
-    chosen: tuple[str, ...]
-    skipped: tuple[str, ...]
-    fatal: tuple[str, ...]
+    chosen: tuple[str, ...] = ()
+    policy: Policy = Policy()
 
     @classmethod
     def of(cls, settings: Settings) -> Selection:
-        """Raises UsageError where one of them does not exist, or where nothing is left of --only."""
-        named = (settings.only, "--only"), (settings.skip, "--skip"), (settings.fatal, "--fatal")
-        selection = cls(*(registry.named(text, flag) for text, flag in named))
+        """Raises UsageError where --policy makes no sense, or where nothing is left of --only."""
+        chosen = registry.named(settings.only, "--only")
+        selection = cls(chosen, policy.parse_flag(settings.policy, registry.ids(*Where), registry.REMOVED))
         if settings.only is not None and settings.only.strip(", ") and not selection.chosen:
             raise UsageError(f"--only {settings.only[:60]} leaves no check to run; name others (preflight --list)")
         return selection
@@ -60,20 +65,24 @@ class Selection(Struct, frozen=True):
     def at(self, *places: Where) -> list[Check[Any]]:
         """Those that are to run there."""
         chosen = self.chosen or registry.ids(*places)
-        return [check for check in registry.at(*places) if check.id in chosen and check.id not in self.skipped]
+        return [
+            check for check in registry.at(*places) if check.id in chosen and not self.policy.leaves_out(check.id)
+        ]
 
     def run(self, subject: Subject, checks: Sequence[Check[Subject]]) -> tuple[Finding, ...]:
         """In this container."""
         return self.kept(run(subject, checks).findings)
 
     def kept(self, findings: Sequence[Finding]) -> tuple[Finding, ...]:
-        """What checks found that are not skipped."""
-        return tuple(raised(finding, self.fatal) for finding in findings if finding.check not in self.skipped)
+        """What checks found that are not off, with their remedies and as severe as the policy has them."""
+        heard = (finding for finding in findings if not self.policy.leaves_out(finding.check))
+        return tuple(self.policy.graded(with_remedy(finding)) for finding in heard)
 
     def level(self, settings: Settings) -> str:
         """How far to look at GPUs: no load for checks that do not need it, or where gpu-load is not to be run."""
-        needing = {check.id for check in registry.CHECKS if check.needs_load}
-        is_idle = gpu_checks.gpu_load.id in self.skipped or (self.chosen and not needing & set(self.chosen))
+        is_idle = self.policy.leaves_out(gpu_checks.gpu_load.id) or (
+            self.chosen and not UNDER_LOAD.intersection(self.chosen)
+        )
         return "quick" if is_idle else settings.level
 
 
@@ -93,24 +102,65 @@ class NodeResult(Struct, frozen=True):
 def preflight(subject: Subject, settings: Settings, selection: Selection, doing: PreflightProgress) -> NodeResult:
     """All that is to be done on this node."""
     began_s = time.monotonic()
-    subject = with_gpus(subject, selection.level(settings))
-    doing.place = place_of(subject)
-    obstacle = participation.obstacle(subject, settings, selection.chosen, selection.skipped)
+    level, doing.place = selection.level(settings), place_of(subject)
+    machine, spared = _stamped(subject, settings, selection, level)
+    subject = with_gpus(subject, "quick" if spared else level)
+    doing.undo = external_check.kill
+    before = () if spared else selection.run(subject, selection.at(Where.EXTERNAL))
+    doing.undo = lambda: None
+    obstacle = participation.obstacle(subject, settings, selection.chosen, selection.policy.off)
     if obstacle is None:
-        result = _together(subject, settings, selection, doing)
+        result = _together(subject, settings, selection, doing, before)
     else:
-        result = _without_others(subject, settings, selection, doing, obstacle)
+        result = _without_others(subject, settings, selection, doing, before, obstacle)
     doing.is_over = True
-    took_s = time.monotonic() - began_s
-    return replace(result, report=replace(result.report, silenced=selection.skipped, took_s=took_s))
+    findings = result.report.findings
+    if machine is not None:
+        under_load = {*UNDER_LOAD, external_check.external.id}
+        name, folder = doing.place.name, stamp.FOLDER
+        stamp.settle(machine, findings, under_load, name, folder=folder, is_spared=bool(spared))
+    if spared:
+        done = {finding.check for finding in findings}
+        left_out = [check for check in selection.at(Where.EXTERNAL, Where.GPU) if check.id not in done]
+        findings += tuple(check.skipped(spared) for check in left_out if _is_stamped(check, subject))
+    report = Report(findings=findings, silenced=selection.policy.off, took_s=time.monotonic() - began_s)
+    return replace(result, report=report)
+
+
+def _is_stamped(check: Check[Any], subject: Subject) -> bool:
+    """Whether a stamp spares this check, and it would do something."""
+    if check.where is Where.EXTERNAL:
+        return subject.external_check is not None
+    return check.needs_load and subject.host.gpus.is_nvidia and subject.host.gpus.count > 0
+
+
+def _stamped(
+    subject: Subject, settings: Settings, selection: Selection, level: str
+) -> tuple[stamp.Stamp | None, str]:
+    """The stamp that this machine may get; and why its load tests are spared, "" where they are not."""
+    limit_s = settings.skip_if_passed_within
+    wanted = any(_is_stamped(check, subject) for check in selection.at(Where.EXTERNAL, Where.GPU))
+    now = stamp.of_this_node(settings, selection.policy, level, subject.env) if limit_s and wanted else None
+    if now is None or limit_s is None:
+        return None, ""
+    why_not = stamp.why_not(now, limit_s, stamp.FOLDER)
+    if not why_not:
+        return now, f"this machine passed within {limit_s / 3600:g} h (--skip-if-passed-within)"
+    logs.say(f"nothing is skipped: {why_not}")
+    return now, ""
 
 
 def _without_others(
-    subject: Subject, settings: Settings, selection: Selection, doing: PreflightProgress, obstacle: str
+    subject: Subject,
+    settings: Settings,
+    selection: Selection,
+    doing: PreflightProgress,
+    before: Sequence[Finding],
+    obstacle: str,
 ) -> NodeResult:
-    """This container with its GPUs, and an MPI launcher's hosts."""
+    """This container with its GPUs, and an MPI launcher's hosts; `before` is what was found already."""
     began_s = time.monotonic()
-    findings = [*selection.run(subject, selection.at(Where.CONTAINER, Where.GPU))]
+    findings = [*before, *selection.run(subject, selection.at(Where.CONTAINER, Where.GPU))]
     figures, sums = node_facts.measured(subject.cards)
     if figures or sums:
         table, (_, kinds) = thresholds.load_table(settings.reference), thresholds.parse_flag(settings.threshold)
@@ -122,25 +172,29 @@ def _without_others(
         wanted = selection.at(Where.MPI)
         findings += selection.kept(mpi_hosts.findings(subject, settings, wanted, left_s))
     elif not selection.chosen:
-        findings[:0] = participation.alone(subject, settings, obstacle)  # it limits what all others mean
+        # It limits what all others mean.
+        findings[:0] = selection.kept(participation.alone(subject, settings, obstacle))
     return NodeResult(Report(findings=tuple(findings)), figures, is_cluster=False)
 
 
-def _together(subject: Subject, settings: Settings, selection: Selection, doing: PreflightProgress) -> NodeResult:
+def _together(
+    subject: Subject, settings: Settings, selection: Selection, doing: PreflightProgress, before: Sequence[Finding]
+) -> NodeResult:
     """This container's checks while the others are waited for; node 0's name is looked up when that is over."""
     checks = selection.at(Where.CONTAINER, Where.GPU)
     at_once = [check for check in checks if not check.is_late]
     later = [check for check in checks if check.is_late]
     doing.hold()
-    with participation.gathering(subject, settings, selection.skipped) as part:
+    with participation.gathering(subject, settings, selection.policy.off) as part:
         if isinstance(part, NodeError):  # the check of the port says so
             doing.release()
-            return NodeResult(Report(findings=selection.run(replace(subject, deadline_s=0.0), checks)))
+            findings = (*before, *selection.run(replace(subject, deadline_s=0.0), checks))
+            return NodeResult(Report(findings=findings))
         doing.waiting, doing.undo = part.waiting, part.tokens.remove
         doing.release()
         if subject.topology.is_coordinator:
             subject = replace(subject, port_problem=lambda port: None)  # it is the cluster preflight that has it
-        early = selection.run(subject, at_once)
+        early = (*before, *selection.run(subject, at_once))
         subject = replace(subject, port_errors=subject.count_errors())
         verdict = part.finish(early)
         decided = selection.kept(verdict.findings)

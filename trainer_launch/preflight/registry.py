@@ -6,11 +6,20 @@ from typing import Any
 
 from trainer_launch.host import logs
 from trainer_launch.model.errors import UsageError
-from trainer_launch.preflight import gpu_checks, gpu_judgement, mpi_hosts, network_checks, resource_limits
+from trainer_launch.model.suggestions import did_you_mean
+from trainer_launch.preflight import (
+    external_check,
+    gpu_checks,
+    gpu_judgement,
+    mpi_hosts,
+    network_checks,
+    resource_limits,
+)
 from trainer_launch.preflight.check import Check, Where
 from trainer_launch.preflight.cluster import node_facts, pairs, present_nodes, shared_storage
 
 CHECKS: tuple[Check[Any], ...] = (
+    external_check.external,
     resource_limits.memory,
     resource_limits.cpu,
     resource_limits.pids,
@@ -61,12 +70,13 @@ def ids(*places: Where) -> tuple[str, ...]:
 
 def named(text: str | None, flag: str) -> tuple[str, ...]:
     """The checks that a comma-separated list names. Raises UsageError: one of them does not exist."""
-    known, names = ids(*Where), tuple(word.strip() for word in (text or "").split(",") if word.strip())
+    checks, names = ids(*Where), tuple(word.strip() for word in (text or "").split(",") if word.strip())
     for name in names:
         if name in REMOVED:
             logs.warn(f"check {name} no longer exists; remove it from {flag}")
-        elif name not in known:
-            raise UsageError(f"{flag} names {name[:60]!r}, which is not a check; expected: {', '.join(known)}")
+        elif name not in checks:
+            near = did_you_mean(name, checks) or "preflight --list prints all checks"
+            raise UsageError(f"{flag} names {name[:60]!r}, which is not a check; {near}")
     return tuple(name for name in names if name not in REMOVED)
 
 

@@ -16,8 +16,9 @@ from msgspec.structs import asdict, replace
 from trainer_launch.host import files, logs, slow_files
 from trainer_launch.model import Json, codec
 from trainer_launch.model.errors import UsageError
-from trainer_launch.model.findings import Finding, Report, Scope, Severity, Status, Verdict
+from trainer_launch.model.findings import OF_MACHINES, Finding, Report, Scope, Severity, Status, Verdict
 from trainer_launch.model.units import grouped, listed, printable
+from trainer_launch.preflight.policy import Policy
 from trainer_launch.preflight.thresholds import REPORT, REPORT_VERSION, Reference
 
 MAX_BYTES = 1 << 20  # of a document that is read back
@@ -67,7 +68,7 @@ def document(
     report: Report,
     place: ReportPlace,
     *,
-    mode: str,
+    policy: Policy = Policy(),  # noqa: B008  frozen
     exit_code: int,
     at_s: float,
     measured: Sequence[Reference] = (),
@@ -77,7 +78,7 @@ def document(
         "format": REPORT,
         "version": REPORT_VERSION,
         "verdict": report.verdict.value,
-        "mode": mode,
+        "policy": {"observe": policy.observe, "rules": dict(policy.rules)},
         "exit_code": exit_code,
         "at": round(at_s, 3),
         "took_s": round(report.took_s, 4),
@@ -91,8 +92,8 @@ def document(
 
 def finding_as_json(finding: Finding) -> dict[str, Json]:
     """A finding as an object of the report."""
-    told: dict[str, Json] = to_builtins(finding)
-    return {**told, "severity": finding.severity.value, "took_s": round(finding.took_s, 4)}
+    values: dict[str, Json] = to_builtins(finding)
+    return {**values, "severity": finding.severity.value, "took_s": round(finding.took_s, 4)}
 
 
 class _Document(Struct, frozen=True):
@@ -207,14 +208,28 @@ def termination_message(report: Report, place: ReportPlace, code: int) -> str:
     """The pod's termination message, before it is cut: the first line can be read alone."""
     found = loud(report.findings)
     first = f"reason={_WORDS[report.verdict][1]} exit={code} {_RETRYABLE.get(report.verdict, '')}{_whose(place)}"
-    first += f" | {tally(report)}"
+    remedy = remedy_here(report, place)
+    first += f"{f' remedy={remedy}' if remedy else ''} | {tally(report)}"
     if found:
         first += f": {found[0].check}: {found[0].text}"
     lines = [first if len(first) <= _FIRST_LINE else first[:_FIRST_LINE] + " ..."]
     for finding in found:
-        lines.append(f"{_MARKS[finding.severity]} {finding.check}: {finding.text}")
-        lines += [f"  What to do: {finding.action}"] if finding.action else []
+        lines.append(f"{heading(replace(finding, subject=''))}: {finding.text}")
+        lines += [f"  What to do: {advice(finding)}"] if advice(finding) else []
     return "\n".join(lines) + "\n"
+
+
+def remedy_here(report: Report, place: ReportPlace) -> str:
+    """What a program may do about this pod or its machine: the remedy of its worst failure that has one.
+
+    A machine's remedy in the status of a pod on another machine would drain the wrong one.
+    """
+    failed = [finding for finding in loud(report.findings) if finding.status is Status.FAIL and finding.remedy]
+    for finding in failed:
+        is_here = "node " not in finding.subject or place.name in finding.subject
+        if is_here or finding.remedy not in OF_MACHINES:
+            return finding.remedy
+    return ""
 
 
 def stopped(place: ReportPlace, code: int, text: str) -> str:
@@ -229,7 +244,14 @@ def _whose(place: ReportPlace) -> str:
 def heading(finding: Finding) -> str:
     """What a finding begins with: `FAIL dns (node 3)`, without a subject that its text names."""
     about = f" ({finding.subject})" if finding.subject and finding.subject not in finding.text else ""
-    return f"{_MARKS[finding.severity]} {finding.check}{about}"
+    own = finding.without_policy
+    changed = "" if own is None else f" [policy: was {_MARKS[own]}]"
+    return f"{_MARKS[finding.severity]} {finding.check}{about}{changed}"
+
+
+def advice(finding: Finding) -> str:
+    """What to do, with the remedy for programs."""
+    return f"{finding.action}{f' [{finding.remedy}]' if finding.remedy else ''}".strip()
 
 
 def _paragraph(finding: Finding, place: ReportPlace) -> list[str]:
@@ -238,7 +260,7 @@ def _paragraph(finding: Finding, place: ReportPlace) -> list[str]:
     lines = _wrapped(f"{heading(finding)}: {finding.text}", "", "    ")
     for line in finding.evidence:
         lines += _wrapped(f"- {line}", "    ", "      ")
-    return lines + (_wrapped(f"-> {finding.action}", "    ", "       ") if finding.action else [])
+    return lines + (_wrapped(f"-> {advice(finding)}", "    ", "       ") if advice(finding) else [])
 
 
 def _wrapped(text: str, first: str, rest: str) -> list[str]:

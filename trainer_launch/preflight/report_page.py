@@ -11,7 +11,7 @@ from trainer_launch.model.redaction import redact_text
 from trainer_launch.model.units import counted, grouped, printable
 from trainer_launch.observability.html import clean, document, table
 from trainer_launch.preflight.cluster.nodes import PairTests, listed
-from trainer_launch.preflight.report_formats import ReportPlace, at_fault, heading, loud, summary, tally
+from trainer_launch.preflight.report_formats import ReportPlace, advice, at_fault, heading, loud, summary, tally
 from trainer_launch.preflight.thresholds import MBYTE
 
 _MOST_NODES = 64  # rows; what is wrong with a node comes first
@@ -71,7 +71,8 @@ def _wrong(report: Report) -> Sequence[str]:
 
 def _item(finding: Finding) -> str:
     evidence = "".join(f"<li>{escape(_plain(line))}</li>" for line in finding.evidence)
-    action = f'<span class="mend">What to do: {escape(_plain(finding.action))}</span>' if finding.action else ""
+    to_do = escape(_plain(advice(finding)))
+    action = f'<span class="mend">What to do: {to_do}</span>' if to_do else ""
     return (
         f'<li class="{_LOOKS.get(finding.severity, "")}"><b>{escape(_plain(heading(finding)))}</b>: '
         f"{escape(_plain(finding.text))}{f'<ul>{evidence}</ul>' if evidence else ''}{action}</li>"
@@ -135,7 +136,7 @@ def _rest_of(n_pairs: int) -> str:
 def _checks(report: Report) -> str:
     quiet = [one for one in report.findings if one.status in (Status.PASS, Status.SKIPPED)]
     rows = [(one.check, _SAYS[one.status], _plain(one.text)) for one in quiet]
-    rows += [(name, "silenced", "--skip") for name in report.silenced]
+    rows += [(name, "silenced", "--policy") for name in report.silenced]
     return table("Other checks", ("check", "result", "what it saw"), rows) if rows else ""
 
 

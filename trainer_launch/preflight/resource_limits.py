@@ -14,7 +14,6 @@ from msgspec.structs import replace
 
 from trainer_launch.host.deadline_subprocess import Tried
 from trainer_launch.host.files import LiveFiles
-from trainer_launch.model.findings import Fault, Scope
 from trainer_launch.model.units import MIB, counted, in_mib, in_units
 from trainer_launch.planning import shared_memory
 from trainer_launch.preflight import report_formats
@@ -206,7 +205,6 @@ def fault_of(folder: str, host: str) -> str:
         found = report_formats.parse(left or b"")
     except ValueError:
         return ""
-    scopes = (Scope.NODE, Scope.GPU, Scope.RAIL)
-    faulty = [one for one in found if one.fault is Fault.NODE and one.scope in scopes]
+    faulty = [one for one in found if one.proves_a_fault]
     own = [one for one in faulty if "node " not in one.subject or f"({host})" in one.subject]
     return "; ".join(f"{one.check}: {one.text}" for one in own)[:500]

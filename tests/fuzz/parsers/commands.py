@@ -13,12 +13,15 @@ from trainer_launch.commands import options, rehearse
 from trainer_launch.commands import options as fields
 from trainer_launch.contracts import UNKNOWN
 from trainer_launch.model import Job, Origin, hostfile, settings, signal_policy, value_parsers
+from trainer_launch.model.codec import MessageError, decode
 from trainer_launch.model.errors import LaunchError, UsageError
 from trainer_launch.planning import mpi_options, task, torch, torchrun_options
 from trainer_launch.planning.command import parse_command
 from trainer_launch.planning.job import overlay, with_minimum
 from trainer_launch.planning.mpi import forwarded
-from trainer_launch.preflight import registry, thresholds
+from trainer_launch.preflight import policy, registry, thresholds
+from trainer_launch.preflight.check import Where
+from trainer_launch.preflight.external_check import MAX_BYTES, ExternalReport
 from trainer_launch.rehearsal.faults import grammar
 from trainer_launch.rehearsal.kubelet import pods
 from trainer_launch.rehearsal.report import reporting
@@ -77,6 +80,8 @@ def option(data: bytes) -> None:
         attempt(signal_policy.stop_signal, given, names="--signals")
     attempt(thresholds.parse_flag, text, kinds=(UsageError,), names="--threshold")
     attempt(registry.named, text, "--only", kinds=(UsageError,), names="--only")
+    if "\0" not in text:  # no word and no variable has one, and no file
+        attempt(policy.parse_flag, text, registry.ids(*Where), kinds=(UsageError,), names="--policy")
     attempt(forwarded, text, kinds=(UsageError,), names="--forward-env")
     seconds = value_parsers.parse_duration(text)
     assert seconds is None or seconds >= 0
@@ -87,9 +92,15 @@ def option(data: bytes) -> None:
 
 @target(8000)
 def reference(data: bytes) -> None:
-    """The report of a healthy job, or a table of what GPUs should deliver."""
+    """The report of a healthy job, or a table of what GPUs should deliver; a site's policy, and its own check."""
     found = attempt(thresholds.parse_table, data, "--reference it", kinds=(UsageError,), names="--reference it")
     assert isinstance(found, Refused) or all(row.value > 0 for row in found.rows.values())
+    for name in ("it.json", "it.toml"):
+        given = text_of(data), name, policy.Policy(), registry.ids(*Where)
+        attempt(policy.parse_content, *given, kinds=(UsageError,), names=name)
+    told = attempt(decode, ExternalReport, data, MAX_BYTES, kinds=(MessageError,))
+    for finding in () if isinstance(told, Refused) else told.findings:
+        assert finding.finding().text.isprintable()
 
 
 @target()

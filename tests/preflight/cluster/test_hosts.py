@@ -45,8 +45,17 @@ class Pods:
         }
         report = self.folder / str(node) / "report.json"
         report.parent.mkdir()
-        words = ("--wait-timeout", str(self.deadline_s), "--level", level, "--report", str(report), "--skip", "cpu")
-        argv = (*inside, *launcher, "preflight", *words, *self.words, *(("--", *command) if command else ()))
+        words = ("--wait-timeout", str(self.deadline_s), "--level", level, "--report", str(report))
+        argv = (
+            *inside,
+            *launcher,
+            "preflight",
+            "--policy",
+            "cpu=off",
+            *words,
+            *self.words,
+            *(("--", *command) if command else ()),
+        )
         self.started[node] = self.pods[node].start(argv, {**told, **(env or {})})
 
     def until(self, node: int, words: str) -> None:

@@ -36,7 +36,8 @@ def preflight(host: Host, rank: int, nodes: int, home: str, folder: Path, change
         "PET_MASTER_ADDR": home,
         "PET_MASTER_PORT": "29400",
     }
-    words = ("--wait-timeout", "60", "--report", str(folder / "report.json"), "--skip", "cpu,shm,memory,pairs")
+    policy = "cpu=off,shm=off,memory=off,pairs=off"
+    words = ("--wait-timeout", "60", "--report", str(folder / "report.json"), "--policy", policy)
     return host.start((sys.executable, str(Path(node.__file__)), "preflight", *words), told)
 
 
@@ -44,7 +45,8 @@ def alone(folder: Path, change: Change, *words: str) -> tuple[int, dict[str, Any
     """A job of one node with four cards: exit code and report."""
     env = machine.environment(folder, change)
     told = {name: env[name] for name in ("FAKE_NVML", "PYTHONPATH")} | {"FAKE_GPUS": str(machine.GPUS)}
-    argv = (sys.executable, str(Path(node.__file__)), "preflight", "--json", "--skip", "cpu,shm,memory", *words)
+    policy = ("--policy", "cpu=off,shm=off,memory=off")
+    argv = (sys.executable, str(Path(node.__file__)), "preflight", "--json", *policy, *words)
     job = {"PET_NNODES": "1", "PET_NPROC_PER_NODE": str(machine.GPUS), "PET_NODE_RANK": "0"}
     ended = subprocess.run(
         argv,
@@ -79,7 +81,9 @@ def test_a_card_that_is_slow_only_when_it_is_hot_is_found_by_a_sustained_load(tm
     assert "GPU 1 delivers 400 TFLOP/s (gemm-burn, NVIDIA H200)" in bad["text"]
 
 
-@pytest.mark.parametrize("words", [("--level", "quick"), ("--skip", "gpu-load"), ("--only", "gpu-ecc,gpu-count")])
+@pytest.mark.parametrize(
+    "words", [("--level", "quick"), ("--policy", "gpu-load=off"), ("--only", "gpu-ecc,gpu-count")]
+)
 def test_without_the_load_nothing_is_loaded(words: tuple[str, ...], tmp_path: Path) -> None:
     _, report = alone(tmp_path, lambda told: told["bench"].update(fails=["device", "never run"]), *words)
     found = {one["check"] for one in report["findings"]}

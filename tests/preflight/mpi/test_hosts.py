@@ -96,7 +96,15 @@ class Job:
             "OMPI_MCA_orte_keep_fqdn_hostnames": "true",
             "PATH": PATH,
         }
-        argv: tuple[str, ...] = (*LAUNCH, "preflight", "--json", "--skip", "dns", "--ssh-dir", str(self.mount))
+        argv: tuple[str, ...] = (
+            *LAUNCH,
+            "preflight",
+            "--json",
+            "--policy",
+            "dns=off",
+            "--ssh-dir",
+            str(self.mount),
+        )
         argv += ("--ssh-port", str(PORT), "--wait-timeout", str(deadline_s), *words, "--", *command.split())
         started = self.launcher.start(argv, env)
         out, _ = started.communicate(timeout=END_S)

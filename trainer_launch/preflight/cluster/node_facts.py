@@ -88,29 +88,34 @@ class PeerRule(Struct, frozen=True):
     text: str  # what differs
     fault: Fault | None  # None: a warning
     action: str
+    remedy: str = ""  # the action for programs; "": the cause is not certain
 
 
 _LOST = PeerRule("the GPUs", Fault.NODE, "see which devices that machine has lost (nvidia-smi -L), or drain it")
 _SLOWER = PeerRule("the RDMA ports that are up", Fault.NODE, "see that machine's adapters and cables, or drain it")
 _IMAGE = "start all nodes from the same image, by digest"
 RULES: Mapping[str, PeerRule] = {
-    "torch": PeerRule("torch", Fault.JOB, _IMAGE),
-    "cuda": PeerRule("CUDA of torch", Fault.JOB, _IMAGE),
-    "nccl": PeerRule("NCCL", Fault.JOB, _IMAGE),
-    NCCL: PeerRule("the NCCL that is really loaded", Fault.JOB, f"{_IMAGE}; see LD_LIBRARY_PATH and LD_PRELOAD"),
-    "arch": PeerRule("the architecture", Fault.JOB, "put all nodes on machines of one architecture (nodeSelector)"),
+    "torch": PeerRule("torch", Fault.JOB, _IMAGE, "FIX_IMAGE"),
+    "cuda": PeerRule("CUDA of torch", Fault.JOB, _IMAGE, "FIX_IMAGE"),
+    "nccl": PeerRule("NCCL", Fault.JOB, _IMAGE, "FIX_IMAGE"),
+    NCCL: PeerRule(
+        "the NCCL that is really loaded", Fault.JOB, f"{_IMAGE}; see LD_LIBRARY_PATH and LD_PRELOAD", "FIX_IMAGE"
+    ),
+    "arch": PeerRule(
+        "the architecture", Fault.JOB, "put all nodes on machines of one architecture (nodeSelector)", "FIX_JOB"
+    ),
     "code": PeerRule("the program's code", None, "start all nodes from the same code: image, git-sync or volume"),
     "command": PeerRule("the command line", None, "give all nodes the same command, unless it is meant to differ"),
     GPUS: PeerRule("the GPUs", None, "give all nodes the same GPUs, unless they are meant to differ"),
     "adapters": PeerRule("the RDMA ports that are up", None, "see that machine's adapters and cables (ibstat)"),
-    WORKERS: PeerRule("the number of workers", None, "give all nodes the same nproc_per_node"),
-    "image": PeerRule("the image", None, _IMAGE),
-    "python": PeerRule("Python", None, _IMAGE),
+    WORKERS: PeerRule("the number of workers", None, "give all nodes the same nproc_per_node", "FIX_JOB"),
+    "image": PeerRule("the image", None, _IMAGE, "FIX_IMAGE"),
+    "python": PeerRule("Python", None, _IMAGE, "FIX_IMAGE"),
     "driver": PeerRule("the GPU driver", None, "bring the machines to one driver version"),
     "pair tests": PeerRule("what can test pairs", None, "start all nodes with the same GPUs and the same torch"),
     "kernel": PeerRule("the kernel", None, "bring the machines to one kernel"),
     **{
-        f"{ENV}{name}": PeerRule(name, Fault.JOB, "give it the same value in every pod of the job")
+        f"{ENV}{name}": PeerRule(name, Fault.JOB, "give it the same value in every pod of the job", "FIX_JOB")
         for name in _MUST_AGREE
     },
 }
@@ -179,6 +184,7 @@ def _difference(key: str, groups: Mapping[str, Sequence[str]], *, is_short: bool
         expected=most[0] if has_majority else None,
         basis=Basis.PEER,
         action=rule.action,
+        remedy=rule.remedy,
     )
 
 
@@ -189,7 +195,10 @@ def _has_lost_gpus(value: str, most: str) -> bool:
 
 
 def clocks(names: Sequence[str], offsets: Sequence[tuple[float, float]]) -> Iterator[Finding]:
-    """A finding for each clock that is off; `offsets` are from one clock, with their uncertainty."""
+    """A finding for each clock that is off; `offsets` are from one clock, with their uncertainty.
+
+    Where no majority of clocks agrees, as with two nodes, none of them is named.
+    """
     middle = statistics.median(offset for offset, _ in offsets)
     # By how much each is sure to be off; node 0's clock is ahead of this one's by `offset`.
     off = [
@@ -198,6 +207,15 @@ def clocks(names: Sequence[str], offsets: Sequence[tuple[float, float]]) -> Iter
     ]
     off.sort(key=lambda clock: -clock[0])
     skewed = [_skewed(name, off_s, is_ahead=is_ahead) for off_s, name, is_ahead in off if off_s > CLOCK_WARN_S]
+    if skewed and 2 * len(skewed) >= len(names):
+        worst = skewed[0]
+        text = (
+            f"the clocks of {counted(len(names), 'node')} differ by {max(offsets)[0] - min(offsets)[0]:.1f} s, and "
+        )
+        evidence = tuple(finding.text for finding in skewed[:_SHOWN])
+        text += "most of them do not agree, so that none can be called wrong"
+        yield replace(worst, text=text, scope=Scope.JOB, subject="", evidence=evidence)
+        return
     yield from skewed[:_SHOWN]
     for rest in grouped((finding.status, finding) for finding in skewed[_SHOWN:]).values():
         text = f"{rest[0].text}, and {len(rest) - 1} more off by less"

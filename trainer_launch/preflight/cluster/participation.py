@@ -19,7 +19,7 @@ from trainer_launch.host.machine import machine_name
 from trainer_launch.membership.quarantine import FAILING_NODES, NO_MACHINE
 from trainer_launch.model import Endpoint
 from trainer_launch.model.errors import NodeError
-from trainer_launch.model.findings import Fault, Finding, Scope
+from trainer_launch.model.findings import Finding, Scope
 from trainer_launch.model.settings import Settings
 from trainer_launch.model.units import counted
 from trainer_launch.planning.task import ports_of
@@ -54,7 +54,7 @@ def obstacle(subject: Subject, settings: Settings, chosen: Collection[str], skip
     if settings.level == "container":
         return "--level container checks this container only"
     if present_nodes.NAME in skipped or (chosen and not set(chosen) & set(registry.ids(Where.CLUSTER))):
-        return "deselected with --only or --skip"
+        return "deselected with --only or --policy"
     if topology.pods == 1:
         return _ONE_NODE
     if topology.nodes is None or topology.node_rank is None or topology.coordinator is None:
@@ -260,7 +260,7 @@ def failing_nodes(findings: Sequence[Finding], machines: Mapping[str, str]) -> s
     """
     hosts: dict[str, str] = {}
     for finding in findings:
-        if finding.scope in (Scope.NODE, Scope.GPU, Scope.RAIL) and finding.fault is Fault.NODE:
+        if finding.proves_a_fault:
             is_proven = finding.check not in (present_nodes.NAME, network_checks.dns.id)
             for host in _HOST.findall(finding.subject):
                 hosts[host] = hosts.get(host) or (machines.get(host, "") if is_proven else "")

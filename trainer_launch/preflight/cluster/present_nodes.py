@@ -220,7 +220,7 @@ def own_findings(nodes: Iterable[JobNode]) -> list[Finding]:
 
 def kind_of(finding: Finding) -> object:
     """What findings of several nodes are put together by."""
-    return finding.check, finding.status, finding.fault
+    return finding.check, finding.status, finding.fault, finding.remedy
 
 
 def _together(members: Sequence[tuple[str, Finding]]) -> Finding:

@@ -1,0 +1,183 @@
+"""What a program may do about a finding: only where the cause is certain, and only to the machine that has it."""
+
+from __future__ import annotations
+
+import json
+from typing import get_args
+
+import pytest
+from msgspec.structs import replace
+
+from tests.preflight.cluster.job import Simulation
+from tests.preflight.world import Names, run_all, subject
+from tests.schemas.validator import schema
+from trainer_launch.model.findings import OF_MACHINES, REMEDIES, Fault, Finding, Report, Scope, Status
+from trainer_launch.preflight import external_check, registry, remedies, report_formats, report_page
+from trainer_launch.preflight.check import Where
+from trainer_launch.preflight.cluster import node_facts
+from trainer_launch.preflight.cluster.participation import failing_nodes
+from trainer_launch.preflight.node_preflight import Selection
+from trainer_launch.preflight.policy import Policy
+from trainer_launch.preflight.remedies import with_remedy
+from trainer_launch.preflight.report_formats import ReportPlace
+
+HERE = ReportPlace(host="pod-1", node_rank=1, nodes="4", contract="trainer-v2-torch")
+BAD_GPU = Finding(
+    check="gpu-ecc",
+    status=Status.FAIL,
+    fault=Fault.NODE,
+    scope=Scope.GPU,
+    subject="GPU 3",
+    text="GPU 3 had 2 errors",
+    action="have the GPU reset",
+    remedy="RESET",
+)
+MISSING = Finding(check="roll-call", status=Status.FAIL, fault=Fault.NODE, text="node 2 is missing")
+
+
+def remedies_of(findings: tuple[Finding, ...]) -> dict[str, str]:
+    """The remedy of each loud finding, by check."""
+    loud = [one for one in Selection().kept(findings) if one.status in (Status.WARN, Status.FAIL)]
+    return {one.check: one.remedy for one in loud}
+
+
+def cluster(job: Simulation) -> dict[str, str]:
+    job.come(*range(job.settings.max_nodes))
+    job.wait(200)
+    return remedies_of(job.hall.findings)
+
+
+def test_all_names_are_of_checks_and_words_of_the_list() -> None:
+    words = {word for rules in remedies.REMEDIES.values() for word in rules.values()}
+    words |= {rule.remedy for rule in node_facts.RULES.values() if rule.remedy}
+    assert remedies.REMEDIES.keys() <= set(registry.ids(*Where))
+    assert words <= set(REMEDIES)
+
+
+def test_the_schemas_list_the_same_words() -> None:
+    published = [
+        schema("preflight")["properties"]["findings"]["items"]["properties"]["remedy"]["enum"],
+        schema("external")["properties"]["findings"]["items"]["properties"]["remedy"]["enum"],
+        list(get_args(external_check._Remedy)),
+    ]
+    assert published == [["", *REMEDIES]] * 3
+
+
+# -- who has one ------------------------------------------------------------------------------
+
+
+def test_what_the_job_set_wrongly_is_for_the_job_to_fix() -> None:
+    broken = subject(
+        host={"memory_limit_bytes": 1 << 28, "shm_bytes": None}, env={"GLOO_SOCKET_IFNAME": "eth9"}, pids=(20, 10)
+    )
+    told = remedies_of(run_all(broken).findings)
+    assert {told[check] for check in ("memory", "shm", "pids")} == {"FIX_JOB"}
+
+
+def test_nodes_with_other_images_are_for_the_image() -> None:
+    job = Simulation(4)
+    job.facts = {2: {"torch": "2.8.0"}}
+    assert cluster(job) == {"facts": "FIX_IMAGE"}
+
+
+def test_a_clock_and_a_node_that_fails_with_all_others_are_of_their_machines() -> None:
+    job = Simulation(5, outcome=lambda node, partner: ("", 10**9) if 3 not in (node, partner) else ("reset", 0))
+    job.offsets = {2: 60.0}
+    assert cluster(job) == {"clock": "DRAIN", "pairs": "DRAIN"}
+
+
+# -- who has none: only looks guilty ----------------------------------------------------------
+
+
+@pytest.mark.parametrize("gpus", ["7 of H200", "8 of A100"])
+def test_a_machine_with_other_gpus_than_the_majority_is_not_drained(gpus: str) -> None:
+    """Its pod may have asked for fewer, and a machine of another model is as good as the others."""
+    job = Simulation(4)
+    job.facts = {rank: {"gpus": gpus if rank == 2 else "8 of H200"} for rank in range(4)}
+    assert cluster(job) == {"facts": ""}
+
+
+@pytest.mark.parametrize("offsets", [{1: 90.0}, {1: 90.0, 2: 90.0}, {1: 90.0, 2: 180.0, 3: 270.0}])
+def test_where_no_majority_of_clocks_agrees_none_is_called_wrong_and_no_machine_is_drained(
+    offsets: dict[int, float],
+) -> None:
+    job = Simulation(4 if len(offsets) > 1 else 2)
+    job.offsets = offsets
+    assert cluster(job) == {"clock": ""}
+    (finding,) = job.loud()
+    assert (finding.subject, finding.scope, finding.status) == ("", Scope.JOB, Status.FAIL)
+    assert failing_nodes([finding], {}) == ""
+
+
+def test_a_link_between_healthy_nodes_and_a_pair_of_which_either_may_be_faulty_have_none() -> None:
+    job = Simulation(5, outcome=lambda node, partner: ("reset", 0) if {node, partner} == {1, 2} else ("", 10**9))
+    assert cluster(job) == {"pairs": ""}
+    job = Simulation(2, outcome=lambda node, partner: ("reset", 0))
+    assert cluster(job) == {"pairs": ""}
+
+
+def test_a_node_that_is_missing_a_name_that_does_not_resolve_and_a_slow_clock_have_none() -> None:
+    job = Simulation(3)
+    job.come(0, 1)
+    job.wait(200)
+    assert remedies_of(job.hall.findings) == {"roll-call": ""}
+    assert remedies_of(run_all(subject(lookup=Names({}))).findings)["dns"] == ""
+    job = Simulation(4)
+    job.offsets = {2: 3.0}
+    assert cluster(job) == {"clock": ""}
+
+
+def test_a_machines_remedy_never_stands_on_what_is_about_no_single_machine() -> None:
+    for scope in (Scope.JOB, Scope.LINK):
+        assert with_remedy(replace(BAD_GPU, scope=scope)).remedy == ""
+    assert with_remedy(replace(BAD_GPU, remedy="FIX_IMAGE", scope=Scope.JOB)).remedy == "FIX_IMAGE"
+
+
+def test_a_policy_adds_no_remedy_and_takes_none_away() -> None:
+    told = Finding(check="storage", status=Status.FAIL, fault=Fault.NODE, text="hangs")
+    graded = Policy(rules={"storage": "fatal", "gpu-ecc": "warn"}).graded
+    assert with_remedy(graded(with_remedy(told))).remedy == ""
+    assert graded(with_remedy(BAD_GPU)).remedy == "RESET"
+
+
+def test_nodes_of_one_check_that_need_different_things_are_not_told_as_one() -> None:
+    job = Simulation(4)
+    job.own = {1: (BAD_GPU,), 2: (replace(BAD_GPU, remedy="RMA"),), 3: (BAD_GPU,)}
+    job.come(0, 1, 2, 3)
+    job.wait(200)
+    told = {one.remedy: one.subject for one in job.loud()}
+    assert told == {"RESET": "node 1 (job-node-0-1), node 3 (job-node-0-3)", "RMA": "node 2 (job-node-0-2)"}
+
+
+# -- where it is told -------------------------------------------------------------------------
+
+
+def test_the_remedy_is_in_the_data_on_the_page_on_the_screen_and_in_the_pods_status() -> None:
+    report = Report(findings=(BAD_GPU,))
+    document = json.loads(json.dumps(report_formats.document(report, HERE, exit_code=20, at_s=1.0)))
+    assert document["findings"][0]["remedy"] == "RESET"
+    assert "-> have the GPU reset [RESET]" in report_formats.screen(report, HERE, 20)
+    assert "have the GPU reset [RESET]" in report_page.page(report, HERE, 20, 1.0)
+    first, *rest = report_formats.termination_message(report, HERE, 20).splitlines()
+    assert first.startswith("reason=PreflightRetryable exit=20 retryable=true node=1 host=pod-1 remedy=RESET | ")
+    assert "  What to do: have the GPU reset [RESET]" in rest
+
+
+@pytest.mark.parametrize("remedy", OF_MACHINES)
+def test_the_status_of_a_healthy_machines_pod_names_no_remedy_of_another_machine(remedy: str) -> None:
+    other = replace(BAD_GPU, subject="node 2 (pod-2), GPU 3", remedy=remedy)
+    first = report_formats.termination_message(Report(findings=(other,)), HERE, 20).splitlines()[0]
+    assert " remedy=" not in first
+    own = replace(other, subject="node 2 (pod-2), node 1 (pod-1)")
+    assert f" remedy={remedy} " in report_formats.termination_message(Report(findings=(own,)), HERE, 20)
+
+
+def test_what_the_job_must_fix_is_in_the_status_of_each_pod_and_warnings_ask_for_nothing() -> None:
+    other = Finding(
+        check="facts", status=Status.FAIL, fault=Fault.JOB, subject="node 2 (pod-2)", text="torch differs"
+    )
+    told = replace(other, remedy="FIX_IMAGE")
+    assert " remedy=FIX_IMAGE " in report_formats.termination_message(Report(findings=(told, MISSING)), HERE, 30)
+    warned = replace(told, status=Status.WARN, fault=None)
+    assert " remedy=" not in report_formats.termination_message(Report(findings=(warned,)), HERE, 0)
+    assert " remedy=" not in report_formats.termination_message(Report(findings=(MISSING,)), HERE, 20)
