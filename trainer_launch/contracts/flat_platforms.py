@@ -63,7 +63,7 @@ _LWS = Row(nodes="LWS_GROUP_SIZE", rank="LWS_WORKER_INDEX", hosts="LWS_LEADER_AD
 LEADER_WORKER_SET = Contract("leaderworkerset", Marks(any_of=_LWS.shown, none_of=_BY_HAND), _LWS.read)
 
 
-# -- Flyte 2: flyte-sdk, flyte/_bin/clustered.py and its backend's plug-in `clustered`, which make a JobSet ----------
+# -- Flyte 2: flyte-sdk, flyte/_bin/clustered.py and its backend's plug-in `clustered`, a JobSet --------
 
 
 def _pods_of_set(source: Source, name: str) -> Sequence[str]:

@@ -198,7 +198,7 @@ MODULES = frozenset(
         *(name for name in _FRONT_ENDS if "." in name),
     }
 )
-# They become torchrun, or start it or accelerate as a child, which finds the shim in its place. `clustered` is Flyte 2's.
+# They find the shim of torchrun or accelerate in its place; `clustered`, of Flyte 2, becomes it.
 _STARTS_LAUNCHERS = frozenset(("axolotl", "llamafactory-cli", "swift", "xtuner", "clustered"))
 # Their nodes meet as the PET_* variables say, with torchrun's own parser.
 _TORCHRUN_NAMES = frozenset({"torchrun", _TORCHRUN})

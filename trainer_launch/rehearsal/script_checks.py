@@ -33,6 +33,7 @@ class ScriptCheck(str, Enum):
     STEPS = "a restart repeated too many steps"
     EXIT_CODE = "the script exited with 0 on SIGTERM"
     SIGTERM = "the script ignored SIGTERM"
+    STOP_SIGNAL = "the pod's own stop signal stopped nothing"
 
 
 _ADVICE = {
@@ -43,6 +44,8 @@ _ADVICE = {
     "for success. Under `trainer-launch run` the pod ends with 143 even if the script exits with 0",
     ScriptCheck.SIGTERM: "handle SIGTERM: save after the current step, then exit. If that takes longer, "
     "raise terminationGracePeriodSeconds",
+    ScriptCheck.STOP_SIGNAL: "remove lifecycle.stopSignal, or handle this signal as SIGTERM. "
+    "Under `trainer-launch run`, map it with --signals, as in USR1=terminate",
 }
 
 
@@ -171,9 +174,11 @@ def _sigterm_checks(entries: Sequence[HistoryEntry]) -> Iterator[FailedCheck]:
                 evidence = f"exited with 0{at} after {took_s:.1f} s, before its work was done"
                 yield _failed(ScriptCheck.EXIT_CODE, [pod], entry.at_s, f"the pod was asked to stop and {evidence}")
             elif entry.code == KILLED:
-                evidence = f"was killed {took_s:.1f} s later, at the end of its grace period"
+                is_own = stop.text not in ("", "SIGTERM")
+                asked_so = f"the pod was asked to stop{f' by {stop.text}' if is_own else ''}{at}"
+                evidence = f"{asked_so}, and was killed {took_s:.1f} s later, at the end of its grace period"
                 yield _failed(
-                    ScriptCheck.SIGTERM, [pod], entry.at_s, f"the pod was asked to stop{at}, and {evidence}"
+                    ScriptCheck.STOP_SIGNAL if is_own else ScriptCheck.SIGTERM, [pod], entry.at_s, evidence
                 )
 
 

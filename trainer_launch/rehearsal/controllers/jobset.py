@@ -11,6 +11,7 @@ from collections.abc import Iterator, Mapping
 from msgspec import Struct
 from msgspec.structs import replace
 
+from trainer_launch.rehearsal.controllers.api_server import LABEL, MOST
 from trainer_launch.rehearsal.controllers.documents import Field
 from trainer_launch.rehearsal.controllers.pod_values import (
     JOBSET_LABEL,
@@ -113,7 +114,10 @@ def _jobset(document: Field) -> Workload:
 
 def subdomain_of(spec: Field, name: str) -> str:
     """The subdomain of the pods of the JobSet called `name`."""
-    return spec.get("network", "subdomain").name("") or name
+    subdomain = spec.get("network", "subdomain")
+    if subdomain.given and not (LABEL.fullmatch(subdomain.text()) and len(subdomain.text()) <= MOST):
+        raise subdomain.bad(f"at most {MOST} lower-case letters, digits and '-', which name a Service")
+    return subdomain.text("") or name
 
 
 def replicated_jobs(spec: Field, name: str) -> list[Field]:
