@@ -55,7 +55,17 @@ def plan(task: Task) -> Plan:
         torch.check_placement(task, reason)
     plan = engine.plan(task, reason)
     odd = torch.warnings(task) if engine in (TORCH, TORCHRUN) else ()
-    return replace(plan, warnings=(*plan.warnings, *odd))
+    return replace(plan, warnings=(*plan.warnings, *odd, *_without_sshd(task)))
+
+
+def _without_sshd(task: Task) -> tuple[str, ...]:
+    """What to tell about a pod of MPI that is to be reached by ssh, and has got another command."""
+    if task.job.engine != SSHD.name or any("sshd" in word for word in task.command.argv):
+        return ()
+    return (
+        f"this pod is an MPI worker (contract {task.job.contract}) and runs {task.command.argv[0]} in place of sshd. "
+        "Unless that program starts sshd, mpirun cannot reach this pod; an MPI worker's command is: trainer-launch sshd",
+    )
 
 
 def pick(job: Job, command: Command, asked: str) -> tuple[Engine, str]:
