@@ -63,8 +63,8 @@ def _without_sshd(task: Task) -> tuple[str, ...]:
     if task.job.engine != SSHD.name or any("sshd" in word for word in task.command.argv):
         return ()
     return (
-        f"this pod is an MPI worker (contract {task.job.contract}) and runs {task.command.argv[0]} in place of sshd. "
-        "Unless that program starts sshd, mpirun cannot reach this pod; an MPI worker's command is: trainer-launch sshd",
+        f"this pod is an MPI worker (contract {task.job.contract}), but its command is {task.command.argv[0]}. "
+        "Unless that starts sshd, mpirun cannot reach this pod; set the command to: trainer-launch sshd",
     )
 
 

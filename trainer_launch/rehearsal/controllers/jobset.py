@@ -25,7 +25,7 @@ from trainer_launch.rehearsal.controllers.pod_values import (
     pods,
 )
 from trainer_launch.rehearsal.controllers.podspec import exit_rule, read_template
-from trainer_launch.rehearsal.controllers.v1 import MAX_REPLICAS, job_name, namespace
+from trainer_launch.rehearsal.controllers.v1 import MAX_REPLICAS, MEETING_PORT, job_name, namespace
 
 INDEX = "batch.kubernetes.io/job-completion-index"
 NODE = "node"  # the container that counts, where a pod has one of this name
@@ -92,12 +92,18 @@ class JobSet(Struct, frozen=True, kw_only=True):
 
 
 def read(document: Field) -> Workload:
-    """The pods of a JobSet or Job; MASTER_PORT is a port of the pod that MASTER_ADDR names."""
+    """The pods of a JobSet or Job; MASTER_PORT is a port of the pod that MASTER_ADDR names.
+
+    Of a clustered task of Flyte's no variable names a pod: its launchers make the name.
+    """
     made = (_jobset if document.get("kind").text() == "JobSet" else _job)(document)
     owners = {name: draft.hostname for draft in made.drafts for name in draft.names}
-    masters = (pod.main.env.get("MASTER_ADDR", "").removesuffix(".cluster.local") for pod in pods(made))
+    envs = [pod.main.env for pod in pods(made)]
+    masters = (env.get("MASTER_ADDR", "").removesuffix(".cluster.local") for env in envs)
     master = next((owners[name] for name in masters if name in owners), None)
-    return replace(made, ports={} if master is None else {"MASTER_PORT": master})
+    ports = {} if master is None else {"MASTER_PORT": master}
+    is_flytes = bool(envs) and {"JOBSET_NAME", "NNODES"} <= envs[0].keys()
+    return replace(made, ports={MEETING_PORT: made.drafts[0].hostname} if is_flytes and not ports else ports)
 
 
 # -- a JobSet ----------------------------------------------------------------------------------

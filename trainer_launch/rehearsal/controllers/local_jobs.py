@@ -290,6 +290,7 @@ def _home(container: Container) -> str:
 
 
 _MEETING = ("PET_MASTER_ADDR", "PET_RDZV_ENDPOINT", "TRAINER_LAUNCH_MASTER_ADDR")
+_SIZES = ("PET_NNODES", "NNODES")
 _PORT = "29500"  # any: a free one comes in its place
 
 
@@ -298,8 +299,9 @@ def with_meeting(pod: Pod, first: str) -> Pod:
     told = {"TRAINER_LAUNCH_MASTER_ADDR": first, v1.MEETING_PORT: _PORT}
 
     def changed(container: Container) -> Container:
-        is_told = "PET_NNODES" not in container.env or any(name in container.env for name in _MEETING)
-        return container if is_told else replace(container, env={**container.env, **told})
+        is_node = any(name in container.env for name in _SIZES)
+        is_told = any(name in container.env for name in _MEETING)
+        return replace(container, env={**container.env, **told}) if is_node and not is_told else container
 
     return replace(pod, containers=tuple(map(changed, pod.containers)))
 
