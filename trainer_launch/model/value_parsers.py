@@ -84,7 +84,7 @@ def parse_duration(value: str) -> float | None:
 def parse_quantity(value: str, divisor: str = "1") -> int | None:
     """A number as Kubernetes writes it, such as 4, 500m or 16Gi, in units of another one, rounded up."""
     amount, unit = _quantity(value), _quantity(divisor)
-    return None if amount is None or not unit else math.ceil(round(amount / unit, 6))
+    return None if amount is None or not unit else math.ceil(round(amount / unit, 9))
 
 
 def _quantity(value: str) -> float | None:

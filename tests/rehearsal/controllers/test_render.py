@@ -123,7 +123,7 @@ def test_what_a_laptop_cannot_do_is_said_once(tmp_path: Path) -> None:
     worker = (
         "{replicas: 3, template: {spec: {nodeSelector: {a: b}, priorityClassName: high, volumes: [{name: d, "
         "persistentVolumeClaim: {claimName: data}}], containers: [{name: pytorch, image: i, resources: {limits: "
-        "{nvidia.com/gpu: 8}}, env: [{name: CPUS, valueFrom: {resourceFieldRef: {resource: limits.cpu}}}]}]}}}"
+        "{nvidia.com/gpu: 8}}, env: [{name: CPUS, valueFrom: {fileKeyRef: {volumeName: d, path: f, key: k}}}]}]}}}"
     )
     job = write(tmp_path, "job.yaml", pytorch(f"{{pytorchReplicaSpecs: {{Worker: {worker}}}}}"))
     ended = launch("rehearse", "-f", job, "--render", str(tmp_path / "pods"))

@@ -11,7 +11,7 @@ from collections.abc import Iterator, Mapping
 from msgspec import Struct
 from msgspec.structs import replace
 
-from trainer_launch.rehearsal.controllers.api_server import LABEL, MOST
+from trainer_launch.rehearsal.controllers.api_server import MOST
 from trainer_launch.rehearsal.controllers.documents import Field
 from trainer_launch.rehearsal.controllers.pod_values import (
     JOBSET_LABEL,
@@ -121,8 +121,8 @@ def _jobset(document: Field) -> Workload:
 def subdomain_of(spec: Field, name: str) -> str:
     """The subdomain of the pods of the JobSet called `name`."""
     subdomain = spec.get("network", "subdomain")
-    if subdomain.given and not (LABEL.fullmatch(subdomain.text()) and len(subdomain.text()) <= MOST):
-        raise subdomain.bad(f"at most {MOST} lower-case letters, digits and '-', which name a Service")
+    if len(subdomain.name("")) > MOST:
+        raise subdomain.bad(f"at most {MOST} characters, as it names a Service")
     return subdomain.text("") or name
 
 

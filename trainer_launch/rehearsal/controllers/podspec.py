@@ -10,6 +10,7 @@ from msgspec.structs import replace
 from trainer_launch.model import signal_policy
 from trainer_launch.model.errors import UsageError
 from trainer_launch.model.value_parsers import parse_quantity, shown
+from trainer_launch.rehearsal.controllers.api_server import MOST
 from trainer_launch.rehearsal.controllers.documents import Field
 from trainer_launch.rehearsal.controllers.pod_values import (
     FIELDS,
@@ -61,8 +62,6 @@ _CONTENT = ("configMap", "secret", "projected")  # volumes with files
 _FILE_MODE = 0o644
 _MAX_MODE = 0o777
 _RESOURCE = re.compile(r"(limits|requests)\.[\w./-]+")
-# What the value of a label may be: letters, digits, and between them -, _ and dots.
-_LABEL = re.compile(r"([A-Za-z0-9]([A-Za-z0-9_.-]{0,61}[A-Za-z0-9])?)?")
 
 
 def read_template(template: Field) -> Template:
@@ -239,8 +238,8 @@ def _in_memory(volumes: Field) -> Iterator[tuple[str, int]]:
 
 
 def _label(field: Field) -> str:
-    if not _LABEL.fullmatch(field.text("")):
-        raise field.bad("at most 63 letters, digits, '-', '_' and '.', as Kubernetes wants labels")
+    if len(field.text("")) > MOST:
+        raise field.bad(f"at most {MOST} characters, as for all labels")
     return field.text("")
 
 
