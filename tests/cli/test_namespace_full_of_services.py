@@ -1,4 +1,4 @@
-"""What a pod gets from its cluster without asking for it: service links, thousands of them, also of our own name."""
+"""What a pod gets from its cluster unasked: service links by the thousand, also for Services of our own name."""
 
 from __future__ import annotations
 
