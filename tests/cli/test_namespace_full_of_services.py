@@ -40,6 +40,7 @@ dist.init_process_group("gloo", store=dist.PrefixStore("mine", store), rank=int(
 total = torch.ones(1)
 dist.all_reduce(total)
 print("met", int(total), flush=True)
+dist.destroy_process_group()
 """
 
 

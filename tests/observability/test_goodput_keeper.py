@@ -84,7 +84,7 @@ def test_the_printed_step_is_kept_for_status_now_and_then(tmp_path: Path, monkey
     assert (none, kept and kept.step) == (None, 2), "in the same second once"
     assert progress.read(str(tmp_path)) == (), "no report"
     later_s = time.monotonic() + 60.0
-    monkeypatch.setattr(progress.time, "monotonic", lambda: later_s)
+    monkeypatch.setattr(time, "monotonic", lambda: later_s)
     steps.signs()
     kept = progress.printed(str(tmp_path))
     assert kept is not None

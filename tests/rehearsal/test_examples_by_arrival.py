@@ -23,6 +23,7 @@ dist.init_process_group("gloo")
 total = torch.ones(1)
 dist.all_reduce(total)
 print(f"rank {dist.get_rank()} of {int(total)}", flush=True)
+dist.destroy_process_group()
 """
 # Starts the step's task on two nodes, which are this machine, with what Slurm tells each.
 SRUN = """#!/bin/bash

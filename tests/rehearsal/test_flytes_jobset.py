@@ -49,6 +49,7 @@ dist.init_process_group("gloo")
 total = torch.ones(1)
 dist.all_reduce(total)
 print(f"rank {dist.get_rank()} of {int(total)} in {os.environ['TORCHELASTIC_RUN_ID']}", flush=True)
+dist.destroy_process_group()
 """
 # What Flyte's own entry point becomes, but that it waits for node 0's name first.
 CLUSTERED = """#!/bin/sh
