@@ -39,7 +39,7 @@ store.wait([f"mine/{other}" for other in range(int(size))])
 dist.init_process_group("gloo", store=dist.PrefixStore("mine", store), rank=int(rank), world_size=int(size))
 total = torch.ones(1)
 dist.all_reduce(total)
-print("met", int(total), flush=True)
+print(f"met {int(total)}", flush=True)
 dist.destroy_process_group()
 """
 
