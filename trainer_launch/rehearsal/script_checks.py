@@ -70,9 +70,6 @@ def _failed(check: ScriptCheck, pods: Sequence[str], at_s: float, evidence: str)
     return FailedCheck(check=check, pods=tuple(pods), at_s=at_s, evidence=evidence, advice=_ADVICE[check])
 
 
-# -- resume check ------------------------------------------------------------------------------
-
-
 def _resume_checks(training: Training, max_lost_steps: int) -> Iterator[FailedCheck]:
     """Each restart is judged once for its pods, as what is worst about it."""
     if not training.is_counted:
@@ -145,9 +142,6 @@ def _first_restart(entries: Sequence[HistoryEntry]) -> tuple[float | None, float
             return max(at_s for at_s in faults_s if at_s <= entry.at_s), entry.at_s
         begun.add((entry.pod, entry.what))
     return None, 0.0
-
-
-# -- SIGTERM check -----------------------------------------------------------------------------
 
 
 def _sigterm_checks(entries: Sequence[HistoryEntry]) -> Iterator[FailedCheck]:

@@ -42,6 +42,13 @@ POD = "{name: %s, template: {%sspec: {template: {spec: {initContainers: [{name: 
 TRAINS = ", ".join(
     POD % (name, STEP % step, name) for name, step in (("dataset-initializer",) * 2, ("node", "trainer"))
 )
+SET = (
+    "apiVersion: jobset.x-k8s.io/v1alpha2\nkind: JobSet\nmetadata: {name: job}\nspec: {replicatedJobs: [%s, %s]}\n"
+)
+MANY = (
+    "{name: %s, template: {spec: {completionMode: Indexed, completions: %d, parallelism: %d, "
+    "template: {spec: {containers: [{name: c, image: i, command: [a]}]}}}}}"
+)
 MPI = "apiVersion: kubeflow.org/v2beta1\nkind: MPIJob\nmetadata: {name: job}\nspec: {mpiReplicaSpecs: {%s}}\n"
 
 
@@ -52,6 +59,7 @@ MPI = "apiVersion: kubeflow.org/v2beta1\nkind: MPIJob\nmetadata: {name: job}\nsp
         ((pytorch(f"{{pytorchReplicaSpecs: {{Worker: {replica('pytorch')}, Master: {replica('pytorch')}}}}}"),),
          "job-master-0.json"),
         ((MPI % f"Worker: {replica('w')}, Launcher: {replica('l')}",), "job-launcher.json"),
+        ((SET % (MANY % ("data", 1, 1), MANY % ("ranks", 2, 2)),), "job-ranks-0-0.json"),
     ],
 )  # fmt: skip
 def test_the_file_that_is_suggested_is_that_of_a_pod_that_trains(

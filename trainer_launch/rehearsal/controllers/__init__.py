@@ -63,11 +63,11 @@ def read(paths: Sequence[str]) -> tuple[Field, ...]:
     """
     if len(paths) > MAX_FILES:
         raise UsageError(f"-f is given {len(paths)} times; expected at most {MAX_FILES} files")
-    return tuple(document for path in paths for document in read_documents(text_of(path, "-f"), path))
+    return tuple(document for path in paths for document in read_documents(_text_of(path), path))
 
 
-def text_of(path: str, flag: str) -> str:
-    """A file that a flag names, up to a little more than it may have.
+def _text_of(path: str) -> str:
+    """A file, up to a little more than it may have.
 
     Raises:
         UsageError: it cannot be read, or is no text.
@@ -76,9 +76,9 @@ def text_of(path: str, flag: str) -> str:
         with Path(path).open("rb") as file:
             return file.read(MAX_BYTES + 1).decode("utf-8-sig")
     except OSError as problem:
-        raise UsageError(f"{flag} {path} cannot be read: {problem.strerror}") from None
+        raise UsageError(f"-f {path} cannot be read: {problem.strerror}") from None
     except UnicodeDecodeError:
-        raise UsageError(f"{flag} {path} is not a UTF-8 text file") from None
+        raise UsageError(f"-f {path} is not a UTF-8 text file") from None
 
 
 def workload_of(documents: tuple[Field, ...], *, shows_secrets: bool = True) -> Workload:
@@ -124,7 +124,7 @@ def _without_sshd(made: Workload) -> Iterator[str]:
         advice = "remove the command of the Worker replicas"
         if made.kind == "TrainJob":
             label = f"the label {trainer_v2.ANCESTOR} of the replicatedJob {draft.role}"
-            advice = f"remove spec.trainer.command, or {label}"
+            advice = f"remove spec.trainer.command or {label}, or the patch that sets the command"
         yield (
             f"{draft.hostname} runs {shown(' '.join(words))} in place of sshd. Unless that program starts sshd, "
             f"the launcher cannot reach this pod; {advice}"
@@ -343,7 +343,8 @@ def render(workload: Workload, folder: str) -> str:
         UsageError: the folder cannot be written, or holds something already.
     """
     there = pods(workload)
-    made, shows = rendered(there), _file_of(min(there, key=_order))
+    sizes = Counter(pod.draft.role for pod in there)
+    made, shows = rendered(there), _file_of(min(there, key=lambda pod: (_order(pod), -sizes[pod.draft.role])))
     place = Path(folder)
     try:
         place.mkdir(parents=True, exist_ok=True)

@@ -295,7 +295,7 @@ _PORT = "29500"  # any: a free one comes in its place
 
 
 def with_meeting(pod: Pod, first: str) -> Pod:
-    """The pod whose launchers meet at `first`, a pod's address, where neither the operator nor the job says where."""
+    """The pod whose launchers meet at the address `first`, where neither the operator nor the job says where."""
     told = {"TRAINER_LAUNCH_MASTER_ADDR": first, v1.MEETING_PORT: _PORT}
 
     def changed(container: Container) -> Container:

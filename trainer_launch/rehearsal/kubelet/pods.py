@@ -261,13 +261,8 @@ def _write(place: Path, file: PodFile, running: frozenset[str]) -> None:
 def _with_ports(local: LocalNetwork, pods: tuple[Pod, ...]) -> LocalNetwork:
     """A free port for each that the job names, and that has none yet."""
     ports = dict(local.ports)
-    taken = set(ports.values())
     for endpoint in sorted(local_jobs.endpoints(local, pods) - ports.keys()):
-        port = network.free_port()
-        while port in taken:
-            port = network.free_port()
-        taken.add(port)
-        ports[endpoint] = port
+        ports[endpoint] = next(port for port in iter(network.free_port, 0) if port not in ports.values())
     return replace(local, ports=ports)
 
 
