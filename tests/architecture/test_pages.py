@@ -19,8 +19,10 @@ PAGES = sorted([*ROOT.glob("*.md"), *(ROOT / "docs").glob("*.md"), *(ROOT / "doc
 LINK = re.compile(r"\]\(([^)\s]+)\)")
 FENCED = re.compile(r"^```.*?^```$", re.MULTILINE | re.DOTALL)
 TROUBLESHOOTING = (ROOT / "docs" / "troubleshooting.md").read_text(encoding="utf-8")
+PREFLIGHT = (ROOT / "docs" / "preflight.md").read_text(encoding="utf-8")
 QUOTED = re.compile(r"`([^`\n]+)`")
-NAMES = {"| reason |": 1, "| check |": 1, "| failed check |": 1}
+NAMES = {"| reason |": 1, "| failed check |": 1}
+CHECKS = {"| check |": 1, "| checks |": 1}
 RULES = [*failure.CAUSES, *error_lines.SYMPTOMS]
 
 
@@ -99,10 +101,10 @@ def test_the_text_for_pypi_links_to_no_file() -> None:
     assert [link for link in links_of(text) if not link.startswith("https://")] == []
 
 
-def column(heads: dict[str, int]) -> list[str]:
-    """What stands in code in that column of the tables that begin so."""
+def column(heads: dict[str, int], page: str = TROUBLESHOOTING) -> list[str]:
+    """What stands in code in that column of the page's tables that begin so."""
     found: list[str] = []
-    for table in re.findall(r"(?:^\|.*\n)+", FENCED.sub("", TROUBLESHOOTING), re.MULTILINE):
+    for table in re.findall(r"(?:^\|.*\n)+", FENCED.sub("", page), re.MULTILINE):
         at = next((at for head, at in heads.items() if table.startswith(head)), None)
         if at is not None:
             found += [word for row in table.splitlines()[2:] for word in QUOTED.findall(row.split("|")[at])]
@@ -110,7 +112,7 @@ def column(heads: dict[str, int]) -> list[str]:
 
 
 def test_the_tables_are_found() -> None:
-    assert len(column(NAMES)) > 60
+    assert len(column(NAMES)) + len(column(CHECKS, PREFLIGHT)) > 60
 
 
 def test_every_reason_has_its_entry_and_no_other() -> None:
@@ -125,7 +127,7 @@ def test_every_rule_of_failure_has_its_entry(what: str) -> None:
 
 def test_every_check_has_its_entry_and_no_other() -> None:
     checks = registry.ids(*Where)
-    assert sorted(column({"| check |": 1})) == sorted(set(checks))
+    assert sorted(column(CHECKS, PREFLIGHT)) == sorted(set(checks))
 
 
 def test_every_failed_check_of_a_rehearsal_has_its_entry_and_no_other() -> None:

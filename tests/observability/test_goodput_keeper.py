@@ -76,13 +76,19 @@ def test_printed_steps_count_where_nothing_is_reported(tmp_path: Path) -> None:
     assert keeper.ledger.top == 2
 
 
-def test_the_printed_step_is_kept_for_status_now_and_then(tmp_path: Path) -> None:
+def test_the_printed_step_is_kept_for_status_now_and_then(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     steps, none = PrintedSteps(str(tmp_path)), progress.printed(str(tmp_path))
     steps.heard("rank 0", 1, b"step 1 of 9\nstep 2 of 9\n")
     steps.heard("rank 0", 1, b"step 3 of 9\n")
     kept = progress.printed(str(tmp_path))
     assert (none, kept and kept.step) == (None, 2), "in the same second once"
     assert progress.read(str(tmp_path)) == (), "no report"
+    later_s = time.monotonic() + 60.0
+    monkeypatch.setattr(time, "monotonic", lambda: later_s)
+    steps.signs()
+    kept = progress.printed(str(tmp_path))
+    assert kept is not None
+    assert (kept.step, later_s - kept.at_s > 59.0) == (3, True), "the last one before a silence, and when it came"
     (tmp_path / runtime_directory.PRINTED).write_text('{"step": -1, "at_s": 0}')
     assert progress.printed(str(tmp_path)) is None
     PrintedSteps("/nonexistent").heard("rank 0", 1, b"step 1 of 9\n")

@@ -163,3 +163,17 @@ def test_nothing_is_said_where_nothing_is_lost_or_it_was_asked_for(
     line: str, job: Job, changes: dict[str, Any]
 ) -> None:
     assert warning(line, job, **changes) == ""
+
+
+@pytest.mark.parametrize(
+    ("line", "is_told"),
+    [
+        ("python train.py", True),
+        ("mpirun train.py", True),
+        ("/usr/sbin/sshd -De", False),
+        ("sh -c 'sshd -D'", False),
+    ],
+)
+def test_a_pod_that_mpirun_has_to_reach_and_that_runs_no_sshd_is_told_so(line: str, is_told: bool) -> None:
+    plan = engines.plan(request(line, Job(contract="trainer-v2-mpi", role="node", engine="sshd")))
+    assert any("set the command to: trainer-launch sshd" in warning for warning in plan.warnings) is is_told

@@ -171,9 +171,10 @@ def test_any_other_code_on_sigterm_is_fine(code: int) -> None:
 
 def test_ignoring_sigterm_until_the_grace_is_over_is_shown_up() -> None:
     (failure,) = terminated(137, after_s=10.0).report().failed_checks
-    assert failure.check is ScriptCheck.SIGTERM
+    assert failure.check is ScriptCheck.STOP_SIGNAL
     assert (
-        failure.evidence == "the pod was asked to stop, and was killed 10.0 s later, at the end of its grace period"
+        failure.evidence
+        == "the pod was asked to stop by SIGTERM, and was killed 10.0 s later, at the end of its grace period"
     )
 
 

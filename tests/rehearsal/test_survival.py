@@ -141,7 +141,7 @@ def test_a_script_that_leaves_with_0_when_asked_to_stop_is_shown_up(tmp_path: Pa
 def test_a_script_that_ignores_sigterm_is_shown_up(tmp_path: Path) -> None:
     done = rehearse(tmp_path, "ignores", "--fault", "term pod grace=1 at=step:20", last=150)
     assert done.code == 1, done.err
-    assert "FAILED: the script ignored SIGTERM, demo-master-0" in done.said
+    assert "FAILED: the script ignored the stop signal, demo-master-0" in done.said
     assert re.search(
         r"was killed 1\.\d s later, at the end of its grace period What to do: handle SIGTERM", done.said
     ), done.err

@@ -51,7 +51,7 @@ class Tale:
 
     def stop(self, at_s: float, pod: str) -> Tale:
         """A fault asks the pod's container to stop."""
-        return self.add(at_s, What.STATUS, pod, text="Terminating").add(at_s, What.STOP_ASKED, pod)
+        return self.add(at_s, What.STATUS, pod, text="Terminating").add(at_s, What.STOP_ASKED, pod, text="SIGTERM")
 
     def end(self, at_s: float, pod: str, code: int, status: str = "") -> Tale:
         """The pod's container ends."""

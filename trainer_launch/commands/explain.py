@@ -122,12 +122,13 @@ def _plan(
         )
         task = engines.task_of(reading, settings, trial)
         made = sshd.explained(task, settings) if is_worker else engines.plan(task)
+        unheard = signal_policy.unheard(reading.pod.stop_signal or "SIGTERM", made.signals)
         plan = {
             **placed,
             **_plan_json(task, made),
             "hang_timeout": settings.hang_timeout,
         }
-        return plan, memory, made.warnings, None
+        return plan, memory, (*made.warnings, *([unheard] if unheard else [])), None
     except LaunchError as problem:
         return None, memory, (), problem
 

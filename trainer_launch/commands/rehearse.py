@@ -18,7 +18,7 @@ from trainer_launch.commands.options import Parsed
 from trainer_launch.contracts.source import MAX_FILE_BYTES, Pod
 from trainer_launch.diagnosis.incident_bundle import NOWHERE
 from trainer_launch.host.files import LiveFiles
-from trainer_launch.model import NodeRange
+from trainer_launch.model import NodeRange, signal_policy
 from trainer_launch.model.errors import ContractError, NodeError, UsageError
 from trainer_launch.model.settings import Settings, load
 from trainer_launch.model.units import counted
@@ -158,7 +158,7 @@ def _check_plans(kubelet: Kubelet) -> None:
     starts_ours, planned = (sys.executable, "-c", RUN), set[tuple[str, ...]]()
     for pod in kubelet.pods:
         process = kubelet.process(pod, pod.draft.main, 1)
-        words = process.argv[len(starts_ours) :]
+        words, stop_signal = process.argv[len(starts_ours) :], pod.main.stop_signal or "SIGTERM"
         if process.argv[: len(starts_ours)] != starts_ours or words[:1] != ("run",) or words in planned:
             continue
         planned.add(words)
@@ -169,6 +169,8 @@ def _check_plans(kubelet: Kubelet) -> None:
             reading = read(Pod(env=process.env, files=files, hostname=pod.name, command=argv), settings)
             task = engines.task_of(reading, settings, MachineTrial(scratch=""))
             plan = engines.plan(task)
+            if unheard := signal_policy.unheard(stop_signal, plan.signals):
+                _log.warning("%s of %s: %s", pod.draft.main, pod.name, unheard)
             check_torch("torch" if task.command.kind is CommandKind.FRONT_END else plan.engine)
 
 

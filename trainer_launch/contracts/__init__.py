@@ -28,6 +28,7 @@ CONTRACTS: tuple[Contract, ...] = (
     rank_process.MPI,
     trainer_v2_runtimes.FLUX,
     flat_platforms.KUBERAY,
+    flat_platforms.FLYTE_2,
     flat_platforms.LEADER_WORKER_SET,
     flat_platforms.SKYPILOT,
     flat_platforms.DSTACK,

@@ -1,10 +1,13 @@
-"""Platforms that tell a job in a few flat variables: one row each. JobSet, LeaderWorkerSet, Slurm, clouds, Volcano.
+"""Platforms that tell a job in a few flat variables: one row each.
+
+JobSet, Flyte 2, LeaderWorkerSet, Slurm, clouds, Volcano.
 
 Comments name where each platform documents its variables. One of these is enough to tell the platform.
 """
 
 from __future__ import annotations
 
+import itertools
 import re
 from collections.abc import Sequence
 
@@ -14,10 +17,10 @@ from msgspec.structs import replace
 from trainer_launch.contracts import names
 from trainer_launch.contracts.rows import Row, json_list, several
 from trainer_launch.contracts.source import Contract, Marks, ReplicaTask, Source, Word
-from trainer_launch.contracts.torchrun_env import shows_others
-from trainer_launch.model import Endpoint, Job, NodeRange, hostfile
+from trainer_launch.contracts.torchrun_env import STATIC, shows_others
+from trainer_launch.model import Endpoint, Job, NodeRange, Rendezvous, hostfile
 from trainer_launch.model.errors import ContractError
-from trainer_launch.model.value_parsers import parse_endpoint
+from trainer_launch.model.value_parsers import parse_endpoint, parse_host
 
 _BY_HAND = ("PET_NNODES", "TORCHELASTIC_RUN_ID")  # whoever sets torchrun's variables says it all
 _INDEX = "JOB_COMPLETION_INDEX"
@@ -58,6 +61,52 @@ def _names_like(source: Source, name: str) -> Sequence[str]:
 # lws.sigs.k8s.io, "Labels, Annotations and Environment Variables"
 _LWS = Row(nodes="LWS_GROUP_SIZE", rank="LWS_WORKER_INDEX", hosts="LWS_LEADER_ADDRESS", list_hosts=_names_like)
 LEADER_WORKER_SET = Contract("leaderworkerset", Marks(any_of=_LWS.shown, none_of=_BY_HAND), _LWS.read)
+
+
+# -- Flyte 2: flyte-sdk, flyte/_bin/clustered.py and its backend's plug-in `clustered`, a JobSet --------
+
+
+def _pods_of_set(source: Source, name: str) -> Sequence[str]:
+    """The pods of the JobSet's only replicatedJob."""
+    jobset, space = source.text(name, "hosts"), source.text("POD_NAMESPACE", "hosts")
+    hosts = (f"{jobset}-{_REPLICATED}-0-{index}.{jobset}.{space}.svc.cluster.local" for index in itertools.count())
+    if parse_host(first := next(hosts)) is None:
+        raise source.error(name, jobset, f"a name of which {first[:80]!r} becomes a host")
+    return [first, *itertools.islice(hosts, min(source.count("NNODES", "nodes"), names.MAX_MEMBERS) - 1)]
+
+
+_REPLICATED = "workers"
+_FLYTE_2 = Row(nodes="NNODES", rank=_INDEX, hosts="JOBSET_NAME", list_hosts=_pods_of_set, workers="NPROC_PER_NODE")
+
+
+def _is_flyte_2(source: Source) -> bool:
+    """By names alone a JobSet of the user's own could look like it; a pod's name shows its replicatedJob."""
+    own = names.split_v2(source.pod.hostname)
+    return own is None or own.group == f"{source.peek('JOBSET_NAME')}-{_REPLICATED}"
+
+
+def _read_flyte_2(source: Source) -> Job:
+    """Read what Flyte's own entry point makes a torchrun of: its rendezvous is another in each attempt."""
+    job, attempt = _FLYTE_2.read(source), source.index("JOBSET_RESTART_ATTEMPT", default=0)
+    backend = source.text("RDZV_BACKEND", "rdzv_backend", default=STATIC)
+    rendezvous = Rendezvous(
+        kind=STATIC if backend == STATIC else "dynamic",
+        backend=backend,
+        endpoint=job.coordinator,
+        run_id=f"{source.peek('JOBSET_NAME')}-{attempt}",
+    )
+    return replace(job, rendezvous=rendezvous, engine="torchrun")
+
+
+FLYTE_2 = Contract(
+    "flyte-clustered",
+    Marks(
+        all_of=("JOBSET_NAME", "POD_NAMESPACE", "JOBSET_RESTART_ATTEMPT", "NNODES", "NPROC_PER_NODE", _INDEX),
+        none_of=_BY_HAND,
+        when=_is_flyte_2,
+    ),
+    _read_flyte_2,
+)
 
 
 # -- Slurm: slurm.schedmd.com/srun.html, "OUTPUT ENVIRONMENT VARIABLES" ------------------------------------

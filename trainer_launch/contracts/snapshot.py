@@ -57,7 +57,7 @@ class _Snapshot(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only
     args: list[str] | None = None
     namespace: str | None = None
     job: Any = None  # for people
-    pod: Any = None
+    pod: dict[str, Any] | None = None  # for people, but for its stop signal
 
 
 def pod_from_snapshot(data: object) -> Pod:
@@ -85,6 +85,7 @@ def pod_from_snapshot(data: object) -> Pod:
         hostname=snapshot.hostname,
         command=(*(snapshot.command or ()), *(snapshot.args or ())),
         namespace=snapshot.namespace or None,
+        stop_signal=str((snapshot.pod or {}).get("stop_signal") or "") or None,
     )
 
 

@@ -51,6 +51,7 @@ class Pod(Struct, frozen=True, kw_only=True):
     hostname: str
     command: tuple[str, ...] = ()
     namespace: str | None = None
+    stop_signal: str | None = None  # of a rendered pod: lifecycle.stopSignal, which no container can see
 
 
 class Marks(Struct, frozen=True, kw_only=True):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import signal
 from collections.abc import Mapping
 from enum import Enum
@@ -29,6 +30,32 @@ def action_of(number: int, given: Mapping[int, SignalAction]) -> SignalAction:
     """What a signal is for, by what was given, else by default."""
     default = SignalAction.TERMINATE if number in STOP_SIGNALS else SignalAction.FORWARD
     return given.get(number, default)
+
+
+def stops(number: int, given: Mapping[int, SignalAction]) -> bool:
+    """Whether a signal asks the job to stop."""
+    return action_of(number, given) in (SignalAction.DRAIN, SignalAction.TERMINATE)
+
+
+def unheard(name: str, given: Mapping[int, SignalAction]) -> str:
+    """A sentence about a pod's stop signal that stops nothing; "": it does."""
+    number = number_of(name)
+    if number is None or stops(number, given):
+        return ""
+    has_name = number in RELAYED and number in signal.Signals.__members__.values()
+    mapped = f"Set --signals {name_of(number)}=terminate, or remove" if has_name else "Remove"
+    return (
+        f"lifecycle.stopSignal is {name}, which is no request to stop: the kubelet kills the pod at the end of its "
+        f"grace period. {mapped} lifecycle.stopSignal"
+    )
+
+
+def number_of(name: str) -> int | None:
+    """The number of a signal as a manifest writes it: SIGUSR1, SIGRTMIN+3; None: there is none."""
+    base, offset, _ = re.split(r"([+-]\d{1,2}$|$)", name, maxsplit=1)
+    first = signal.Signals.__members__.get(base)
+    number = None if first is None else first + int(offset or 0)
+    return number if number in signal.valid_signals() else None
 
 
 def stop_signal(given: Mapping[int, SignalAction]) -> int:

@@ -81,13 +81,18 @@ def parse_duration(value: str) -> float | None:
     return round(sum(float(part) * unit_s for part, unit_s in zip(parts.groups("0"), _UNITS_S, strict=True)), 3)
 
 
-def parse_quantity(value: str) -> int | None:
-    """A number as Kubernetes writes it, such as 4, 500m or 16Gi, rounded up."""
+def parse_quantity(value: str, divisor: str = "1") -> int | None:
+    """A number as Kubernetes writes it, such as 4, 500m or 16Gi, in units of another one, rounded up."""
+    amount, unit = _quantity(value), _quantity(divisor)
+    return None if amount is None or not unit else math.ceil(round(amount / unit, 9))
+
+
+def _quantity(value: str) -> float | None:
     parts = _QUANTITY.fullmatch(value.strip())
     if parts is None:
         return None
     unit = parts[2] or ""
-    return math.ceil(float(parts[1]) * _POWERS[unit] if unit in _POWERS else float(parts[1] + unit))
+    return float(parts[1]) * _POWERS[unit] if unit in _POWERS else float(parts[1] + unit)
 
 
 def parse_flag(value: str) -> bool | None:

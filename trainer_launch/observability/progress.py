@@ -263,14 +263,21 @@ class PrintedSteps:
 
     def signs(self) -> Signs | None:
         """What they come to; None: no step yet."""
-        return self._signs
+        with self._lock:
+            self._keep(time.monotonic())  # the last step before a silence, too
+            return self._signs
 
     def _note(self, step: int, now_s: float) -> None:
         first = self._signs
         first_s, first_step = (now_s, step) if first is None else (first.first_s, first.first_step)
         self._signs = Signs(first_s=first_s, last_s=now_s, first_step=first_step, step=step)
+        self._keep(now_s)
+
+    def _keep(self, now_s: float) -> None:
+        if self._signs is None or self._signs.step is None or self._signs.last_s <= self._kept_s:
+            return
         if now_s - self._kept_s >= _KEPT_EVERY_S:
             self._kept_s = now_s
-            content = codec.encode(PrintedStep(step=step, at_s=now_s), _MAX_BYTES)
+            content = codec.encode(PrintedStep(step=self._signs.step, at_s=self._signs.last_s), _MAX_BYTES)
             with contextlib.suppress(OSError):
                 within(self._folder, None, files.replace, f"{self._folder}/{PRINTED}", content)

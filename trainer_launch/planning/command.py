@@ -198,8 +198,8 @@ MODULES = frozenset(
         *(name for name in _FRONT_ENDS if "." in name),
     }
 )
-# They start torchrun or accelerate as a child, which finds the shim in its place.
-_STARTS_LAUNCHERS = frozenset(("axolotl", "llamafactory-cli", "swift", "xtuner"))
+# They find the shim of torchrun or accelerate in its place; `clustered`, of Flyte 2, becomes it.
+_STARTS_LAUNCHERS = frozenset(("axolotl", "llamafactory-cli", "swift", "xtuner", "clustered"))
 # Their nodes meet as the PET_* variables say, with torchrun's own parser.
 _TORCHRUN_NAMES = frozenset({"torchrun", _TORCHRUN})
 _LIKE_TORCHRUN = frozenset({"torch.distributed.launch", "dlrover-run", "ft_launcher", "hyperpodrun"})
@@ -282,7 +282,7 @@ def starts_launchers(command: Command) -> bool:
 
 
 def is_starter(argv: Sequence[str]) -> bool:
-    """Whether a program starts torchrun or accelerate as a child, and nothing else."""
+    """Whether a program starts torchrun or accelerate, and nothing else."""
     return _base(argv[0]) in _STARTS_LAUNCHERS
 
 

@@ -15,7 +15,7 @@ from trainer_launch.model import Job, Plan
 from trainer_launch.model.errors import UsageError
 from trainer_launch.model.settings import Settings
 from trainer_launch.planning import torch
-from trainer_launch.planning.command import Command, CommandKind, parse_command
+from trainer_launch.planning.command import Command, CommandKind, launcher_in, parse_command
 from trainer_launch.planning.job import place
 from trainer_launch.planning.mpi import HOROVODRUN, MPIRUN, SSHD
 from trainer_launch.planning.plain import FRONT_END, PLAIN
@@ -55,7 +55,18 @@ def plan(task: Task) -> Plan:
         torch.check_placement(task, reason)
     plan = engine.plan(task, reason)
     odd = torch.warnings(task) if engine in (TORCH, TORCHRUN) else ()
-    return replace(plan, warnings=(*plan.warnings, *odd))
+    return replace(plan, warnings=(*plan.warnings, *odd, *_without_sshd(task)))
+
+
+def _without_sshd(task: Task) -> tuple[str, ...]:
+    """What to tell about a pod of MPI that is to be reached by ssh, and has got another command."""
+    trains = task.command.is_worker or launcher_in(task.command.argv) is not None  # a script may start sshd
+    if task.job.engine != SSHD.name or not trains:
+        return ()
+    return (
+        f"this pod is an MPI worker (contract {task.job.contract}), but its command is {task.command.argv[0]}. "
+        "Without sshd mpirun cannot reach this pod; set the command to: trainer-launch sshd",
+    )
 
 
 def pick(job: Job, command: Command, asked: str) -> tuple[Engine, str]:

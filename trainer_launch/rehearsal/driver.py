@@ -24,7 +24,7 @@ from msgspec.structs import replace
 
 from trainer_launch.diagnosis import incident_bundle
 from trainer_launch.host import deadline_subprocess, files, logs, runtime_directory
-from trainer_launch.model import exit_codes
+from trainer_launch.model import exit_codes, signal_policy
 from trainer_launch.model.errors import NodeError, NotRunnableError
 from trainer_launch.model.settings import Settings
 from trainer_launch.model.signal_policy import STOP_SIGNALS
@@ -306,7 +306,8 @@ class Rehearsal:
             if isinstance(action, Start):
                 self.tell(HistoryEntry(at_s=at_s, what=What.STARTED, pod=action.pod))
             elif isinstance(event, PodDeleted) and not action.kill:
-                self.tell(HistoryEntry(at_s=at_s, what=What.STOP_ASKED, pod=action.pod))
+                text = self._stop_signal_of(action)
+                self.tell(HistoryEntry(at_s=at_s, what=What.STOP_ASKED, pod=action.pod, text=text))
         if state.condition is not None and not was_over:
             code = exit_codes.SUCCEEDED if state.condition.succeeded else exit_codes.FAILED
             self.tell(HistoryEntry(at_s=at_s, what=What.CONDITION, code=code, text=state.condition.text))
@@ -327,8 +328,11 @@ class Rehearsal:
         pid = self._pids.get(f"{action.pod}/{action.container}")
         if pid is not None and action.kill:
             self._system.signal_group(pid, signal.SIGKILL)
-        elif pid is not None:
-            self._system.signal_leader(pid, signal.SIGTERM)  # the kubelet asks a container's first process only
+        elif pid is not None:  # the kubelet asks a container's first process only
+            self._system.signal_leader(pid, signal_policy.number_of(self._stop_signal_of(action)) or signal.SIGTERM)
+
+    def _stop_signal_of(self, action: Stop) -> str:
+        return self.state.pods[action.pod].container(action.container).stop_signal or "SIGTERM"
 
     def _start(self, action: Start) -> None:
         pod, life = self.state.pods[action.pod], self.state.states[action.pod].starts

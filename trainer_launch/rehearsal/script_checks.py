@@ -32,7 +32,7 @@ class ScriptCheck(str, Enum):
     RESUME = "the script did not resume from its checkpoint"
     STEPS = "a restart repeated too many steps"
     EXIT_CODE = "the script exited with 0 on SIGTERM"
-    SIGTERM = "the script ignored SIGTERM"
+    STOP_SIGNAL = "the script ignored the stop signal"
 
 
 _ADVICE = {
@@ -41,8 +41,8 @@ _ADVICE = {
     ScriptCheck.STEPS: "save more often, and on SIGTERM. --max-lost-steps sets how many steps a restart may repeat",
     ScriptCheck.EXIT_CODE: "on SIGTERM, save and exit with another code, such as 143: a controller takes 0 "
     "for success. Under `trainer-launch run` the pod ends with 143 even if the script exits with 0",
-    ScriptCheck.SIGTERM: "handle SIGTERM: save after the current step, then exit. If that takes longer, "
-    "raise terminationGracePeriodSeconds",
+    ScriptCheck.STOP_SIGNAL: "handle SIGTERM (or lifecycle.stopSignal): save after the current step, then exit. "
+    "If that takes longer, raise terminationGracePeriodSeconds",
 }
 
 
@@ -68,9 +68,6 @@ def judge(
 
 def _failed(check: ScriptCheck, pods: Sequence[str], at_s: float, evidence: str) -> FailedCheck:
     return FailedCheck(check=check, pods=tuple(pods), at_s=at_s, evidence=evidence, advice=_ADVICE[check])
-
-
-# -- resume check ------------------------------------------------------------------------------
 
 
 def _resume_checks(training: Training, max_lost_steps: int) -> Iterator[FailedCheck]:
@@ -147,9 +144,6 @@ def _first_restart(entries: Sequence[HistoryEntry]) -> tuple[float | None, float
     return None, 0.0
 
 
-# -- SIGTERM check -----------------------------------------------------------------------------
-
-
 def _sigterm_checks(entries: Sequence[HistoryEntry]) -> Iterator[FailedCheck]:
     """How the containers that a fault had asked to stop ended, unless the job had succeeded before."""
     asked: dict[str, HistoryEntry] = {}
@@ -171,10 +165,9 @@ def _sigterm_checks(entries: Sequence[HistoryEntry]) -> Iterator[FailedCheck]:
                 evidence = f"exited with 0{at} after {took_s:.1f} s, before its work was done"
                 yield _failed(ScriptCheck.EXIT_CODE, [pod], entry.at_s, f"the pod was asked to stop and {evidence}")
             elif entry.code == KILLED:
-                evidence = f"was killed {took_s:.1f} s later, at the end of its grace period"
-                yield _failed(
-                    ScriptCheck.SIGTERM, [pod], entry.at_s, f"the pod was asked to stop{at}, and {evidence}"
-                )
+                asked_so = f"the pod was asked to stop by {stop.text}{at}"
+                evidence = f"{asked_so}, and was killed {took_s:.1f} s later, at the end of its grace period"
+                yield _failed(ScriptCheck.STOP_SIGNAL, [pod], entry.at_s, evidence)
 
 
 def _is_finished(step: int | None, later: Sequence[HistoryEntry]) -> bool:

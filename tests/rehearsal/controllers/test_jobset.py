@@ -345,7 +345,7 @@ def test_what_of_a_run_policy_means_nothing_here_is_named_once() -> None:
         f"spec: {{runPolicy: {policy}, mpiReplicaSpecs: {{Launcher: {pod}, Worker: {pod}}}}}"
     )
     wanted = ("suspend", "schedulingPolicy", "managedBy", "ttlSecondsAfterFinished")
-    assert sorted(made.ignored) == sorted((*wanted, "hostAliases", "lifecycle"))
+    assert sorted(made.ignored) == sorted((*wanted, "hostAliases", "preStop of lifecycle"))
 
 
 def test_annotations_of_a_template_can_be_variables() -> None:

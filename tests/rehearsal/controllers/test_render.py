@@ -42,6 +42,13 @@ POD = "{name: %s, template: {%sspec: {template: {spec: {initContainers: [{name: 
 TRAINS = ", ".join(
     POD % (name, STEP % step, name) for name, step in (("dataset-initializer",) * 2, ("node", "trainer"))
 )
+SET = (
+    "apiVersion: jobset.x-k8s.io/v1alpha2\nkind: JobSet\nmetadata: {name: job}\nspec: {replicatedJobs: [%s, %s]}\n"
+)
+MANY = (
+    "{name: %s, template: {spec: {completionMode: Indexed, completions: %d, parallelism: %d, "
+    "template: {spec: {containers: [{name: c, image: i, command: [a]}]}}}}}"
+)
 MPI = "apiVersion: kubeflow.org/v2beta1\nkind: MPIJob\nmetadata: {name: job}\nspec: {mpiReplicaSpecs: {%s}}\n"
 
 
@@ -52,6 +59,7 @@ MPI = "apiVersion: kubeflow.org/v2beta1\nkind: MPIJob\nmetadata: {name: job}\nsp
         ((pytorch(f"{{pytorchReplicaSpecs: {{Worker: {replica('pytorch')}, Master: {replica('pytorch')}}}}}"),),
          "job-master-0.json"),
         ((MPI % f"Worker: {replica('w')}, Launcher: {replica('l')}",), "job-launcher.json"),
+        ((SET % (MANY % ("data", 1, 1), MANY % ("ranks", 2, 2)),), "job-ranks-0-0.json"),
     ],
 )  # fmt: skip
 def test_the_file_that_is_suggested_is_that_of_a_pod_that_trains(
@@ -123,7 +131,7 @@ def test_what_a_laptop_cannot_do_is_said_once(tmp_path: Path) -> None:
     worker = (
         "{replicas: 3, template: {spec: {nodeSelector: {a: b}, priorityClassName: high, volumes: [{name: d, "
         "persistentVolumeClaim: {claimName: data}}], containers: [{name: pytorch, image: i, resources: {limits: "
-        "{nvidia.com/gpu: 8}}, env: [{name: CPUS, valueFrom: {resourceFieldRef: {resource: limits.cpu}}}]}]}}}"
+        "{nvidia.com/gpu: 8}}, env: [{name: CPUS, valueFrom: {fileKeyRef: {volumeName: d, path: f, key: k}}}]}]}}}"
     )
     job = write(tmp_path, "job.yaml", pytorch(f"{{pytorchReplicaSpecs: {{Worker: {worker}}}}}"))
     ended = launch("rehearse", "-f", job, "--render", str(tmp_path / "pods"))

@@ -171,7 +171,7 @@ def test_a_trainjobs_resources_are_merged_with_the_runtimes_and_count_alone() ->
     resources = "resources: {limits: {cpu: '8', nvidia.com/gpu: 2}, requests: {memory: 1Ki}}"
     node = rjob("node", f"{{name: node, image: i, {resources}}}", "trainer")
     main = made("{resourcesPerNode: {limits: {cpu: '3'}, requests: {memory: 2Ki}}}", jobs=node)["job-node-0-0"].main
-    assert (dict(main.limits), dict(main.requests)) == ({"cpu": 3, "nvidia.com/gpu": 2}, {"memory": 2048})
+    assert (dict(main.limits), dict(main.requests)) == ({"cpu": "3", "nvidia.com/gpu": "2"}, {"memory": "2Ki"})
     assert main.env["PET_NPROC_PER_NODE"] == "3"
 
 
@@ -264,3 +264,38 @@ def test_a_tfjob_whose_tf_config_no_container_could_be_given_is_refused() -> Non
     text = f"{head}spec: {{tfReplicaSpecs: {{Worker: {worker}}}}}"
     with pytest.raises(UsageError, match="TF_CONFIG would be longer"):
         job_of(text)
+
+
+SERVES = "command: [/usr/sbin/sshd], args: [-De, -f, /home/mpiuser/.sshd_config]"
+
+
+@pytest.mark.parametrize(
+    ("step", "wish", "is_told"),
+    [
+        ("trainer", "{command: [sh, -c, 'mpirun train.py'], numNodes: 3}", True),
+        ("trainer", "{image: mine, numNodes: 3}", False),
+        ("", "{command: [sh, -c, 'mpirun train.py'], numNodes: 3}", False),
+        ("trainer", "{command: [sh, -c, 'mkdir /run/sshd && exec /usr/sbin/sshd -De'], numNodes: 3}", False),
+        ("trainer", "{command: [trainer-launch, sshd], args: [], numNodes: 3}", False),
+    ],
+)
+def test_a_command_that_replaces_sshd_is_told_before_anything_starts(step: str, wish: str, is_told: bool) -> None:
+    """kubeflow/trainer#4030: with the trainer's label on the nodes, the TrainJob's command is theirs too."""
+    jobs = f"{rjob('launcher', step='trainer')}, {rjob('node', f'{{name: node, image: i, {SERVES}}}', step)}"
+    odd = job_of(trainjob(wish), runtime("mpi: {runLauncherAsNode: true}", jobs)).odd
+    told = "job-node-0-0 runs 'sh -c mpirun train.py -De -f /home/mpiuser/.sshd_config' in place of sshd. "
+    assert [sentence.startswith(told) for sentence in odd] == [True] * is_told
+    assert all("or the label trainer.kubeflow.org/trainjob-ancestor-step of the repl" in text for text in odd)
+
+
+@pytest.mark.parametrize(
+    ("worker", "is_told"),
+    [("command: [python, train.py]", True), ("", False), ("command: [/usr/sbin/sshd, -De]", False)],
+)
+def test_so_is_one_of_an_mpijobs_workers(worker: str, is_told: bool) -> None:
+    specs = f"{{Launcher: {replica('l', 'command: [mpirun, a]')}, Worker: {replica('w', worker)}}}"
+    head = "apiVersion: kubeflow.org/v2beta1\nkind: MPIJob\nmetadata: {name: job}\n"
+    odd = job_of(f"{head}spec: {{mpiReplicaSpecs: {specs}}}\n").odd
+    assert [sentence.startswith("job-worker-0 runs 'python train.py' in place of sshd") for sentence in odd] == (
+        [True] * is_told
+    )

@@ -9,7 +9,7 @@ import json
 import logging
 import re
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 
 from msgspec.structs import replace
@@ -20,7 +20,7 @@ from trainer_launch.model.errors import UsageError
 from trainer_launch.model.suggestions import did_you_mean
 from trainer_launch.model.units import counted, grouped
 from trainer_launch.model.value_parsers import shown
-from trainer_launch.rehearsal.controllers import jobset, mpi_operator, trainer_v2, v1
+from trainer_launch.rehearsal.controllers import api_server, jobset, mpi_operator, trainer_v2, v1
 from trainer_launch.rehearsal.controllers.documents import (
     CONFIG_KINDS,
     MAX_BYTES,
@@ -63,11 +63,11 @@ def read(paths: Sequence[str]) -> tuple[Field, ...]:
     """
     if len(paths) > MAX_FILES:
         raise UsageError(f"-f is given {len(paths)} times; expected at most {MAX_FILES} files")
-    return tuple(document for path in paths for document in read_documents(text_of(path, "-f"), path))
+    return tuple(document for path in paths for document in read_documents(_text_of(path), path))
 
 
-def text_of(path: str, flag: str) -> str:
-    """A file that a flag names, up to a little more than it may have.
+def _text_of(path: str) -> str:
+    """A file, up to a little more than it may have.
 
     Raises:
         UsageError: it cannot be read, or is no text.
@@ -76,9 +76,9 @@ def text_of(path: str, flag: str) -> str:
         with Path(path).open("rb") as file:
             return file.read(MAX_BYTES + 1).decode("utf-8-sig")
     except OSError as problem:
-        raise UsageError(f"{flag} {path} cannot be read: {problem.strerror}") from None
+        raise UsageError(f"-f {path} cannot be read: {problem.strerror}") from None
     except UnicodeDecodeError:
-        raise UsageError(f"{flag} {path} is not a UTF-8 text file") from None
+        raise UsageError(f"-f {path} is not a UTF-8 text file") from None
 
 
 def workload_of(documents: tuple[Field, ...], *, shows_secrets: bool = True) -> Workload:
@@ -96,6 +96,7 @@ def workload_of(documents: tuple[Field, ...], *, shows_secrets: bool = True) -> 
     if not made.drafts:
         places = ", ".join(".".join(place) for place in _replicas(job))
         raise UsageError(f"{job.where}: the job has no pods; expected 1 or more in {places}")
+    api_server.check(job, made)
     unknown = grouped((where, text) for (where, _), text in configs.unknown.items())
     counts = Counter(map(_kind, others))
     objects = (kind if count == 1 else f"{count} {kind} objects" for kind, count in counts.items())
@@ -104,9 +105,30 @@ def workload_of(documents: tuple[Field, ...], *, shows_secrets: bool = True) -> 
         ignored=tuple(dict.fromkeys((*configs.ignored, *objects))),
         odd=(
             *made.odd,
+            *_without_sshd(made),
             *(f"{where}: unknown fields are ignored: {', '.join(texts)}" for where, texts in unknown.items()),
         ),
     )
+
+
+_SSHD = re.compile(r"(?<![\w.-])sshd(?![\w.-])")  # not .sshd_config, which the arguments of a replaced one may name
+
+
+def _without_sshd(made: Workload) -> Iterator[str]:
+    """Pods of MPI that only serve, and whose command no longer names sshd."""
+    for draft in {draft.role: draft for draft in reversed(made.drafts)}.values():
+        container = draft.template.container(draft.main)
+        words = () if container is None else (*container.command, *container.args)
+        if container is None or not container.serves_ssh or not words or _SSHD.search(" ".join(words)):
+            continue
+        advice = "remove the command of the Worker replicas"
+        if made.kind == "TrainJob":
+            label = f"the label {trainer_v2.ANCESTOR} of the replicatedJob {draft.role}"
+            advice = f"remove spec.trainer.command or {label}, or the patch that sets the command"
+        yield (
+            f"{draft.hostname} runs {shown(' '.join(words))} in place of sshd. Unless that program starts sshd, "
+            f"the launcher cannot reach this pod; {advice}"
+        )
 
 
 def _job(documents: tuple[Field, ...]) -> Field:
@@ -321,7 +343,8 @@ def render(workload: Workload, folder: str) -> str:
         UsageError: the folder cannot be written, or holds something already.
     """
     there = pods(workload)
-    made, shows = rendered(there), _file_of(min(there, key=_order))
+    sizes = Counter(pod.draft.role for pod in there)
+    made, shows = rendered(there), _file_of(min(there, key=lambda pod: (_order(pod), -sizes[pod.draft.role])))
     place = Path(folder)
     try:
         place.mkdir(parents=True, exist_ok=True)
@@ -371,6 +394,7 @@ def snapshot_of(pod: Pod, container: Container) -> dict[str, Json]:
             "container": container.name,
             "init": container in pod.init,
             "restart_policy": pod.draft.restart,
+            "stop_signal": container.stop_signal,
             "labels": {**pod.draft.template.labels, **pod.draft.labels},
             "modes": {path: f"{file.mode:04o}" for path, file in container.files.items()},
         },

@@ -227,9 +227,6 @@ def _with(state: State, name: str, pod: PodState) -> State:
     return replace(state, states={**state.states, name: pod})
 
 
-# -- order of start ----------------------------------------------------------------------------
-
-
 States = Mapping[str, PodState]
 
 

@@ -11,6 +11,7 @@ from collections.abc import Iterator, Mapping
 from msgspec import Struct
 from msgspec.structs import replace
 
+from trainer_launch.rehearsal.controllers.api_server import MOST
 from trainer_launch.rehearsal.controllers.documents import Field
 from trainer_launch.rehearsal.controllers.pod_values import (
     JOBSET_LABEL,
@@ -24,7 +25,7 @@ from trainer_launch.rehearsal.controllers.pod_values import (
     pods,
 )
 from trainer_launch.rehearsal.controllers.podspec import exit_rule, read_template
-from trainer_launch.rehearsal.controllers.v1 import MAX_REPLICAS, job_name, namespace
+from trainer_launch.rehearsal.controllers.v1 import MAX_REPLICAS, MEETING_PORT, job_name, namespace
 
 INDEX = "batch.kubernetes.io/job-completion-index"
 NODE = "node"  # the container that counts, where a pod has one of this name
@@ -91,12 +92,18 @@ class JobSet(Struct, frozen=True, kw_only=True):
 
 
 def read(document: Field) -> Workload:
-    """The pods of a JobSet or Job; MASTER_PORT is a port of the pod that MASTER_ADDR names."""
+    """The pods of a JobSet or Job; MASTER_PORT is a port of the pod that MASTER_ADDR names.
+
+    Of a clustered task of Flyte's no variable names a pod: its launchers make the name.
+    """
     made = (_jobset if document.get("kind").text() == "JobSet" else _job)(document)
     owners = {name: draft.hostname for draft in made.drafts for name in draft.names}
-    masters = (pod.main.env.get("MASTER_ADDR", "").removesuffix(".cluster.local") for pod in pods(made))
+    envs = [pod.main.env for pod in pods(made)]
+    masters = (env.get("MASTER_ADDR", "").removesuffix(".cluster.local") for env in envs)
     master = next((owners[name] for name in masters if name in owners), None)
-    return replace(made, ports={} if master is None else {"MASTER_PORT": master})
+    ports = {} if master is None else {"MASTER_PORT": master}
+    is_flytes = bool(envs) and {"JOBSET_NAME", "NNODES"} <= envs[0].keys()
+    return replace(made, ports={MEETING_PORT: made.drafts[0].hostname} if is_flytes and not ports else ports)
 
 
 # -- a JobSet ----------------------------------------------------------------------------------
@@ -113,7 +120,10 @@ def _jobset(document: Field) -> Workload:
 
 def subdomain_of(spec: Field, name: str) -> str:
     """The subdomain of the pods of the JobSet called `name`."""
-    return spec.get("network", "subdomain").name("") or name
+    subdomain = spec.get("network", "subdomain")
+    if len(subdomain.name("")) > MOST:
+        raise subdomain.bad(f"at most {MOST} characters, as it names a Service")
+    return subdomain.text("") or name
 
 
 def replicated_jobs(spec: Field, name: str) -> list[Field]:

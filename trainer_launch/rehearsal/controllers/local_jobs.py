@@ -20,6 +20,7 @@ from trainer_launch.rehearsal.controllers.documents import RUNTIMES, Configs, Fi
 from trainer_launch.rehearsal.controllers.jobset import NODE
 from trainer_launch.rehearsal.controllers.pod_values import (
     COMPLETION_INDEX,
+    HOSTFILE,
     Container,
     Draft,
     JobRules,
@@ -37,7 +38,7 @@ _OPTIONS = "the options"  # what messages call the manifest that flags become
 RUN = "import sys; '' in sys.path and sys.path.remove(''); from trainer_launch.cli import main; main()"
 MAX_PODS = 200
 OURS = "trainer-launch"
-_HOSTFILE, _KEYS = "/etc/mpi/hostfile", "/etc/mpi/ssh"
+_KEYS = "/etc/mpi/ssh"
 # What a pod has of the shell it is rehearsed in: where programs, libraries, caches and proxies are. Nothing of a
 # platform, and none of our own options.
 _OF_SHELL = frozenset(
@@ -190,12 +191,12 @@ _LAUNCHERS = ("OMPI_MCA_", "I_MPI_", "HYDRA_")  # variables that only who runs m
 
 def uses_ssh(pod: Pod) -> bool:
     """Whether a key of the job is mounted in this pod."""
-    return any(_key_folder(container) for container in pod.containers)
+    return any(container.uses_ssh for container in pod.containers)
 
 
 def is_worker(pod: Pod) -> bool:
     """Whether the pod only serves: its program is sshd."""
-    return uses_ssh(pod) and not any(_HOSTFILE in container.files for container in pod.containers)
+    return uses_ssh(pod) and not any(HOSTFILE in container.files for container in pod.containers)
 
 
 def with_ssh(pod: Pod, port: int, scratch: str, device: str = "lo") -> Pod:
@@ -214,7 +215,7 @@ def with_ssh(pod: Pod, port: int, scratch: str, device: str = "lo") -> Pod:
 def _changed(container: Container, pod: Pod, port: int, scratch: str, device: str) -> Container:
     if _key_folder(container) is None:
         return container
-    is_launcher = _HOSTFILE in container.files
+    is_launcher = HOSTFILE in container.files
     words = _with_own_homes((*container.command, *container.args), _home(container), scratch)
     name = words[0].rpartition("/")[2] if words else ""
     if name == "sshd":
@@ -271,7 +272,7 @@ def _apart(scratch: str) -> Mapping[str, str]:
 
 
 def _names_itself(container: Container, pod: Pod) -> bool:
-    hosts = container.files[_HOSTFILE].text if _HOSTFILE in container.files else ""
+    hosts = container.files[HOSTFILE].text if HOSTFILE in container.files else ""
     return not set(pod.draft.names).isdisjoint(re.split(r"[\s:]", hosts))
 
 
@@ -289,16 +290,18 @@ def _home(container: Container) -> str:
 
 
 _MEETING = ("PET_MASTER_ADDR", "PET_RDZV_ENDPOINT", "TRAINER_LAUNCH_MASTER_ADDR")
+_SIZES = ("PET_NNODES", "NNODES")
 _PORT = "29500"  # any: a free one comes in its place
 
 
 def with_meeting(pod: Pod, first: str) -> Pod:
-    """The pod whose launchers meet at `first`, a pod's name, where neither the operator nor the job says where."""
+    """The pod whose launchers meet at the address `first`, where neither the operator nor the job says where."""
     told = {"TRAINER_LAUNCH_MASTER_ADDR": first, v1.MEETING_PORT: _PORT}
 
     def changed(container: Container) -> Container:
-        is_told = "PET_NNODES" not in container.env or any(name in container.env for name in _MEETING)
-        return container if is_told else replace(container, env={**container.env, **told})
+        is_node = any(name in container.env for name in _SIZES)
+        is_told = any(name in container.env for name in _MEETING)
+        return replace(container, env={**container.env, **told}) if is_node and not is_told else container
 
     return replace(pod, containers=tuple(map(changed, pod.containers)))
 

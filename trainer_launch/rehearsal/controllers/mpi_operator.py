@@ -13,6 +13,7 @@ from msgspec.structs import replace
 from trainer_launch.rehearsal.controllers import v1
 from trainer_launch.rehearsal.controllers.documents import Field
 from trainer_launch.rehearsal.controllers.pod_values import (
+    HOSTFILE,
     SSH_ARGS,
     ChildRules,
     Draft,
@@ -33,7 +34,6 @@ _SPEC = (
 )  # fmt: skip
 _LAUNCHER, _WORKER = "launcher", "worker"
 _DEFAULT_RESTARTS = {_LAUNCHER: "OnFailure", _WORKER: "Never"}
-_HOSTFILE = "/etc/mpi/hostfile"
 _DISCOVERY = "/etc/mpi/discover_hosts.sh"
 _NO_GPUS = {"NVIDIA_VISIBLE_DEVICES": "", "NVIDIA_DRIVER_CAPABILITIES": ""}
 _BACKOFF = 6  # a Job's own default
@@ -136,11 +136,11 @@ def _draft(job: _Job, role: str, index: int, name: str, template: Template) -> D
 def _launcher_items(job: _Job) -> tuple[EnvItem, ...]:
     own = env_items({"K_MPI_JOB_ROLE": _LAUNCHER, **({} if job.launcher_works else _NO_GPUS)})
     if job.implementation == "OpenMPI":
-        return (*own, *open_mpi(_HOSTFILE, job.slots))
+        return (*own, *open_mpi(HOSTFILE, job.slots))
     if job.implementation == "MPICH":
-        return (*own, *env_items({"HYDRA_HOST_FILE": _HOSTFILE, "HYDRA_LAUNCH_EXTRA_ARGS": SSH_ARGS}))
+        return (*own, *env_items({"HYDRA_HOST_FILE": HOSTFILE, "HYDRA_LAUNCH_EXTRA_ARGS": SSH_ARGS}))
     ssh = {"I_MPI_HYDRA_BOOTSTRAP_EXEC_EXTRA_ARGS": SSH_ARGS, "I_MPI_PERHOST": str(job.slots)}
-    return (*own, *env_items({"I_MPI_HYDRA_HOST_FILE": _HOSTFILE, **ssh}))
+    return (*own, *env_items({"I_MPI_HYDRA_HOST_FILE": HOSTFILE, **ssh}))
 
 
 def _files(job: _Job) -> dict[str, PodFile]:
@@ -154,4 +154,4 @@ def _files(job: _Job) -> dict[str, PodFile]:
     first = "".join(["#!/bin/sh\n", *(f"echo {job.host(pod)}\n" for pod in own)])
     parts = (("", first), *((pod, f"echo {job.host(pod)}\n") for pod in sorted(job.workers)))
     script = PodFile("".join(part for _, part in parts), 0o555, parts=parts)
-    return {_HOSTFILE: PodFile(hostfile, 0o444), _DISCOVERY: script}
+    return {HOSTFILE: PodFile(hostfile, 0o444), _DISCOVERY: script}

@@ -185,9 +185,6 @@ def own_init(pod: Pod) -> list[Container]:
     return [container for container in pod.init if not container.platforms]
 
 
-# -- steps ------------------------------------------------------------------------------------
-
-
 def _next_step(pod: Pod, state: PodState, step: int) -> tuple[PodState, list[Action]]:
     """The next init container that is to end, sidecars before it started beside; after the last the main ones."""
     actions: list[Action] = []

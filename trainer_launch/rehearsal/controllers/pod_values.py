@@ -5,15 +5,18 @@ Frozen values. A `Draft` is a pod before it has an address; `pods` gives them th
 
 from __future__ import annotations
 
+import os
 import re
+import uuid
 from collections.abc import Callable, Collection, Iterable, Mapping
 
+import psutil
 from msgspec import Struct, field
 from msgspec.structs import replace
 
 from trainer_launch.contracts.source import MAX_VALUE_BYTES
 from trainer_launch.model.errors import UsageError
-from trainer_launch.model.value_parsers import shown
+from trainer_launch.model.value_parsers import parse_quantity, shown
 
 
 class PodFile(Struct, frozen=True):
@@ -33,6 +36,9 @@ class PodFile(Struct, frozen=True):
         return "".join(part for pod, part in self.parts if not pod or pod in pods)
 
 
+HOSTFILE = "/etc/mpi/hostfile"
+
+
 def key_files(folder: str, private: int, public: int) -> dict[str, PodFile]:
     """The job's own pair of keys, as ssh wants it, with these modes."""
     return {
@@ -49,12 +55,21 @@ class Mount(Struct, frozen=True):
     part: str = ""  # subPath, or subPathExpr with $(NAME) for a variable
 
 
+class ResourceRef(Struct, frozen=True, kw_only=True):
+    """How much of a resource a container has, in units of `divisor`."""
+
+    container: str  # "": the variable's own
+    resource: str  # such as limits.cpu
+    divisor: str
+
+
 class EnvItem(Struct, frozen=True, kw_only=True):
-    """A variable: a value, in which $(NAME) stands for another, or a field of the pod (`metadata.name`)."""
+    """A variable: a value, in which $(NAME) stands for another, or a field or a resource of the pod."""
 
     name: str
     value: str = ""
-    field: str | None = None
+    field: str | None = None  # such as metadata.name
+    resource: ResourceRef | None = None
 
 
 class ExitRule(Struct, frozen=True, kw_only=True):
@@ -84,12 +99,23 @@ class Container(Struct, frozen=True, kw_only=True):
     mounts: tuple[Mount, ...] = ()
     workdir: str | None = None
     ports: Mapping[str, int] = field(default_factory=dict)  # by name
-    limits: Mapping[str, int] = field(default_factory=dict)
-    requests: Mapping[str, int] = field(default_factory=dict)
+    limits: Mapping[str, str] = field(default_factory=dict)  # as Kubernetes writes quantities
+    requests: Mapping[str, str] = field(default_factory=dict)
     restart: str | None = None  # its own restartPolicy, in place of the pod's
     restart_rules: tuple[ExitRule, ...] = ()  # restartPolicyRules
     sidecar: bool = False  # an init container with restartPolicy Always: goes on beside the others
+    stop_signal: str | None = None  # lifecycle.stopSignal, in place of SIGTERM
     platforms: bool = False  # its program is in an image that is not here; a rehearsal has nothing for it to do
+
+    @property
+    def uses_ssh(self) -> bool:
+        """Whether the job's private key is mounted here."""
+        return any(file.key == "private" for file in self.files.values())
+
+    @property
+    def serves_ssh(self) -> bool:
+        """Whether it is for sshd: it has the key, and no hosts to reach with it."""
+        return self.uses_ssh and HOSTFILE not in self.files
 
 
 class Template(Struct, frozen=True, kw_only=True):
@@ -103,6 +129,7 @@ class Template(Struct, frozen=True, kw_only=True):
     memory: Mapping[str, int] = field(default_factory=dict)  # volumes in memory -> bytes at most, 0: no limit
     labels: Mapping[str, str] = field(default_factory=dict)
     annotations: Mapping[str, str] = field(default_factory=dict)
+    service_account: str = "default"
 
     def container(self, name: str) -> Container | None:
         """The main container of this name."""
@@ -223,14 +250,15 @@ def address_of(number: int, network: str = "10.244") -> str:
 
 
 def pods(workload: Workload, address_of: Callable[[int], str] = address_of) -> tuple[Pod, ...]:
-    """The pods of a job, each with its address."""
+    """The pods of a job, each with its address, and on a node of its own."""
     return tuple(
-        _pod(draft, workload.namespace, address_of(number)) for number, draft in enumerate(workload.drafts)
+        _pod(draft, workload.namespace, address_of(number), f"node-{number}")
+        for number, draft in enumerate(workload.drafts)
     )
 
 
-def _pod(draft: Draft, namespace: str, address: str) -> Pod:
-    fields = _fields(draft, namespace, address)
+def _pod(draft: Draft, namespace: str, address: str, node: str) -> Pod:
+    fields = _fields(draft, namespace, address) | {"spec.nodeName": node}
     init, containers = draft.template.init, draft.template.containers
     if draft.completion_index is not None:  # Indexed Jobs tell every container, unless it has the variable
         init, containers = tuple(map(_indexed, init)), tuple(map(_indexed, containers))
@@ -238,8 +266,8 @@ def _pod(draft: Draft, namespace: str, address: str) -> Pod:
         draft=draft,
         namespace=namespace,
         address=address,
-        init=tuple(_resolved(one, fields) for one in init),
-        containers=tuple(_resolved(one, fields) for one in containers),
+        init=tuple(_resolved(one, fields, (*init, *containers)) for one in init),
+        containers=tuple(_resolved(one, fields, (*init, *containers)) for one in containers),
     )
 
 
@@ -250,7 +278,15 @@ def _indexed(container: Container) -> Container:
     return replace(container, items=(*container.items, index))
 
 
-def _fields(draft: Draft, namespace: str, address: str) -> Mapping[str, str]:
+# Fields of a pod that a variable may have, beside labels and annotations; nobody listens at the host's address.
+FIELDS = (
+    *("metadata.name", "metadata.namespace", "metadata.uid", "spec.nodeName", "spec.serviceAccountName"),
+    *("status.podIP", "status.podIPs", "status.hostIP", "status.hostIPs"),
+)
+_HOST = "127.0.0.1"
+
+
+def _fields(draft: Draft, namespace: str, address: str) -> dict[str, str]:
     index = "" if draft.completion_index is None else str(draft.completion_index)
     labels = {**draft.template.labels, **draft.labels}
     written = {name: value for name, value in draft.labels.items() if name.startswith(JOBSET_LABEL)}
@@ -258,18 +294,26 @@ def _fields(draft: Draft, namespace: str, address: str) -> Mapping[str, str]:
     return {
         "metadata.name": draft.hostname,
         "metadata.namespace": namespace,
-        "status.podIP": address,
-        "status.podIPs": address,
+        "metadata.uid": str(uuid.uuid5(uuid.NAMESPACE_OID, f"{namespace}/{draft.hostname}")),
+        "spec.serviceAccountName": draft.template.service_account,
+        **dict.fromkeys(("status.podIP", "status.podIPs"), address),
+        **dict.fromkeys(("status.hostIP", "status.hostIPs"), _HOST),
         COMPLETION_INDEX: index,
         **{f"metadata.labels['{name}']": value for name, value in labels.items()},
         **{f"metadata.annotations['{name}']": value for name, value in annotations.items()},
     }
 
 
-def _resolved(container: Container, fields: Mapping[str, str]) -> Container:
+def _resolved(container: Container, fields: Mapping[str, str], others: Collection[Container]) -> Container:
     env: dict[str, str] = {}
     for item in (*container.sources, *container.items):
-        env[item.name] = expanded(item.value, env) if item.field is None else fields.get(_plain(item.field), "")
+        if item.resource is not None:
+            owner = next((each for each in others if each.name == item.resource.container), container)
+            env[item.name] = _amount(owner, item.resource)
+        elif item.field is not None:
+            env[item.name] = fields.get(_plain(item.field), "")
+        else:
+            env[item.name] = expanded(item.value, env)
     words = {word: expanded(word, env) for word in (*container.command, *container.args)}
     return replace(
         container,
@@ -279,6 +323,16 @@ def _resolved(container: Container, fields: Mapping[str, str]) -> Container:
         typed={text: word for word, text in words.items() if text not in words},
         mounts=tuple(replace(mount, part=_part(mount, env)) for mount in container.mounts),
     )
+
+
+def _amount(container: Container, ref: ResourceRef) -> str:
+    """Without a limit that of the node, which is this machine; a request is at least the limit."""
+    kind, _, name = ref.resource.partition(".")
+    amount = container.requests.get(name) if kind == "requests" else None
+    amount = amount or container.limits.get(name)
+    if amount is None and kind == "limits":
+        amount = {"cpu": f"{os.cpu_count()}", "memory": f"{psutil.virtual_memory().total}"}.get(name)
+    return str(parse_quantity(amount or "0", ref.divisor))
 
 
 def _part(mount: Mount, env: Mapping[str, str]) -> str:

@@ -2,19 +2,24 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator, Mapping
 
 from msgspec.structs import replace
 
+from trainer_launch.model import signal_policy
 from trainer_launch.model.errors import UsageError
 from trainer_launch.model.value_parsers import parse_quantity, shown
+from trainer_launch.rehearsal.controllers.api_server import MOST
 from trainer_launch.rehearsal.controllers.documents import Field
 from trainer_launch.rehearsal.controllers.pod_values import (
+    FIELDS,
     Container,
     EnvItem,
     ExitRule,
     Mount,
     PodFile,
+    ResourceRef,
     Template,
     escaped,
 )
@@ -28,23 +33,24 @@ _POD_SILENT = (
 _POD_IGNORED = (
     "nodeSelector", "nodeName", "affinity", "tolerations", "topologySpreadConstraints", "schedulerName",
     "schedulingGates", "priorityClassName", "priority", "preemptionPolicy", "runtimeClassName", "overhead",
-    "resourceClaims", "resources", "serviceAccountName", "serviceAccount", "securityContext", "hostNetwork",
+    "resourceClaims", "resources", "securityContext", "hostNetwork",
     "hostPID", "hostIPC", "hostUsers", "activeDeadlineSeconds", "ephemeralContainers", "hostAliases",
     "schedulingGroup",
 )  # fmt: skip
 _POD_READ = (
     "containers", "initContainers", "restartPolicy", "terminationGracePeriodSeconds", "volumes", "hostname",
+    "serviceAccountName", "serviceAccount",
 )  # fmt: skip
 _CONTAINER_SILENT = (
     "image", "imagePullPolicy", "stdin", "stdinOnce", "tty", "terminationMessagePath",
     "terminationMessagePolicy", "resizePolicy",
 )  # fmt: skip
 _CONTAINER_IGNORED = (
-    "livenessProbe", "readinessProbe", "startupProbe", "lifecycle", "securityContext", "volumeDevices",
+    "livenessProbe", "readinessProbe", "startupProbe", "securityContext", "volumeDevices",
 )  # fmt: skip
 _CONTAINER_READ = (
     "name", "command", "args", "workingDir", "env", "resources", "volumeMounts", "restartPolicy", "ports",
-    "envFrom", "restartPolicyRules",
+    "envFrom", "restartPolicyRules", "lifecycle",
 )  # fmt: skip
 # Volumes of which each pod has its own; all others are outside, and the job's pods share them.
 _OWN_VOLUMES = ("emptyDir", "ephemeral", "downwardAPI", "projected", "configMap", "secret", "image", "csi")
@@ -55,7 +61,7 @@ _ENV_FROM = {"configMapRef": "ConfigMap", "secretRef": "Secret"}
 _CONTENT = ("configMap", "secret", "projected")  # volumes with files
 _FILE_MODE = 0o644
 _MAX_MODE = 0o777
-_FIELDS = ("metadata.name", "metadata.namespace", "status.podIP", "status.podIPs")
+_RESOURCE = re.compile(r"(limits|requests)\.[\w./-]+")
 
 
 def read_template(template: Field) -> Template:
@@ -79,8 +85,9 @@ def read_template(template: Field) -> Template:
         grace_s=float(spec.get("terminationGracePeriodSeconds").number(30)),
         volumes=volumes,
         memory=dict(_in_memory(spec.get("volumes"))),
-        labels=_labels(template.get("metadata", "labels")),
-        annotations=_labels(template.get("metadata", "annotations")),
+        labels={name: _label(label) for name, label in template.get("metadata", "labels").fields()},
+        annotations={name: text.text("") for name, text in template.get("metadata", "annotations").fields()},
+        service_account=spec.get("serviceAccountName").text("") or spec.get("serviceAccount").text("") or "default",
     )
 
 
@@ -104,7 +111,16 @@ def read_container(field: Field) -> Container:
         requests=requests,
         restart=field.get("restartPolicy").choice(RESTARTS, "") or None,
         restart_rules=tuple(map(_restart_rule, field.get("restartPolicyRules").items())),
+        stop_signal=_stop_signal(field.get("lifecycle")),
     )
+
+
+def _stop_signal(lifecycle: Field) -> str | None:
+    lifecycle.only(("stopSignal",), ("preStop", "postStart"), "of lifecycle")
+    signal = lifecycle.get("stopSignal")
+    if signal.given and signal_policy.number_of(signal.text()) is None:
+        raise signal.bad("the name of a signal, such as SIGTERM or SIGRTMIN+3")
+    return signal.text("") or None
 
 
 def _init(field: Field) -> Container:
@@ -152,34 +168,47 @@ def _env_item(field: Field) -> EnvItem | None:
     for key, kind in _ENV.items():
         if source.get(key).given:
             return _of_key(name, source.get(key), kind)
+    if source.get("resourceFieldRef").given:
+        return EnvItem(name=name, resource=_resource(source.get("resourceFieldRef")))
     path = source.get("fieldRef", "fieldPath").text("")
-    if path in _FIELDS or path.startswith(("metadata.labels[", "metadata.annotations[")):
+    if path in FIELDS or path.startswith(("metadata.labels[", "metadata.annotations[")):
         return EnvItem(name=name, field=path)
     field.ignore(f"variable {name} (from {next(iter(source.mapping()), 'nothing')})")
     return None
+
+
+def _resource(field: Field) -> ResourceRef:
+    field.only(("containerName", "resource", "divisor"))
+    resource, divisor = field.get("resource"), field.get("divisor")
+    if not _RESOURCE.fullmatch(resource.text()):
+        raise resource.bad("a resource such as limits.cpu or requests.memory")
+    unit = _quantity(divisor) if divisor.given else "1"
+    if not parse_quantity(unit):  # 0 stands for 1
+        unit = "1"
+    return ResourceRef(container=field.get("containerName").text(""), resource=resource.text(), divisor=unit)
 
 
 def _port(field: Field) -> tuple[str, int]:
     return field.get("name").text(""), field.get("containerPort").number(least=1, most=65535)
 
 
-def ignore_resources(field: Field, limits: Mapping[str, int], requests: Mapping[str, int]) -> None:
+def ignore_resources(field: Field, limits: Mapping[str, str], requests: Mapping[str, str]) -> None:
     """Note that these resources mean nothing here."""
     if limits or requests:
         field.ignore(f"resources ({', '.join(dict.fromkeys((*requests, *limits)))})")
 
 
-def quantities(field: Field) -> Mapping[str, int]:
-    """Resources and how much of each, rounded up."""
+def quantities(field: Field) -> Mapping[str, str]:
+    """Resources and how much of each."""
     return {name: _quantity(amount) for name, amount in field.fields()}
 
 
-def _quantity(field: Field) -> int:
+def _quantity(field: Field) -> str:
     is_number = isinstance(field.value, int | float) and not isinstance(field.value, bool)
-    amount = parse_quantity(str(field.value) if is_number else field.text("0"))
-    if amount is None or amount < 0:
+    text = str(field.value) if is_number else field.text("0")
+    if (parse_quantity(text) or 0) < 0 or parse_quantity(text) is None:
         raise field.bad("a quantity such as 4, 500m or 16Gi")
-    return amount
+    return text
 
 
 def _mount(field: Field) -> Mount:
@@ -205,11 +234,13 @@ def _in_memory(volumes: Field) -> Iterator[tuple[str, int]]:
     for volume in volumes.items():
         folder = volume.get("emptyDir")
         if folder.get("medium").text("") == "Memory":
-            yield volume.get("name").text(), _quantity(folder.get("sizeLimit"))
+            yield volume.get("name").text(), parse_quantity(_quantity(folder.get("sizeLimit"))) or 0
 
 
-def _labels(field: Field) -> Mapping[str, str]:
-    return {name: label.text("") for name, label in field.fields()}
+def _label(field: Field) -> str:
+    if len(field.text("")) > MOST:
+        raise field.bad(f"at most {MOST} characters, as for all labels")
+    return field.text("")
 
 
 def _unique(spec: Field, containers: tuple[Container, ...], init: tuple[Container, ...]) -> None:

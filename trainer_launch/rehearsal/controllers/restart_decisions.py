@@ -15,9 +15,6 @@ from trainer_launch.model.units import counted, listed
 from trainer_launch.rehearsal.controllers.pod_lifecycle import Phase, PodState, back_off_s, next_due_s
 from trainer_launch.rehearsal.controllers.pod_values import ChildRules, ExitRule, JobRules, Pod, SetRule
 
-# -- what a controller can decide, and what it goes by -----------------------------------------
-
-
 CANNOT_RUN = "ContainerCannotRun"
 
 
@@ -118,9 +115,6 @@ def code_of(pod: Pod, state: PodState) -> int:
     return main or (others[-1] if others else exit_codes.FAILED)
 
 
-# -- what is to be done now --------------------------------------------------------------------
-
-
 _SUCCEEDED = {
     "JobSet": "AllJobsCompleted",
     "Job": "CompletionsReached",
@@ -184,9 +178,6 @@ def _crash_loops(job: State) -> Iterator[Decision]:
             yield failure_of(job, name, "CrashLoopBackOff", text)
 
 
-# -- v1: bare pods ----------------------------------------------------------------------------
-
-
 def _v1(job: State) -> Iterator[Decision]:
     n_failed = sum(state.phase is Phase.FAILED for state in job.states.values())
     for name, state in job.states.items():
@@ -222,9 +213,6 @@ def _again(job: State, name: str, wait_s: float = 0.0, of: str | None = None) ->
 def _word(job: State) -> str:
     """The kind as reasons begin with it."""
     return job.kind.partition(" ")[0]
-
-
-# -- Jobs and JobSets --------------------------------------------------------------------------
 
 
 RESTART = "RestartJobSet"  # what a failurePolicy does where none of its rules fits

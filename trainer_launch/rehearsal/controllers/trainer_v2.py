@@ -14,11 +14,13 @@ from typing import Any
 from msgspec.structs import replace
 
 from trainer_launch.model.errors import UsageError
+from trainer_launch.model.value_parsers import parse_quantity
 from trainer_launch.rehearsal.controllers import jobset
 from trainer_launch.rehearsal.controllers.documents import RUNTIMES, Field
 from trainer_launch.rehearsal.controllers.jobset import NODE, JobSet, ReplicatedJob
 from trainer_launch.rehearsal.controllers.pod_values import (
     COMPLETION_INDEX,
+    HOSTFILE,
     Container,
     EnvItem,
     PodFile,
@@ -54,7 +56,6 @@ _TORCH = ("numProcPerNode", "envInjection")
 _MPI = ("numProcPerNode", "mpiImplementation", "sshAuthMountPath", "runLauncherAsNode")
 _TUNE = ("tune", "run")
 _PORTS = {"torch": ("PET_MASTER_PORT",), "xgboost": ("DMLC_TRACKER_PORT",)}
-_HOSTFILE = "/etc/mpi/hostfile"
 
 
 class TrainJob(JobSet, frozen=True, kw_only=True):
@@ -249,7 +250,7 @@ def _on_containers(job: ReplicatedJob, change: Callable[[Container], Container])
     return replace(job, template=replace(job.template, containers=tuple(containers)))
 
 
-def _resources(wish: Field) -> tuple[Mapping[str, int], Mapping[str, int]]:
+def _resources(wish: Field) -> tuple[Mapping[str, str], Mapping[str, str]]:
     resources = wish.get("resourcesPerNode")
     return quantities(resources.get("limits")), quantities(resources.get("requests"))
 
@@ -374,11 +375,16 @@ def _counted_resources(job: TrainJob) -> tuple[Mapping[str, int], Mapping[str, i
     These are the TrainJob's own resourcesPerNode, not merged with the runtime's; without them, those of the first
     replicatedJob that is called node or is the trainer.
     """
-    if job.trainer.get("resourcesPerNode").given:
-        return _resources(job.trainer)
     nodes = (each.template.container(NODE) for each in job.jobs if each.name == NODE or _ancestor(each) == TRAINER)
     first = next((container for container in nodes if container is not None), None)
-    return (first.limits, first.requests) if first else ({}, {})
+    limits, requests = (first.limits, first.requests) if first else ({}, {})
+    if job.trainer.get("resourcesPerNode").given:
+        limits, requests = _resources(job.trainer)
+    return _rounded(limits), _rounded(requests)
+
+
+def _rounded(amounts: Mapping[str, str]) -> Mapping[str, int]:
+    return {name: parse_quantity(amount) or 0 for name, amount in amounts.items()}
 
 
 def _refuse_reserved(job: TrainJob, names: Collection[str]) -> None:
@@ -406,7 +412,7 @@ def _mpi(job: TrainJob) -> TrainJob:
         for each in job.jobs:
             job = _with(job, replace(each, count=count)) if each.name == NODE else job
     slots = _slots(job)
-    env = open_mpi(_HOSTFILE, slots)
+    env = open_mpi(HOSTFILE, slots)
     _refuse_reserved(job, [item.name for item in env])
     hosts = [
         f"{child}-{index}.{job.subdomain}"
@@ -415,7 +421,7 @@ def _mpi(job: TrainJob) -> TrainJob:
         for child in job.children(each)
         for index in range(each.count)
     ]
-    hostfile = {_HOSTFILE: PodFile("".join(f"{host} slots={slots}\n" for host in hosts), 0o444)}
+    hostfile = {HOSTFILE: PodFile("".join(f"{host} slots={slots}\n" for host in hosts), 0o444)}
     keys = key_files(policy.get("sshAuthMountPath").text("/root/.ssh").rstrip("/"), 0o640, 0o644)
 
     def launcher(container: Container) -> Container:

@@ -29,7 +29,7 @@ from trainer_launch.rehearsal.controllers.podspec import read_template
 
 RESTARTS = ("Always", "OnFailure", "Never", "ExitCode")
 MAX_REPLICAS = 4096
-# Where launchers of a PyTorchJob of Workers alone meet on loopback.
+# Where launchers meet on loopback of which no variable names node 0, as in a PyTorchJob of Workers alone.
 MEETING_PORT = "TRAINER_LAUNCH_MASTER_PORT"
 _CLEAN = ("None", "Running", "All")
 _RUN_POLICY = ("cleanPodPolicy", "activeDeadlineSeconds", "backoffLimit")

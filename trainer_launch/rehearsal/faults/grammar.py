@@ -55,9 +55,6 @@ def parse(text: str, where: str = "--fault") -> InjectedFault:
     return InjectedFault(kind=kind, text=" ".join((kind, *map(shlex.quote, words))), **fields)
 
 
-# -- kinds and keys ----------------------------------------------------------------------------
-
-
 def split(text: str, where: str) -> list[str]:
     """Split at blanks that stand in no quotes. Quotes go, all that is in them stays as it is, backslashes too."""
     words = shlex.shlex(text, posix=True)
@@ -104,9 +101,6 @@ def _check_key(key: str, kind: str, name: str) -> None:
 
 def _takes(kind: str) -> str:
     return f"{kind} takes {', '.join((*KINDS[kind].keys, 'at'))}"
-
-
-# -- values ------------------------------------------------------------------------------------
 
 
 class _Value(Struct, frozen=True):

@@ -38,9 +38,6 @@ mount -t tmpfs -o mode=1777,size=1m shm /dev/shm
 _log = logging.getLogger(__name__)
 
 
-# -- pods --------------------------------------------------------------------------------------
-
-
 def nodes_of(drafts: Iterable[Draft]) -> tuple[str, ...]:
     """The pods that are nodes of the job, node 0 first; all of them where every pod only starts others."""
     drafts = tuple(drafts)
@@ -101,9 +98,6 @@ def check_targets(
         drafts = largest.drafts
     for fault in faults:
         target(fault, nodes_of(drafts), tuple(draft.hostname for draft in drafts))
-
-
-# -- namespaces, where this machine permits them -----------------------------------------------
 
 
 class Machine(Struct, frozen=True, kw_only=True):

@@ -78,8 +78,8 @@ class Kubelet:
         self.pods = tuple(sorted(made, key=lambda pod: self._numbers[pod.name]))
         if self.network is None:
             if v1.MEETING_PORT in workload.ports:
-                first = workload.ports[v1.MEETING_PORT]
-                self.pods = tuple(local_jobs.with_meeting(pod, first) for pod in self.pods)
+                first = next(pod for pod in self.pods if pod.name == workload.ports[v1.MEETING_PORT])
+                self.pods = tuple(local_jobs.with_meeting(pod, first.address) for pod in self.pods)
             old, new = self._local, local_jobs.local_network_of(workload, self.pods)
             names, addresses = {**old.pods, **new.pods}, {**old.addresses, **new.addresses}
             self._local = _with_ports(replace(new, pods=names, addresses=addresses, ports=old.ports), self.pods)
@@ -261,13 +261,8 @@ def _write(place: Path, file: PodFile, running: frozenset[str]) -> None:
 def _with_ports(local: LocalNetwork, pods: tuple[Pod, ...]) -> LocalNetwork:
     """A free port for each that the job names, and that has none yet."""
     ports = dict(local.ports)
-    taken = set(ports.values())
     for endpoint in sorted(local_jobs.endpoints(local, pods) - ports.keys()):
-        port = network.free_port()
-        while port in taken:
-            port = network.free_port()
-        taken.add(port)
-        ports[endpoint] = port
+        ports[endpoint] = next(port for port in iter(network.free_port, 0) if port not in ports.values())
     return replace(local, ports=ports)
 
 

@@ -15,7 +15,7 @@ class What(str, Enum):
     )
     STARTED = "started"  # the container that trains, its pod's main one
     ENDED = "ended"  # the same container, with its exit code in `code`
-    STOP_ASKED = "stop asked"  # a fault makes the kubelet send it SIGTERM
+    STOP_ASKED = "stop asked"  # a fault makes the kubelet send it SIGTERM, or the signal that `text` names
     GENERATION = "generation"  # the pod's workers have met (again)
     STEP = "step"  # training has reached `step`; `text` is the line that says so, empty when the pod reports it
     PHASE = "phase"  # `text` is what the pod's launcher does from now on, as in its goodput ledger

@@ -124,9 +124,6 @@ def _pods(report: RehearsalReport) -> list[tuple[str, ...]]:
     ]
 
 
-# -- the timeline ------------------------------------------------------------------------------
-
-
 def _legend(report: RehearsalReport) -> str:
     shown = [
         (f"running a{_colour(number)}", f"attempt {number}")
@@ -212,9 +209,6 @@ def _segment(segment: TimelineSegment, scale: Scale) -> str:
         f'<span class="s {look} a{_colour(segment.attempt)}" style="{scale.span(segment.begin_s, segment.end_s)}" '
         f'title="{escape(segment.state)}, attempt {segment.attempt}, {times}">{number}</span>'
     )
-
-
-# -- steps -------------------------------------------------------------------------------------
 
 
 def _steps(report: RehearsalReport, scale: Scale) -> str:

@@ -116,9 +116,6 @@ def _message(state: State, name: str, message: str) -> str:
     return text if container == state.pods[name].draft.main or not text else f"init container {container}: {text}"
 
 
-# -- the live table ----------------------------------------------------------------------------
-
-
 def live_title(title: str, state: State, took_s: float, top: int | None, came: int, to_come: Sequence[str]) -> str:
     """The line above the live table: the job, its highest step, how many faults came, and which come next."""
     parts = [title, seconds(took_s)]
@@ -152,9 +149,6 @@ def live_rows(
     counts = Counter(statuses[name] for name in others)
     summary = ", ".join(f"{count} {status}" for status, count in counts.items())
     return rows + [(f"and {len(others)} more: {summary}",)] * bool(others)
-
-
-# -- restarts ----------------------------------------------------------------------------------
 
 
 def ending(before: State, after: State, event: Exited, message: str) -> str:
