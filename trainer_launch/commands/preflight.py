@@ -10,7 +10,6 @@ import time
 from trainer_launch.commands.options import Parsed
 from trainer_launch.membership.quarantine import FAILING_NODES
 from trainer_launch.model import exit_codes
-from trainer_launch.model.errors import LaunchError, NodeError
 from trainer_launch.model.findings import exit_code
 from trainer_launch.model.settings import Settings
 from trainer_launch.observability import live
@@ -41,13 +40,7 @@ def main(parsed: Parsed) -> int:
     def write_message(text: str) -> None:
         outcome.write_termination_message(text, settings.termination_log)
 
-    try:
-        return _main(parsed, settings, PreflightProgress(write_message))
-    except LaunchError as problem:
-        if isinstance(problem, NodeError):
-            problem.exit_code = exit_codes.PREFLIGHT_RETRYABLE
-        outcome.refuse(problem, settings.termination_log)
-        raise
+    return _main(parsed, settings, PreflightProgress(write_message))
 
 
 def _main(parsed: Parsed, settings: Settings, doing: PreflightProgress) -> int:

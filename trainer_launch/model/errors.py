@@ -12,11 +12,21 @@ A message is one sentence: what was expected, what was found, where it came from
 
 from __future__ import annotations
 
+import errno
+import os
+
 from trainer_launch.model import exit_codes
 
 # What reading somebody else's data raises that is not as it should be: no JSON or other fields, texts for numbers,
 # numbers beyond all floats, nests too deep.
 MALFORMED = (ValueError, LookupError, TypeError, AttributeError, OverflowError, RecursionError)
+EXHAUSTED = (errno.EMFILE, errno.ENFILE, errno.EAGAIN, errno.ENOMEM)  # what this machine has run out of
+# The same where an exception has no number: of threads, and of what imports load.
+_EXHAUSTED_WORDS = (
+    *("can't start new thread", "failed to map segment"),
+    *(os.strerror(number) for number in (errno.EMFILE, errno.ENOMEM)),
+)
+LIMITS = "raise the container's limit (ulimit -n, pids, memory)"
 _MAX_CHARS = 2_000  # lists of all names that would fit are the longest
 
 
@@ -60,6 +70,25 @@ class InternalError(LaunchError):
     """A promise of our own code is broken."""
 
     exit_code = exit_codes.FAILED
+
+
+def explained(cause: Exception) -> LaunchError | None:
+    """What this machine lacks, as an error for people; None: it lacks nothing, the exception is a defect."""
+    if isinstance(cause, LaunchError):
+        return cause
+    text, number = str(cause) or "out of memory", getattr(cause, "errno", None)
+    words = any(word in text for word in _EXHAUSTED_WORDS)
+    if number in EXHAUSTED or words or isinstance(cause, MemoryError):
+        return NodeError(f"this container has reached a limit: {text}; {LIMITS}")
+    if not isinstance(cause, OSError):
+        return None
+    try:
+        os.getcwd()
+    except FileNotFoundError:
+        return UsageError("the working directory does not exist any more; start in one that does")
+    if not os.path.exists("/proc/self"):
+        return NodeError(f"/proc is not mounted, and nothing runs without it: {text}")
+    return LaunchError(text)
 
 
 def _printable(sign: str) -> str:

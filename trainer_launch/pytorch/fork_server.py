@@ -19,6 +19,7 @@ from trainer_launch.model.errors import LaunchError, NodeError, NotRunnableError
 from trainer_launch.pytorch import messages
 from trainer_launch.pytorch.messages import ForkWorkers, OpenStore, Ready, RequestFailed, Started
 from trainer_launch.supervisor import inherited
+from trainer_launch.supervisor.failure import memory
 
 if TYPE_CHECKING:
     from trainer_launch.diagnosis.worker_samples import WorkerPlace
@@ -219,7 +220,8 @@ class Starter:
         self._store: int | None = None  # its pid
 
     @property
-    def _is_needed(self) -> bool:
+    def is_needed(self) -> bool:
+        """Whether workers or the store wait for the fork server."""
         return self.forks or self._needs_store
 
     @property
@@ -228,13 +230,13 @@ class Starter:
 
     def begin(self) -> bool:
         """Start the fork server, which imports torch while all else goes on; False: `answer` will tell."""
-        if self._is_needed:
+        if self.is_needed:
             self._replace_server()
         return self._server is None
 
     def prepare(self) -> bool:
         """Make sure of it; False: `answer` or `server_ended` will tell."""
-        if not self._is_needed:
+        if not self.is_needed:
             return True
         why = slow_files.in_time("loaded files", None, changed, self._files) if self._files else None
         if why is not None:
@@ -271,6 +273,9 @@ class Starter:
     def server_ended(self, status: int) -> bool:
         """Start it again for the next generation; whether all can be started without it."""
         how = f"signal {-status}" if status < 0 else f"exit code {status}"
+        evidence = self._system.look()
+        if status == -signal.SIGKILL and evidence.oom_killed:
+            how = f"{how}: {memory(evidence)}; raise the container's memory limit"
         if self._files is None:
             return self._lost(f"the fork server ended during its imports ({how})")
         self._replace_server(f"the fork server ended ({how}); it is started again")

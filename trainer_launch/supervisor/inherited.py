@@ -12,7 +12,6 @@ from collections.abc import Callable, Collection, Mapping
 from types import FrameType
 
 from trainer_launch.model import exit_codes
-from trainer_launch.model.signal_policy import RELAYED, STOP_SIGNALS
 
 log = logging.getLogger(__name__)
 
@@ -135,12 +134,6 @@ def open_streams() -> None:
 def leave() -> None:
     """Keep to the exit code that the termination message tells, also when asked to stop while the process ends."""
     _leaving.append(True)
-
-
-def keep_exit_code() -> None:
-    """Ignore requests to stop while Python ends: it takes away every handler first, and they would kill."""
-    for number in STOP_SIGNALS | RELAYED:
-        signal.signal(number, signal.SIG_IGN)
 
 
 def _end(number: int, _frame: FrameType | None) -> None:

@@ -352,17 +352,23 @@ class _Sink:
         self._lock = lock  # one per stream: who is mid-line and what is written must agree
         self._broken = False
         self._said = False
+        self._hangs = False  # its reader had a moment for our last line, and did not take it
 
     def put(self, text: Callable[[], bytes], patience_s: float = -1.0) -> None:
-        """Write what `text` makes of the stream as it stands now; drop it if a reader hangs beyond our patience."""
+        """Write what `text` makes of the stream as it stands now; drop it if a reader hangs beyond our patience.
+
+        A reader that hangs has our patience once: all lines of the end have to fit into the pod's grace period.
+        """
+        is_ours, patience_s = patience_s >= 0, 0.0 if self._hangs and patience_s > 0 else patience_s
         if not self._lock.acquire(timeout=patience_s):
+            self._hangs = True
             return
         try:
-            if patience_s < 0:
-                self._write(text())
-            elif self._path:
+            if is_ours and self._path:
                 within(self._path, None, self._write, text(), wait_s=patience_s)
-            elif select.select([], [self.fd], [], patience_s)[1]:
+                return
+            self._hangs = is_ours and not select.select([], [self.fd], [], patience_s)[1]
+            if not self._hangs:
                 self._write(text())
         finally:
             self._lock.release()
