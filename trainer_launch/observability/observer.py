@@ -173,9 +173,10 @@ class Observer(RunObserver):
 
     def finished(self, ended: Outcome) -> None:
         """The run is over: the termination message to everybody who asked, within a short time for all."""
-        end_s = time.monotonic() + _PATIENCE_S
+        patience_s = _PATIENCE_S / 2 if self.view.asked_to_stop_by else _PATIENCE_S
+        end_s = time.monotonic() + patience_s
         if self._poster is not None:
-            self._poster.close(_PATIENCE_S / 2, succeeded=ended.verdict is Verdict.SUCCEEDED)
+            self._poster.close(patience_s / 2, succeeded=ended.verdict is Verdict.SUCCEEDED)
         self._end_event_log(max(0.1, end_s - time.monotonic()), ended)
         self.close()
 

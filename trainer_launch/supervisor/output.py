@@ -38,6 +38,7 @@ _SECOND_S = 1.0
 _READ_BYTES = 32 * 1024  # larger blocks come from mmap each time, which made it three times slower
 _PIPE_BYTES = 1024 * 1024  # what an unprivileged user may ask for; refused beyond the user's share
 _AT_ONCE = 32  # reads of one pipe before the next has its turn
+_WRITE_S = 0.5  # for the last line to be written
 _PAUSE_S = 0.2  # after which a partial line, such as a prompt, is shown
 _LAST_LINES = 60  # the error that ended a program may stand before many C++ frames
 _COLORS = (36, 33, 32, 35, 34, 31)  # ANSI foregrounds, told apart best in this order
@@ -191,9 +192,10 @@ class Output:
         """Read what is left, at most for `wait_s`: a survivor may hold a pipe open. False: our reader hangs."""
         if self._thread is None:
             return True
+        more_s = _WRITE_S if self._stop_at_s is None else 0.0  # whoever hangs has had it
         self._stop_at_s = time.monotonic() + wait_s
         self._wake()
-        self._thread.join(wait_s + 0.5)
+        self._thread.join(wait_s + more_s)
         return not self._thread.is_alive()
 
     def _last_lines_of(self, process: str, stream: int) -> tuple[str, ...]:

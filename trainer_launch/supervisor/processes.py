@@ -34,7 +34,7 @@ LEADERS_SHARE = 0.8  # of the grace belongs to the leaders alone, or to whom dae
 CLEAR_S = 2.0  # between SIGTERM and SIGKILL for what an ended leader has left behind
 KILL_AGAIN_S = 0.1  # first interval between two rounds of SIGKILL, then doubled
 KILL_S = 10.0  # after the first SIGKILL, until what still lives is given up: a process may free much memory
-LAST_KILL_S = 2.0  # the same once this pod was asked to stop: PID 1 must end before kubelet's own SIGKILL
+LAST_KILL_S = 3.0  # the same once this pod was asked to stop: PID 1 must end before kubelet's own SIGKILL
 ASK_EVERY_S = 0.25  # whether daemons are alone by now
 log = logging.getLogger(__name__)
 

@@ -64,6 +64,7 @@ class System:
         self._old_handlers = inherited.hear({signal.SIGCHLD, *STOP_SIGNALS, *RELAYED})
         self._adopted = inherited.adopt_orphans()
         self._witness = Witness()
+        self._witness.begin()  # for what others have started, such as the fork server
         self._output = Output(color=color, watched=watched, lines_per_s=lines_per_s, listener=listener, sieve=sieve)
         output = self._output
         self.last_lines, self.last_errors = output.last_lines, output.last_errors
@@ -381,11 +382,11 @@ _LARGEST = 3
 
 
 class Witness:
-    """Knows the count of OOM kills from before the last start, or from its own."""
+    """Knows the count of OOM kills from before the last start."""
 
     def __init__(self, shm: str = "/dev/shm") -> None:
         self._groups = cgroup.own_groups()
-        self._before = cgroup.oom_kills(self._groups)
+        self._before: int | None = None
         self._shm = shm
 
     def begin(self) -> None:
