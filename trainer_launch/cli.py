@@ -12,6 +12,7 @@ if TYPE_CHECKING:
 
 PROGRAM = "trainer-launch"
 _STOPS = (signal.SIGTERM, signal.SIGINT, signal.SIGQUIT, signal.SIGHUP)
+_FEW = 64  # descriptors
 _IN_PODS = ("run", "preflight", "sshd")  # what they cannot start is told in the termination message
 
 
@@ -51,6 +52,8 @@ def run_command(argv: Sequence[str]) -> int:
     try:
         parsed = options.parse(PROGRAM, argv)
         place = parsed.settings.termination_log
+        if parsed.argv:
+            os.getcwd()  # where it will run
         code = parsed.command(parsed)
         sys.stdout.flush()
     except (errors.LaunchError, OSError, RuntimeError, MemoryError, ImportError) as cause:
@@ -58,6 +61,7 @@ def run_command(argv: Sequence[str]) -> int:
         if problem is None:
             raise
         import contextlib
+        import errno
 
         from trainer_launch.host import logs
         from trainer_launch.model.exit_codes import PREFLIGHT_RETRYABLE
@@ -65,6 +69,8 @@ def run_command(argv: Sequence[str]) -> int:
 
         if argv[:1] == ["preflight"] and isinstance(problem, errors.NodeError):
             problem.exit_code = PREFLIGHT_RETRYABLE
+        if getattr(cause, "errno", None) == errno.EMFILE:
+            os.closerange(3, _FEW)  # or the message could not be written, either
         if argv[:1] and argv[0] in _IN_PODS:
             outcome.refuse(problem, place)
             inherited.leave()

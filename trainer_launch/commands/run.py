@@ -248,6 +248,8 @@ def _planned(settings: Settings, argv: Sequence[str], scratch: str) -> tuple[Tas
     plan = engines.plan(task)
     plan = _with_preflights_findings(plan, settings)
     check_torch(plan.engine)
+    if plan.workers is not None:
+        process_tree.require("torch workers")
     _tell(task, plan)
     return task, plan
 

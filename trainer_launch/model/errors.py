@@ -23,7 +23,7 @@ MALFORMED = (ValueError, LookupError, TypeError, AttributeError, OverflowError, 
 EXHAUSTED = (errno.EMFILE, errno.ENFILE, errno.EAGAIN, errno.ENOMEM)  # what this machine has run out of
 # The same where an exception has no number: of threads, and of what imports load.
 _EXHAUSTED_WORDS = (
-    *("can't start new thread", "failed to map segment"),
+    *("can't start new thread", "failed to map segment", "MemoryError"),
     *(os.strerror(number) for number in (errno.EMFILE, errno.ENOMEM)),
 )
 LIMITS = "raise the container's limit (ulimit -n, pids, memory)"
@@ -72,23 +72,29 @@ class InternalError(LaunchError):
     exit_code = exit_codes.FAILED
 
 
-def explained(cause: Exception) -> LaunchError | None:
-    """What this machine lacks, as an error for people; None: it lacks nothing, the exception is a defect."""
+def tells_of_limit(text: str) -> bool:
+    """Whether the text of an exception says that this machine has run out of something."""
+    return any(word in text for word in _EXHAUSTED_WORDS)
+
+
+def explained(cause: BaseException) -> LaunchError | None:
+    """What this machine lacks, as an error for people; None: it lacks nothing, the exception is a defect.
+
+    What was raised while an exception was handled, such as by a thread that never began, has the same cause.
+    """
     if isinstance(cause, LaunchError):
         return cause
-    text, number = str(cause) or "out of memory", getattr(cause, "errno", None)
-    words = any(word in text for word in _EXHAUSTED_WORDS)
-    if number in EXHAUSTED or words or isinstance(cause, MemoryError):
-        return NodeError(f"this container has reached a limit: {text}; {LIMITS}")
-    if not isinstance(cause, OSError):
-        return None
+    number, text = getattr(cause, "errno", None), str(cause) or "out of memory"
+    if number in EXHAUSTED or isinstance(cause, MemoryError) or tells_of_limit(text):
+        return NodeError(f"this container has reached a limit: {os.strerror(number) if number else text}; {LIMITS}")
+    before = cause.__cause__ or cause.__context__
+    if before is not None and (problem := explained(before)) is not None:
+        return problem
     try:
         os.getcwd()
     except FileNotFoundError:
         return UsageError("the working directory does not exist any more; start in one that does")
-    if not os.path.exists("/proc/self"):
-        return NodeError(f"/proc is not mounted, and nothing runs without it: {text}")
-    return LaunchError(text)
+    return LaunchError(text) if isinstance(cause, OSError) else None
 
 
 def _printable(sign: str) -> str:

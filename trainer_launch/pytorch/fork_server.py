@@ -15,7 +15,15 @@ from typing import TYPE_CHECKING, TypeAlias
 from trainer_launch.host import network, slow_files
 from trainer_launch.model import Binding
 from trainer_launch.model.codec import MessageError
-from trainer_launch.model.errors import LaunchError, NodeError, NotRunnableError, UsageError
+from trainer_launch.model.errors import (
+    LIMITS,
+    LaunchError,
+    NodeError,
+    NotRunnableError,
+    UsageError,
+    explained,
+    tells_of_limit,
+)
 from trainer_launch.pytorch import messages
 from trainer_launch.pytorch.messages import ForkWorkers, OpenStore, Ready, RequestFailed, Started
 from trainer_launch.supervisor import inherited
@@ -78,7 +86,7 @@ class ForkServer:
                 )
                 self._connection = socket.socket(fileno=ours.detach())
         except OSError as problem:
-            raise ServerError(f"the fork server could not be started ({problem})") from None
+            raise ServerError(f"the fork server could not be started: {explained(problem)}") from None
         self.pid = self.popen.pid
 
     @property
@@ -273,9 +281,6 @@ class Starter:
     def server_ended(self, status: int) -> bool:
         """Start it again for the next generation; whether all can be started without it."""
         how = f"signal {-status}" if status < 0 else f"exit code {status}"
-        evidence = self._system.look()
-        if status == -signal.SIGKILL and evidence.oom_killed:
-            how = f"{how}: {memory(evidence)}; raise the container's memory limit"
         if self._files is None:
             return self._lost(f"the fork server ended during its imports ({how})")
         self._replace_server(f"the fork server ended ({how}); it is started again")
@@ -283,6 +288,8 @@ class Starter:
 
     def _lost(self, why: str) -> bool:
         """The server has ended before it was ready."""
+        evidence = self._system.look()
+        why += f"; {memory(evidence)}: raise the container's memory limit" if evidence.oom_killed else ""
         self._end_server()
         if self._tries < _TRIES:
             self._start_server()
@@ -294,9 +301,10 @@ class Starter:
         """Workers are not forked; a store still needs a server, for which this one will do if it `has_torch`."""
         if not self.forks and not has_torch:
             self._end_server()
+            text, is_limit = f"the store cannot be opened: {reason}", tells_of_limit(reason)
             # An import fails again; a process that ended, perhaps for memory, may not.
-            kind = LaunchError if reason.startswith(_NO_TORCH) else NodeError
-            raise kind(f"the store cannot be opened: {reason}")
+            kind = LaunchError if reason.startswith(_NO_TORCH) and not is_limit else NodeError
+            raise kind(f"{text}; {LIMITS}" if is_limit else text)
         if self.forks and self._workers.must_fork:
             self._end_server()
             raise UsageError(messages.cannot_fork(reason))
