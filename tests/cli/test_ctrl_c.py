@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import shutil
 import signal
+import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 
-from tests.cli.launching import script, start
+from tests.cli.launching import clean_env, script, start
 from tests.conftest import require
 
 CAREFUL = """
@@ -102,7 +103,9 @@ def test_ranks_of_mpirun_get_a_keyboard_interrupt_and_tidy_up(tmp_path: Path) ->
 @pytest.mark.parametrize(
     "words", [("--", sys.executable), pytest.param(FORKED, marks=pytest.mark.torch)], ids=["plain", "torch"]
 )
-def test_the_second_ctrl_c_ends_at_once_what_goes_on_after_the_first(tmp_path: Path, words: tuple[str, ...]) -> None:
+def test_the_second_ctrl_c_ends_at_once_what_goes_on_after_the_first(
+    tmp_path: Path, words: tuple[str, ...]
+) -> None:
     with start("run", "--grace", "3600", *words, script(tmp_path, DEAF)) as launcher:
         launcher.read_until("ready")
         launcher.signal(signal.SIGINT)
@@ -110,3 +113,34 @@ def test_the_second_ctrl_c_ends_at_once_what_goes_on_after_the_first(tmp_path: P
         launcher.signal(signal.SIGINT)
         code, output = launcher.end()
     assert code == 130, output
+
+
+def test_the_second_ctrl_c_ends_a_rehearsal_at_once(tmp_path: Path) -> None:
+    deaf = f"import signal\nsignal.signal(signal.SIGTERM, signal.SIG_IGN)\n{DEAF}"
+    words = ("rehearse", "--grace", "3600", "--", sys.executable, script(tmp_path, deaf))
+    with start(*words, env={"TRAINER_LAUNCH_LOG_LEVEL": "info"}) as launcher:
+        launcher.read_until("ready")
+        launcher.signal(signal.SIGINT)
+        launcher.read_until("asked to stop")
+        launcher.signal(signal.SIGINT)
+        code, output = launcher.end()
+    assert code == 130, output
+
+
+ASKED_TWICE = """
+import os, signal
+from trainer_launch.preflight.node_preflight import PreflightProgress
+
+doing = PreflightProgress(print)
+doing.hold()
+for number in (signal.{first}, signal.SIGINT):
+    os.kill(os.getpid(), number)
+    print("goes on", flush=True)
+"""
+
+
+@pytest.mark.parametrize("first", ["SIGINT", "SIGTERM"])
+def test_the_second_ctrl_c_ends_a_preflight_that_something_holds_up(first: str) -> None:
+    words = (sys.executable, "-c", ASKED_TWICE.format(first=first))
+    ended = subprocess.run(words, env=clean_env(), capture_output=True, text=True, timeout=120)
+    assert (ended.returncode, ended.stdout) == (130, "goes on\n")
