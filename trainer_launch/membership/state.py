@@ -180,6 +180,8 @@ class JobState(Struct, kw_only=True, eq=False):
     generation: int = 0  # the highest that anyone has seen
     restarts: int = 0  # failures, likewise
     crashes: int = 0  # generations in a row that failed early, and advanced nothing
+    same_crash: str = ""  # what the worker said that crashed last
+    same_crashes: int = 0  # how many failures in a row were that crash
     progress: int = 0  # how far the job had come when the last one failed
     losses: tuple[Loss, ...] = ()  # of one node, in a row
     suspicion: Suspicion | None = None
