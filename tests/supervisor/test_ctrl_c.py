@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import signal
+from typing import Any
 
 import pytest
 
@@ -16,10 +17,10 @@ INT, QUIT = int(signal.SIGINT), int(signal.SIGQUIT)
 DEAF = Program(term_s=None)
 
 
-def told(system: FakeSystem, **fields: object) -> list[tuple[object, ...]]:
+def told(system: FakeSystem, **fields: Any) -> list[tuple[object, ...]]:
     """What a run that is stopped does, from its first request to the end."""
     processes = (Process(name="a", argv=("a",), env={}),)
-    plan = Plan(**{"engine": "test", "processes": processes, "grace_s": 10.0, **fields})
+    plan = Plan(engine="test", processes=processes, grace_s=10.0, **fields)
     ended = supervise(plan, system)
     assert ended.verdict is Verdict.STOPPED
     assert outcome.exit_code(ended) in (130, 143)
