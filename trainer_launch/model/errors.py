@@ -80,21 +80,24 @@ def tells_of_limit(text: str) -> bool:
 def explained(cause: BaseException) -> LaunchError | None:
     """What this machine lacks, as an error for people; None: it lacks nothing, the exception is a defect.
 
-    What was raised while an exception was handled, such as by a thread that never began, has the same cause.
+    What was raised while a limit's own exception was handled, such as of a thread that never began, comes of it.
     """
     if isinstance(cause, LaunchError):
         return cause
-    number, text = getattr(cause, "errno", None), str(cause) or "out of memory"
-    if number in EXHAUSTED or isinstance(cause, MemoryError) or tells_of_limit(text):
-        return NodeError(f"this container has reached a limit: {os.strerror(number) if number else text}; {LIMITS}")
-    before = cause.__cause__ or cause.__context__
-    if before is not None and (problem := explained(before)) is not None:
-        return problem
+    before: BaseException | None = cause
+    while before is not None:
+        number, text = getattr(before, "errno", None), str(before) or "out of memory"
+        if number in EXHAUSTED or isinstance(before, MemoryError) or tells_of_limit(text):
+            what = os.strerror(number) if number else text
+            return NodeError(f"this container has reached a limit: {what}; {LIMITS}")
+        before = before.__cause__ or before.__context__
+    if not isinstance(cause, OSError):
+        return None
     try:
         os.getcwd()
     except FileNotFoundError:
         return UsageError("the working directory does not exist any more; start in one that does")
-    return LaunchError(text) if isinstance(cause, OSError) else None
+    return LaunchError(str(cause))
 
 
 def _printable(sign: str) -> str:
