@@ -86,7 +86,7 @@ class ForkServer:
                 )
                 self._connection = socket.socket(fileno=ours.detach())
         except OSError as problem:
-            raise ServerError(f"the fork server could not be started: {explained(problem)}") from None
+            raise ServerError(f"the fork server could not be started ({explained(problem)})") from None
         self.pid = self.popen.pid
 
     @property
@@ -289,7 +289,7 @@ class Starter:
     def _lost(self, why: str) -> bool:
         """The server has ended before it was ready."""
         evidence = self._system.look()
-        why += f"; {memory(evidence)}: raise the container's memory limit" if evidence.oom_killed else ""
+        why += f"; {memory(evidence)}: raise the container's memory limit" if evidence.oom_killed is True else ""
         self._end_server()
         if self._tries < _TRIES:
             self._start_server()
