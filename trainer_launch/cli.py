@@ -19,11 +19,11 @@ _IN_PODS = ("run", "preflight", "sshd")  # what they cannot start is told in the
 def main() -> None:
     """Run the command line and end the process with the pod's exit code."""
     # Before all imports: the kernel drops what PID 1 has no handler for, but keeps what is blocked until then.
-    mask = signal.pthread_sigmask(signal.SIG_BLOCK, _STOPS)
+    signal.pthread_sigmask(signal.SIG_BLOCK, _STOPS)
     from trainer_launch.supervisor import inherited
 
     inherited.end_on_stop()
-    signal.pthread_sigmask(signal.SIG_SETMASK, mask)
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, _STOPS)
     inherited.open_streams()
     if sys.warnoptions or sys.flags.dev_mode:  # the user's, for the workers, which inherit the variables
         import warnings

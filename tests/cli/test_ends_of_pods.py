@@ -43,25 +43,30 @@ def refused(ended: subprocess.CompletedProcess[str], code: int, sentence: str, p
 
 # -- PID 1's first moments ---------------------------------------------------------------------
 
-ASKED_DURING_IMPORTS = """
+# A module that Python imports when it starts: the request comes while a module of ours is imported.
+ASKS = """
 import os, signal, sys
 
 class Ask:
     def find_spec(self, name, path=None, target=None):
-        if name == "trainer_launch.supervisor":
-            os.kill(os.getpid(), signal.SIGTERM)
+        if name == os.environ["ASKS_AT"] and os.getpid() == 1:
+            os.kill(1, signal.SIGTERM)
 
 sys.meta_path.insert(0, Ask())
-sys.argv = ["trainer-launch", "run", "--", "sleep", "600"]
-from trainer_launch.cli import main
-main()
 """
 
 
-def test_pid_1_takes_a_request_to_stop_that_comes_while_it_still_imports() -> None:
+@pytest.mark.parametrize("shim", [False, True], ids=["the launcher", "a shim"])
+def test_pid_1_takes_a_request_to_stop_that_comes_while_it_still_imports(tmp_path: Path, shim: bool) -> None:
     require_namespaces()
-    words = (*PID1, sys.executable, "-c", ASKED_DURING_IMPORTS)
-    assert subprocess.run(words, env=clean_env(), timeout=120, capture_output=True).returncode == 143
+    (tmp_path / "sitecustomize.py").write_text(ASKS)
+    env = {"PYTHONPATH": str(tmp_path), "ASKS_AT": "trainer_launch.supervisor"}
+    words: tuple[str, ...] = (*LAUNCHER, "run", "--", "sleep", "600")
+    if shim:
+        assert launch("install-shims", str(tmp_path)).returncode == 0
+        env["ASKS_AT"], words = "trainer_launch.commands.install_shims", (f"{tmp_path}/torchrun", "sleep.py")
+    ended = subprocess.run((*PID1, *words), env=clean_env(env), timeout=120, capture_output=True, text=True)
+    assert ended.returncode == 143, ended.stderr
 
 
 # -- the exit code -----------------------------------------------------------------------------
