@@ -34,10 +34,7 @@ def main() -> None:
         import gc
 
         gc.disable()  # until all is loaded: a tenth of the time of that
-    try:
-        code = run_command(sys.argv[1:])
-    except SystemExit as end:  # of argparse, which has shown its help
-        code = int(end.code or 0)
+    code = run_command(sys.argv[1:])
     # The interpreter's own end would take away the handlers, wait for threads, and read PYTHONINSPECT.
     os._exit(code)
 
@@ -50,11 +47,14 @@ def run_command(argv: Sequence[str]) -> int:
 
     place = os.environ.get(f"{PREFIX}TERMINATION_LOG") or Settings.model_fields["termination_log"].default
     try:
-        parsed = options.parse(PROGRAM, argv)
-        place = parsed.settings.termination_log
-        if parsed.argv:
-            os.getcwd()  # where it will run
-        code = parsed.command(parsed)
+        try:
+            parsed = options.parse(PROGRAM, argv)
+            place = parsed.settings.termination_log
+            if parsed.argv:
+                os.getcwd()  # where it will run
+            code = parsed.command(parsed)
+        except SystemExit as end:  # of argparse, which has shown its help
+            code = int(end.code or 0)
         sys.stdout.flush()
     except (errors.LaunchError, OSError, RuntimeError, MemoryError, ImportError) as cause:
         problem = errors.explained(cause)
@@ -71,7 +71,7 @@ def run_command(argv: Sequence[str]) -> int:
             problem.exit_code = PREFLIGHT_RETRYABLE
         if getattr(cause, "errno", None) == errno.EMFILE:
             os.closerange(3, _FEW)  # or the message could not be written, either
-        if argv[:1] and argv[0] in _IN_PODS:
+        if argv[:1] and argv[0] in _IN_PODS and not inherited.is_leaving():
             outcome.refuse(problem, place)
             inherited.leave()
         with contextlib.suppress(OSError):

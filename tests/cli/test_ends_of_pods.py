@@ -243,3 +243,24 @@ def test_a_torchrun_that_somebody_else_ends_may_be_started_again(tmp_path: Path)
     assert code == 143, output
     assert "reason=Killed" in place.read_text()
     assert "retryable=true" in place.read_text()
+
+
+# -- output ------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("words", [("version",), ("help",), ("explain", "--", "true")], ids=" ".join)
+def test_what_a_command_prints_is_written_to_its_end_and_a_full_disk_is_one_line(words: tuple[str, ...]) -> None:
+    assert launch(*words).stdout.strip()
+    with open("/dev/full", "w") as full:
+        command = [*LAUNCHER, *words]
+        ended = subprocess.run(
+            command, env=clean_env(), stdout=full, stderr=subprocess.PIPE, text=True, timeout=120
+        )
+    refused(ended, 1, "No space left on device")
+
+
+def test_a_preflight_that_cannot_print_its_report_has_told_the_verdict(tmp_path: Path) -> None:
+    place, env = message(tmp_path)
+    with open("/dev/full", "w") as full:
+        subprocess.run([*LAUNCHER, "preflight", "--only", "cpu"], env=clean_env(env), stdout=full, timeout=120)
+    assert place.read_text().startswith("reason=Preflight")

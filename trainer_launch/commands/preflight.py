@@ -20,7 +20,7 @@ from trainer_launch.preflight.check import STATE_FILE, subject_of, with_network
 from trainer_launch.preflight.cluster import participation
 from trainer_launch.preflight.node_preflight import NodeResult, PreflightProgress, Selection
 from trainer_launch.preflight.report_formats import ReportPlace
-from trainer_launch.supervisor import outcome
+from trainer_launch.supervisor import inherited, outcome
 
 
 def main(parsed: Parsed) -> int:
@@ -77,6 +77,7 @@ def _hand_out(result: NodeResult, here: ReportPlace, code: int, parsed: Parsed) 
     made = json.dumps(document, indent=2) + "\n"
     message = outcome.fitted(report_formats.termination_message(report, here, code))
     outcome.write_termination_message(message, settings.termination_log)
+    inherited.leave()
     if parsed.flags["json"]:
         sys.stdout.write(made)
     elif elsewhere and not report_formats.is_involved(report, here):

@@ -136,6 +136,11 @@ def leave() -> None:
     _leaving.append(True)
 
 
+def is_leaving() -> bool:
+    """Whether the termination message is written."""
+    return bool(_leaving)
+
+
 def _end(number: int, _frame: FrameType | None) -> None:
     if _leaving:
         return
