@@ -75,6 +75,8 @@ def run_command(argv: Sequence[str]) -> int:
             outcome.refuse(problem, place)
             inherited.leave()
         with contextlib.suppress(OSError):
+            sys.stdout.flush()
+        with contextlib.suppress(OSError):
             logs.to_stderr(f"{PROGRAM}: error: {problem}\n".encode(errors="backslashreplace"))
         return problem.exit_code
     return code
