@@ -155,7 +155,6 @@ class MpiJob(RunLoop):
         self._early = 0  # starts in a row that did not last, and cost nothing
         self._forget_start()
         self._cause: Death | None = None  # the failure that ended the job
-        self._note = ""  # what it waited for when it was stopped
 
     def _forget_start(self) -> None:
         self._running: tuple[Member, ...] = ()  # on which mpirun was started
@@ -319,7 +318,6 @@ class MpiJob(RunLoop):
 
     def _start_or_wait(self, now_s: float) -> None:
         if self._stop_signal is not None:
-            self._note = f"it was waiting: {self._wait.who_is_missing()}"
             self._finish(None)
             return
         chosen = self._wait.chosen(now_s)
@@ -490,5 +488,4 @@ class MpiJob(RunLoop):
             cause = death if death is not None and death.exit_code != 0 else None
         failure = None if cause is None else self.classified(cause)
         exits = () if death is None else (death,)
-        ended = self.ended(failure, exits, max(1, self._starts), well=self._cause is None)
-        return replace(ended, note=self._note)
+        return self.ended(failure, exits, max(1, self._starts), well=self._cause is None)
