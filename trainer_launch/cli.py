@@ -2,53 +2,81 @@
 
 from __future__ import annotations
 
-import contextlib
-import gc
 import os
+import signal
 import sys
-import warnings
-from collections.abc import Sequence
 
-from trainer_launch.model.errors import LaunchError
-from trainer_launch.model.exit_codes import FAILED
-from trainer_launch.supervisor import inherited
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Sequence
 
 PROGRAM = "trainer-launch"
+_STOPS = (signal.SIGTERM, signal.SIGINT, signal.SIGQUIT, signal.SIGHUP)
+_FEW = 64  # descriptors
+_IN_PODS = ("run", "preflight", "sshd")  # what they cannot start is told in the termination message
 
 
 def main() -> None:
     """Run the command line and end the process with the pod's exit code."""
-    inherited.end_on_stop()  # PID 1 gets no signal that it has no handler for: before all else
+    # Before all imports: the kernel drops what PID 1 has no handler for, but keeps what is blocked until then.
+    signal.pthread_sigmask(signal.SIG_BLOCK, _STOPS)
+    from trainer_launch.supervisor import inherited
+
+    inherited.end_on_stop()
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, _STOPS)
     inherited.open_streams()
     if sys.warnoptions or sys.flags.dev_mode:  # the user's, for the workers, which inherit the variables
+        import warnings
+
         warnings.resetwarnings()
         warnings.simplefilter("ignore")
     if sys.argv[1:2] == ["run"]:
+        import gc
+
         gc.disable()  # until all is loaded: a tenth of the time of that
-    try:
-        code = run_command(sys.argv[1:])
-    except SystemExit as end:  # of argparse, which has shown its help
-        code = int(end.code or 0)
-    inherited.keep_exit_code()
-    gc.freeze()  # the interpreter would look for garbage among all objects once more
-    if sys.flags.inspect:  # Python would print the SystemExit, and end with 1
-        with contextlib.suppress(OSError):
-            sys.stdout.flush()
-        os._exit(code)
-    sys.exit(code)
+    code = run_command(sys.argv[1:])
+    # The interpreter's own end would take away the handlers, wait for threads, and read PYTHONINSPECT.
+    os._exit(code)
 
 
 def run_command(argv: Sequence[str]) -> int:
-    """Run one command line; errors become one line on stderr."""
-    from trainer_launch.commands import options  # settings load after the handlers are installed
+    """Run one command line; errors become one line on stderr, and in a pod the termination message."""
+    from trainer_launch.commands import options
+    from trainer_launch.model import errors
+    from trainer_launch.model.settings import PREFIX, Settings
 
+    place = os.environ.get(f"{PREFIX}TERMINATION_LOG") or Settings.model_fields["termination_log"].default
     try:
-        parsed = options.parse(PROGRAM, argv)
-        return parsed.command(parsed)
-    except LaunchError as problem:
-        print(f"{PROGRAM}: error: {problem}", file=sys.stderr)  # noqa: T201  the one line for people
-        return problem.exit_code
-    except OSError as problem:  # the reader of our output is gone, or its disk is full
+        try:
+            parsed = options.parse(PROGRAM, argv)
+            place = parsed.settings.termination_log
+            if parsed.argv:
+                os.getcwd()  # where it will run
+            code = parsed.command(parsed)
+        except SystemExit as end:  # of argparse, which has shown its help
+            code = int(end.code or 0)
+        sys.stdout.flush()
+    except (errors.LaunchError, OSError, RuntimeError, MemoryError, ImportError) as cause:
+        problem = errors.explained(cause)
+        if problem is None:
+            raise
+        import contextlib
+        import errno
+
+        from trainer_launch.host import logs
+        from trainer_launch.model.exit_codes import PREFLIGHT_RETRYABLE
+        from trainer_launch.supervisor import inherited, outcome
+
+        if argv[:1] == ["preflight"] and isinstance(problem, errors.NodeError):
+            problem.exit_code = PREFLIGHT_RETRYABLE
+        if getattr(cause, "errno", None) == errno.EMFILE:
+            os.closerange(3, _FEW)  # or the message could not be written, either
+        if argv[:1] and argv[0] in _IN_PODS and not inherited.is_leaving():
+            outcome.refuse(problem, place)
+            inherited.leave()
         with contextlib.suppress(OSError):
-            os.write(2, f"{PROGRAM}: error: {problem}\n".encode(errors="replace"))
-        os._exit(FAILED)  # and not by way of Python's own flush, which would fail again
+            sys.stdout.flush()
+        with contextlib.suppress(OSError):
+            logs.to_stderr(f"{PROGRAM}: error: {problem}\n".encode(errors="backslashreplace"))
+        return problem.exit_code
+    return code

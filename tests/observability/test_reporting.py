@@ -96,8 +96,8 @@ for local_rank in range(2):
 def test_threads_and_signal_handlers_may_report_at_once(tmp_path: Path) -> None:
     text = """
 import signal, threading
-signal.setitimer(signal.ITIMER_REAL, 0.001, 0.001)
 signal.signal(signal.SIGALRM, lambda number, frame: report(progress=0.2))
+signal.setitimer(signal.ITIMER_REAL, 0.001, 0.001)
 threads = [threading.Thread(target=lambda: [report(progress=0.5) for _ in range(20000)]) for _ in range(4)]
 [thread.start() for thread in threads]
 for _ in range(50000): report(progress=0.3)

@@ -72,8 +72,9 @@ def test_asked_to_stop_by(tmp_path, wrap, number):
     with Launcher(tmp_path, worker("save:0:0", "note:ready", "rest"), wrap=wrap) as launcher:
         launcher.await_note("ready")
         launcher.send(number)
-        assert launcher.wait() == (130 if number == signal.SIGINT else 143)
-        assert launcher.notes() == ["ready", "term", "saved"]
+        is_ctrl_c = number == signal.SIGINT
+        assert launcher.wait() == (130 if is_ctrl_c else 143)
+        assert launcher.notes() == ["ready", "int" if is_ctrl_c else "term", "saved"]
 
 
 def test_an_orphan_is_reaped(tmp_path, wrap):

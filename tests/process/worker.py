@@ -3,7 +3,7 @@
 note:TEXT     append a line to $NOTES
 catch         note each catchable signal from now on, and go on
 ignore        ignore SIGTERM, SIGINT, SIGHUP, SIGQUIT
-save:S:CODE   on SIGTERM note "term", work for S seconds, note "saved", exit with CODE
+save:S:CODE   on SIGTERM note "term", on SIGINT "int", work for S seconds, note "saved", exit with CODE
 fork:WORDS    fork a child that does WORDS (separated by +)
 setsid        begin a session
 detach        fork, exit in the parent: double fork
@@ -31,8 +31,8 @@ def note(text):
 
 
 def save(seconds, code):
-    def handler(*_):
-        note("term")
+    def handler(number, _):
+        note("int" if number == signal.SIGINT else "term")
         until = time.monotonic() + float(seconds)
         while time.monotonic() < until:
             time.sleep(0.01)
@@ -40,6 +40,7 @@ def save(seconds, code):
         os._exit(int(code))
 
     signal.signal(signal.SIGTERM, handler)
+    signal.signal(signal.SIGINT, handler)
 
 
 def inherited():

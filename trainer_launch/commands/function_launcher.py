@@ -40,6 +40,7 @@ def main(folder: str, told: str) -> None:
         files.replace(f"{folder}/{function_launch.REPORT}", codec.encode(report))
     else:  # it was killed: nobody is left to read, and to remove the directory
         within(folder, None, shutil.rmtree, folder, True)
+    os._exit(exit_codes.SUCCEEDED)  # as the launcher in a pod, without an end of the interpreter
 
 
 def _carry_out(spec: FunctionLaunchSpec) -> Outcome:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import importlib.util
 import os
 import shutil
+import signal
 import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -17,6 +18,7 @@ from trainer_launch.commands.options import Parsed
 from trainer_launch.contracts import rank_process, read_job
 from trainer_launch.host import deadline_subprocess, runtime_directory
 from trainer_launch.model.errors import ContractError, LaunchError, NotRunnableError, UsageError
+from trainer_launch.model.signal_policy import STOP_SIGNALS
 from trainer_launch.observability import node_view
 from trainer_launch.planning.command import MPI, SHIMS, CommandKind, parse_command
 from trainer_launch.planning.reading import SHIM_SWITCH as SWITCH
@@ -26,10 +28,12 @@ NAMES = SHIMS
 _FRONT_ENDS = ("accelerate", "fabric", "tune", "trl")
 _MARK = "# A shim of trainer-launch:"
 # Not with -m: a job's working directory may have modules with the names of Python's own.
-_CODE = "import sys; sys.path[:] = filter(None, sys.path); from trainer_launch{0} import {1}; {1}()"
+_CODE = "import sys; sys.path[:] = filter(None, sys.path); {2}from trainer_launch{0} import {1}; {1}()"
+# What PID 1 has no handler for is lost: a request to stop waits for the launcher, or for the program itself.
+_BLOCK = "import signal; signal.pthread_sigmask(signal.SIG_BLOCK, (1, 2, 3, 15)); "
 _TEXT = f"""#!/bin/sh
 {_MARK} {{name}} runs under the launcher. {SWITCH}=off runs the real one.
-exec '{{python}}' -c '{_CODE.format(".commands.install_shims", "run_as_shim")}' {{name}} "$0" "$@"
+exec '{{python}}' -c '{_CODE.format(".commands.install_shims", "run_as_shim", _BLOCK)}' {{name}} "$0" "$@"
 """
 _QUESTIONS = frozenset({"-h", "--help", "-V", "--version", "--check-build", "-cb", "-info", "--info"})
 _LOOK_S = 30.0  # for another Python to say where its torch is
@@ -172,7 +176,7 @@ def run_as_shim() -> None:
         missing = problem
     why = None if line is None else _obstacle((name, *words), real, env)
     if line is not None and why is None:
-        os.execve(sys.executable, [sys.executable, "-c", _CODE.format(".cli", "main"), *line], env)
+        os.execve(sys.executable, [sys.executable, "-c", _CODE.format(".cli", "main", ""), *line], env)
     if why is not None:
         lost = f"{name} runs without the launcher, so failed workers are not restarted in place"
         sys.stderr.write(f"trainer-launch: warning: {lost}: {why}{_alone((name, *words), env)}\n")
@@ -180,4 +184,5 @@ def run_as_shim() -> None:
     if real is None:
         sys.stderr.write(f"trainer-launch: error: {missing}\n")
         sys.exit(1 if missing is None else missing.exit_code)
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, STOP_SIGNALS)
     os.execve(real, [real, *words], env)

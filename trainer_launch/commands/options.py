@@ -133,18 +133,6 @@ def parse(program: str, argv: Sequence[str]) -> Parsed:
     Raises:
         UsageError: a flag or variable does not fit.
     """
-    try:
-        return _parse(program, argv)
-    except UsageError as problem:
-        if argv[:1] in (["run"], ["preflight"], ["sshd"]):
-            from trainer_launch.supervisor import outcome
-
-            default = Settings.model_fields["termination_log"].default
-            outcome.refuse(problem, os.environ.get(f"{PREFIX}TERMINATION_LOG") or default)
-        raise
-
-
-def _parse(program: str, argv: Sequence[str]) -> Parsed:
     command, given, words, flags = typed(program, argv)
     loaded = settings.load(given)
     logs.set_up(loaded.log_level, os.environ.get(runtime_directory.NODE_LABEL))

@@ -10,7 +10,6 @@ import time
 from trainer_launch.commands.options import Parsed
 from trainer_launch.membership.quarantine import FAILING_NODES
 from trainer_launch.model import exit_codes
-from trainer_launch.model.errors import LaunchError, NodeError
 from trainer_launch.model.findings import exit_code
 from trainer_launch.model.settings import Settings
 from trainer_launch.observability import live
@@ -29,7 +28,7 @@ from trainer_launch.preflight.cluster import participation
 from trainer_launch.preflight.node_preflight import NodeResult, PreflightProgress, Selection
 from trainer_launch.preflight.policy import Policy
 from trainer_launch.preflight.report_formats import ReportPlace
-from trainer_launch.supervisor import outcome
+from trainer_launch.supervisor import inherited, outcome
 
 
 def main(parsed: Parsed) -> int:
@@ -46,13 +45,7 @@ def main(parsed: Parsed) -> int:
     def write_message(text: str) -> None:
         outcome.write_termination_message(text, settings.termination_log)
 
-    try:
-        return _main(parsed, settings, PreflightProgress(write_message))
-    except LaunchError as problem:
-        if isinstance(problem, NodeError):
-            problem.exit_code = exit_codes.PREFLIGHT_RETRYABLE
-        outcome.refuse(problem, settings.termination_log)
-        raise
+    return _main(parsed, settings, PreflightProgress(write_message))
 
 
 def _main(parsed: Parsed, settings: Settings, doing: PreflightProgress) -> int:
@@ -91,6 +84,7 @@ def _hand_out(result: NodeResult, here: ReportPlace, code: int, parsed: Parsed, 
     made = json.dumps(document, indent=2) + "\n"
     message = outcome.fitted(report_formats.termination_message(report, here, code))
     outcome.write_termination_message(message, settings.termination_log)
+    inherited.leave()
     if parsed.flags["json"]:
         sys.stdout.write(made)
     elif elsewhere and not report_formats.is_involved(report, here):

@@ -23,7 +23,7 @@ from trainer_launch.host.files import LiveFiles, read_secret
 from trainer_launch.host.runtime_directory import private_folder
 from trainer_launch.host.slow_files import within
 from trainer_launch.model import Outcome, Plan
-from trainer_launch.model.errors import LaunchError, NotRunnableError
+from trainer_launch.model.errors import NotRunnableError
 from trainer_launch.model.settings import Settings
 from trainer_launch.planning import engines, shared_memory
 from trainer_launch.planning.command import CommandKind, Seen, parse_command, see_through
@@ -73,13 +73,9 @@ def run(settings: Settings, argv: Sequence[str]) -> int:
     Raises:
         LaunchError: nothing could be started.
     """
-    try:
-        if argv and parse_command(see_through(argv).command).kind is CommandKind.FRONT_END:
-            _become_front_end(settings, argv)
-        return outcome.exit_code(to_the_end(settings, argv))
-    except LaunchError as problem:
-        outcome.refuse(problem, settings.termination_log)
-        raise
+    if argv and parse_command(see_through(argv).command).kind is CommandKind.FRONT_END:
+        _become_front_end(settings, argv)
+    return outcome.exit_code(to_the_end(settings, argv))
 
 
 def to_the_end(
@@ -252,6 +248,8 @@ def _planned(settings: Settings, argv: Sequence[str], scratch: str) -> tuple[Tas
     plan = engines.plan(task)
     plan = _with_preflights_findings(plan, settings)
     check_torch(plan.engine)
+    if plan.workers is not None:
+        process_tree.require("torch workers")
     _tell(task, plan)
     return task, plan
 

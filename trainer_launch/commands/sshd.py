@@ -14,7 +14,7 @@ from trainer_launch.commands.options import Parsed
 from trainer_launch.host import logs, runtime_directory, shm
 from trainer_launch.host.runtime_directory import private_folder
 from trainer_launch.model import Job, Plan
-from trainer_launch.model.errors import LaunchError, UsageError
+from trainer_launch.model.errors import UsageError
 from trainer_launch.model.settings import Settings
 from trainer_launch.model.units import listed
 from trainer_launch.mpi import ssh_client
@@ -46,16 +46,8 @@ def main(parsed: Parsed) -> int:
     Raises:
         LaunchError: sshd could not be started.
     """
-    try:
-        if parsed.argv:
-            raise UsageError(f"sshd takes no command, found {parsed.argv[0]!r}; the launcher's mpirun provides it")
-        return _main(parsed)
-    except LaunchError as problem:
-        outcome.refuse(problem, parsed.settings.termination_log)
-        raise
-
-
-def _main(parsed: Parsed) -> int:
+    if parsed.argv:
+        raise UsageError(f"sshd takes no command, found {parsed.argv[0]!r}; the launcher's mpirun provides it")
     settings = parsed.settings
     reading = read(live_pod(()), settings)
     scratch = private_folder()

@@ -49,7 +49,7 @@ class _LineHandler(logging.Handler):
 
     def __init__(self) -> None:
         super().__init__()
-        self.write: Callable[[bytes], None] = _to_stderr
+        self.write: Callable[[bytes], None] = to_stderr
 
     def emit(self, record: logging.LogRecord) -> None:
         """Write the message; nobody is left to tell when stderr is gone."""
@@ -57,7 +57,7 @@ class _LineHandler(logging.Handler):
             self.write(f"{self.format(record)}\n".encode(errors="replace"))
 
 
-def _to_stderr(line: bytes) -> None:
+def to_stderr(line: bytes) -> None:
     """Write, but not to a reader that hangs: a stop must not wait for it. A pipe with room takes 4 KiB at once."""
     if path := file_behind(_STDERR):
         within(path, 0, os.write, _STDERR, line[:_LINE_BYTES], wait_s=PATIENCE_S)

@@ -208,16 +208,19 @@ _ANY = ("", "0.0.0.0", "::", "*")
 def listen(endpoint: Endpoint, who: str = "the coordinator") -> socket.socket:
     """Listen there, on IPv4 and IPv6 when no address is named; port 0 lets the kernel pick."""
     try:
+        if endpoint.is_loopback:
+            source_to(endpoint.host)  # nobody could connect where that interface is down
         opened = _listen_anywhere(endpoint.port) if endpoint.host in _ANY else _listen_at(endpoint)
     except (OSError, OverflowError, UnicodeError) as problem:
         number = getattr(problem, "errno", None)  # the resolver has numbers of its own
         why = os.strerror(int(number)) if number and number in errno.errorcode else str(problem)
         holder = listener(endpoint.port) if number == errno.EADDRINUSE else ""
         why += f" by {holder}" if holder else ""
-        raise NodeError(
-            f"{who} cannot listen on {endpoint.host or '*'}:{endpoint.port}: {why}; free that port"
-            " (see `ss -ltnp`) or choose another one for the job"
-        ) from None
+        advice = "free that port (see `ss -ltnp`) or choose another one for the job"
+        if number in (errno.EADDRNOTAVAIL, errno.ENETUNREACH):
+            loopback = " (ip addr add 127.0.0.1/8 dev lo; ip link set lo up)" if endpoint.is_loopback else ""
+            advice = f"give an interface of this machine that address{loopback}"
+        raise NodeError(f"{who} cannot listen on {endpoint.host or '*'}:{endpoint.port}: {why}; {advice}") from None
     opened.setblocking(False)
     return opened
 

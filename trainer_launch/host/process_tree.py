@@ -12,7 +12,7 @@ from functools import cache
 from msgspec import Struct
 
 from trainer_launch.host import files
-from trainer_launch.model.errors import MALFORMED
+from trainer_launch.model.errors import MALFORMED, NodeError
 from trainer_launch.model.units import counted
 
 _MAX_BYTES = 1 << 20  # of an environment; the kernel allows 128 KiB a variable
@@ -63,6 +63,12 @@ def readable(proc: str = "/proc") -> bool:
         return os.readlink(f"{proc}/self") == str(os.getpid())
     except OSError:
         return False
+
+
+def require(who: str, proc: str = "/proc") -> None:
+    """Raise NodeError where there is no /proc, without which they cannot work."""
+    if not os.path.exists(f"{proc}/self"):
+        raise NodeError(f"/proc is not mounted, and {who} cannot run without it; mount it, or run elsewhere")
 
 
 def read(pid: int, proc: str = "/proc") -> ProcessEntry | None:

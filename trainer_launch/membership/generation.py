@@ -38,6 +38,7 @@ _UNEVEN = "ProgramError"  # the exit reason of a job whose ranks do not run the 
 _LEFT = "PeerLost"  # the same, or the ranks that finished were asked to
 _LATE = "Hung"  # and of a job for one of whose ranks the others waited in vain
 _KILLS = (signal.SIGKILL, signal.SIGTERM)  # no worker dies of these because a peer has failed
+_CRASHED, _SAME = "Crashed", 3  # so many crashes at one place are no chance
 _MOST_NAMED = 8
 _MESSAGE_CHARS = 300  # of an exception
 
@@ -373,9 +374,16 @@ def charge(state: JobState) -> None:
         return
     if failure is not None:
         state.failure = replace(failure, seen=_notes_on(state, failure, suspicion))
-    spent = why_spent(state.restarts, settings.max_restarts)
+    failed, spent = suspicion.failed, why_spent(state.restarts, settings.max_restarts)
+    crash = failed.message if failed.exit_reason == _CRASHED else ""
+    state.same_crashes = state.same_crashes + 1 if crash and crash == state.same_crash else 1
+    state.same_crash = crash
     if spent is not None:
-        give_up(state, f"{reason or suspicion.reason}, and {spent}")
+        text = f"{reason or suspicion.reason}, and {spent}"
+        if state.same_crashes >= _SAME and state.failure is not None:
+            state.failure = replace(state.failure, helps=False)
+            text += f"; the same crash has ended {state.same_crashes} starts in a row"
+        give_up(state, text)
         return
     if reason:
         state.say(reason)

@@ -52,6 +52,7 @@ from trainer_launch.membership.state import (
     JobState,
     Looked,
     NodeRecord,
+    Run,
     charge_at_s,
     give_up_at_s,
     has_finished,
@@ -444,8 +445,11 @@ def tick(state: JobState, now_s: float) -> None:
 
 def _stop_waiting(state: JobState, now_s: float) -> None:
     if state.phase is JobPhase.FORMED and state.run is not None:
-        host = state.nodes[next(iter(state.run.members))].name
-        reason = f"{host} did not open the store in {state.settings.store_timeout_s:g} s"
+        host = state.nodes[next(iter(state.run.members))]
+        if not host.prepared:
+            _wait_for_start(state, host, state.run, now_s)
+            return
+        reason = f"{host.name} did not open the store in {state.settings.store_timeout_s:g} s"
         stumble(state, reason, now_s)
         die(state, reason, now_s)
         return
@@ -455,6 +459,18 @@ def _stop_waiting(state: JobState, now_s: float) -> None:
         end(state, msg.GiveUp("; ".join([text, *why[:MAX_NAMED]]), exit_code=MISCONFIGURED, cause="Misconfigured"))
     else:
         give_up(state, text)
+
+
+def _wait_for_start(state: JobState, host: NodeRecord, run: Run, now_s: float) -> None:
+    """A node that keeps its lease is well, even if its image is still pulled and torch takes minutes to import."""
+    run.late_s, at_most_s = now_s - run.formed_s, state.settings.rejoin_timeout_s
+    what = f"{host.name} still starts: it has been importing torch for {run.late_s:.0f} s"
+    if run.late_s >= at_most_s:
+        give_up(state, f"{what}, and --wait-timeout is {at_most_s:g} s")
+        return
+    state.say(f"{what}; waiting for it up to {at_most_s:g} s")
+    count = len(run.members)
+    send_members(state, msg.Waiting(count - 1, count, (f"{host.name}, which still imports torch",)), host.key)
 
 
 def _say(state: JobState) -> None:

@@ -110,6 +110,7 @@ class Run(Struct, kw_only=True):
     number: int
     members: Mapping[Key, int]  # their numbers, in their order
     formed_s: float
+    late_s: float = 0.0  # how long it has waited for its store's node, which still starts
     go_s: float | None = None
     store: msg.Store | None = None
     took: set[Key] = field(default_factory=set)
@@ -179,6 +180,8 @@ class JobState(Struct, kw_only=True, eq=False):
     generation: int = 0  # the highest that anyone has seen
     restarts: int = 0  # failures, likewise
     crashes: int = 0  # generations in a row that failed early, and advanced nothing
+    same_crash: str = ""  # what the worker said that crashed last
+    same_crashes: int = 0  # how many failures in a row were that crash
     progress: int = 0  # how far the job had come when the last one failed
     losses: tuple[Loss, ...] = ()  # of one node, in a row
     suspicion: Suspicion | None = None
@@ -219,7 +222,7 @@ def deadline_s(state: JobState) -> float | None:
 def give_up_at_s(state: JobState) -> float | None:
     """When the present phase has lasted too long."""
     if state.phase is JobPhase.FORMED and state.run is not None:
-        return state.run.formed_s + state.settings.store_timeout_s
+        return state.run.formed_s + state.run.late_s + state.settings.store_timeout_s
     if state.phase is JobPhase.GATHERING and state.gather_from_s is not None:
         return state.gather_from_s + state.settings.rejoin_timeout_s
     return None

@@ -12,11 +12,21 @@ A message is one sentence: what was expected, what was found, where it came from
 
 from __future__ import annotations
 
+import errno
+import os
+
 from trainer_launch.model import exit_codes
 
 # What reading somebody else's data raises that is not as it should be: no JSON or other fields, texts for numbers,
 # numbers beyond all floats, nests too deep.
 MALFORMED = (ValueError, LookupError, TypeError, AttributeError, OverflowError, RecursionError)
+EXHAUSTED = (errno.EMFILE, errno.ENFILE, errno.EAGAIN, errno.ENOMEM)  # what this machine has run out of
+# The same where an exception has no number: of threads, and of what imports load.
+_EXHAUSTED_WORDS = (
+    *("can't start new thread", "failed to map segment", "MemoryError"),
+    *(os.strerror(number) for number in (errno.EMFILE, errno.ENOMEM)),
+)
+LIMITS = "raise the container's limit (ulimit -n, pids, memory)"
 _MAX_CHARS = 2_000  # lists of all names that would fit are the longest
 
 
@@ -60,6 +70,34 @@ class InternalError(LaunchError):
     """A promise of our own code is broken."""
 
     exit_code = exit_codes.FAILED
+
+
+def tells_of_limit(text: str) -> bool:
+    """Whether the text of an exception says that this machine has run out of something."""
+    return any(word in text for word in _EXHAUSTED_WORDS)
+
+
+def explained(cause: BaseException) -> LaunchError | None:
+    """What this machine lacks, as an error for people; None: it lacks nothing, the exception is a defect.
+
+    What was raised while a limit's own exception was handled, such as of a thread that never began, comes of it.
+    """
+    if isinstance(cause, LaunchError):
+        return cause
+    before: BaseException | None = cause
+    while before is not None:
+        number, text = getattr(before, "errno", None), str(before) or "out of memory"
+        if number in EXHAUSTED or isinstance(before, MemoryError) or tells_of_limit(text):
+            what = os.strerror(number) if number else text
+            return NodeError(f"this container has reached a limit: {what}; {LIMITS}")
+        before = before.__cause__ or before.__context__
+    if not isinstance(cause, OSError):
+        return None
+    try:
+        os.getcwd()
+    except FileNotFoundError:
+        return UsageError("the working directory does not exist any more; start in one that does")
+    return LaunchError(str(cause))
 
 
 def _printable(sign: str) -> str:

@@ -237,7 +237,7 @@ class MpiJob(RunLoop):
             return False
         if self.phase is MpiPhase.RUNNING:
             hosts = [member.host for member in self._running]
-            self._hosts.tell_ranks(hosts, name_of(signal.SIGTERM if asks else number))
+            self._hosts.tell_ranks(hosts, name_of(signal.SIGTERM if asks and number != signal.SIGINT else number))
         return True
 
     # -- hosts --------------------------------------------------------------------------------

@@ -48,7 +48,11 @@ STDOUT = "-"  # where events may go, in place of a file
 class Observer(RunObserver):
     """The observer of one run."""
 
-    def __init__(self, view: node_view.View, keeper: GoodputKeeper | None = None) -> None:
+    def __init__(
+        self, view: node_view.View, keeper: GoodputKeeper | None = None, termination_log: str | None = None
+    ) -> None:
+        self._termination_log = termination_log
+        self.early = ""  # the termination message from a request to stop on
         self.view = view = view if keeper is None else replace(view, ledger=keeper.ledger)
         self.goodput = keeper  # None: what runs here trains nothing
         self._events: EventLog | None = None
@@ -130,6 +134,10 @@ class Observer(RunObserver):
 
     def asked_to_stop(self, number: int) -> None:
         """This signal asks the run to stop, or says that nothing is to be started again."""
+        if self._termination_log is not None and not self.view.asked_to_stop_by:  # we may be killed later
+            view = self.view
+            self.early = outcome.while_stopping(number, view.node_rank, view.host, time.time() - view.started_s)
+            outcome.write_termination_message(self.early, self._termination_log)
         self._note(asked_to_stop_by=self.view.asked_to_stop_by or number)
 
     def look(self, collectives: int) -> None:
@@ -165,9 +173,10 @@ class Observer(RunObserver):
 
     def finished(self, ended: Outcome) -> None:
         """The run is over: the termination message to everybody who asked, within a short time for all."""
-        end_s = time.monotonic() + _PATIENCE_S
+        patience_s = _PATIENCE_S / 2 if self.view.asked_to_stop_by else _PATIENCE_S
+        end_s = time.monotonic() + patience_s
         if self._poster is not None:
-            self._poster.close(_PATIENCE_S / 2, succeeded=ended.verdict is Verdict.SUCCEEDED)
+            self._poster.close(patience_s / 2, succeeded=ended.verdict is Verdict.SUCCEEDED)
         self._end_event_log(max(0.1, end_s - time.monotonic()), ended)
         self.close()
 
@@ -217,7 +226,7 @@ def observed(
     task: Task, plan: Plan, settings: Settings, system: System, keeper: GoodputKeeper | None = None
 ) -> Iterator[Observer]:
     """The observer of a run that is about to begin; without a keeper of its goodput it trains nothing."""
-    observer = Observer(first_view(task, plan), keeper)
+    observer = Observer(first_view(task, plan), keeper, settings.termination_log)
     with contextlib.ExitStack() as stack:
         if settings.events == STDOUT:
             observer.write_events(system.print, _started(observer.view, task))
@@ -271,26 +280,30 @@ def _started(view: node_view.View, task: Task) -> dict[str, event_log.Value]:
 def conclude(ended: Outcome, task: Task, settings: Settings, observer: Observer) -> Outcome:
     """Report how the run ended to the log, the termination message and the observer."""
     ended = outcome.placed(ended, task.topology.node_rank, task.host.hostname)
+    lines = [outcome.summary(ended)]
+    if ended.failure and ended.failure.hint:
+        lines.append(f"what to do: {ended.failure.hint}")
     sentence = ""
     if observer.goodput is not None:
         spent = observer.goodput.totals(has_succeeded=ended.verdict is Verdict.SUCCEEDED)
         ended = replace(ended, spent_s={kind.value: one_s for kind, one_s in spent.items()})
         sentence = f"Goodput: {goodput.sentence(spent)}"
-        _log.info("goodput: %s", goodput.sentence(spent))
-    _log.info("%s", outcome.summary(ended))
-    if ended.failure and ended.failure.hint:
-        _log.info("what to do: %s", ended.failure.hint)
-    if not _is_told_below(observer, settings.termination_log):
+        lines.insert(0, f"goodput: {goodput.sentence(spent)}")
+    if not _is_told_below(observer, settings.termination_log):  # before the log, whose reader may hang
         outcome.write_termination_message(outcome.termination_message(ended, sentence), settings.termination_log)
     inherited.leave()
+    for line in lines:
+        _log.info("%s", line)
     observer.finished(ended)
     return ended
 
 
 def _is_told_below(observer: Observer, path: str) -> bool:
     """Whether a launcher that a shim started below this one has told its end: it knows the ranks."""
-    begin = b"reason="
-    if observer.view.engine != "plain" or LiveFiles(len(begin)).read(path) != begin:
+    if observer.view.engine != "plain":
+        return False
+    told = LiveFiles(outcome.TERMINATION_MESSAGE_BYTES).read(path) or b""
+    if not told.startswith(b"reason=") or told == observer.early.encode(errors="replace"):
         return False
     with contextlib.suppress(OSError):
         return within(path, 0.0, lambda: os.stat(path).st_mtime) >= observer.view.started_s

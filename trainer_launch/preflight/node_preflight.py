@@ -260,7 +260,7 @@ class PreflightProgress:
         self.undo: Callable[[], None] = lambda: None
         self.is_over = False  # the report is being written: the verdict stands
         self.view = contextlib.ExitStack()  # what a terminal shows meanwhile
-        self._is_held, self._held = False, 0
+        self._is_held, self._held, self._was_asked = False, 0, False
         self._write_message = write_message
         self._began_s = time.monotonic()
         for number in STOP_SIGNALS:
@@ -287,6 +287,9 @@ class PreflightProgress:
             self._stop(self._held, None)
 
     def _stop(self, number: int, _frame: FrameType | None) -> None:
+        if self._was_asked and number == signal.SIGINT:  # whatever is under way
+            os._exit(exit_codes.of_signal(number))
+        self._was_asked = True
         if self._is_held:
             self._held = number
             return

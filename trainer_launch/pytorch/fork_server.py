@@ -15,10 +15,19 @@ from typing import TYPE_CHECKING, TypeAlias
 from trainer_launch.host import network, slow_files
 from trainer_launch.model import Binding
 from trainer_launch.model.codec import MessageError
-from trainer_launch.model.errors import LaunchError, NodeError, NotRunnableError, UsageError
+from trainer_launch.model.errors import (
+    LIMITS,
+    LaunchError,
+    NodeError,
+    NotRunnableError,
+    UsageError,
+    explained,
+    tells_of_limit,
+)
 from trainer_launch.pytorch import messages
 from trainer_launch.pytorch.messages import ForkWorkers, OpenStore, Ready, RequestFailed, Started
 from trainer_launch.supervisor import inherited
+from trainer_launch.supervisor.failure import memory
 
 if TYPE_CHECKING:
     from trainer_launch.diagnosis.worker_samples import WorkerPlace
@@ -77,7 +86,7 @@ class ForkServer:
                 )
                 self._connection = socket.socket(fileno=ours.detach())
         except OSError as problem:
-            raise ServerError(f"the fork server could not be started ({problem})") from None
+            raise ServerError(f"the fork server could not be started ({explained(problem)})") from None
         self.pid = self.popen.pid
 
     @property
@@ -219,7 +228,8 @@ class Starter:
         self._store: int | None = None  # its pid
 
     @property
-    def _is_needed(self) -> bool:
+    def is_needed(self) -> bool:
+        """Whether workers or the store wait for the fork server."""
         return self.forks or self._needs_store
 
     @property
@@ -228,13 +238,13 @@ class Starter:
 
     def begin(self) -> bool:
         """Start the fork server, which imports torch while all else goes on; False: `answer` will tell."""
-        if self._is_needed:
+        if self.is_needed:
             self._replace_server()
         return self._server is None
 
     def prepare(self) -> bool:
         """Make sure of it; False: `answer` or `server_ended` will tell."""
-        if not self._is_needed:
+        if not self.is_needed:
             return True
         why = slow_files.in_time("loaded files", None, changed, self._files) if self._files else None
         if why is not None:
@@ -278,6 +288,8 @@ class Starter:
 
     def _lost(self, why: str) -> bool:
         """The server has ended before it was ready."""
+        evidence = self._system.look()
+        why += f"; {memory(evidence)}: raise the container's memory limit" if evidence.oom_killed is True else ""
         self._end_server()
         if self._tries < _TRIES:
             self._start_server()
@@ -289,9 +301,10 @@ class Starter:
         """Workers are not forked; a store still needs a server, for which this one will do if it `has_torch`."""
         if not self.forks and not has_torch:
             self._end_server()
+            text, is_limit = f"the store cannot be opened: {reason}", tells_of_limit(reason)
             # An import fails again; a process that ended, perhaps for memory, may not.
-            kind = LaunchError if reason.startswith(_NO_TORCH) else NodeError
-            raise kind(f"the store cannot be opened: {reason}")
+            kind = LaunchError if reason.startswith(_NO_TORCH) and not is_limit else NodeError
+            raise kind(f"{text}; {LIMITS}" if is_limit else text)
         if self.forks and self._workers.must_fork:
             self._end_server()
             raise UsageError(messages.cannot_fork(reason))

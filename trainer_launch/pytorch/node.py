@@ -141,7 +141,7 @@ class TorchNode(RunLoop):
         self._exits: tuple[Death, ...] = ()  # of the last generation, where its workers ran at the end
         self._away_since_s: float | None = self._started_at_s  # None while the coordinator is there
         self._unstartable: Death | None = None  # why no worker can be started; looked at only by the next start
-        self._was_prepared = not self._workers.forks  # workers could be started, which the coordinator knows
+        self._was_prepared = not starter.is_needed  # all could be started, which the coordinator knows
         self._starts = 0  # generations whose workers were started
 
     def run(self) -> Outcome:

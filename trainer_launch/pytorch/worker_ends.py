@@ -128,6 +128,8 @@ def told_by_all(failure: Failure, given_up: say.GiveUp, node_rank: int) -> Failu
         failure = replace(failure, signal=None)  # the launcher's own
     if given_up.cause == _LOST:
         failure = replace(failure, hint=_WHY_LEFT)
+    if given_up.helps is False:
+        failure = replace(failure, again=False)
     is_elsewhere = given_up.node_rank not in (None, node_rank)
     if is_elsewhere and given_up.cause is None and not given_up.is_victim:
         hint = f"{SEE_NODE} {given_up.node}"

@@ -23,7 +23,7 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from trainer_launch.diagnosis import incident_bundle
-from trainer_launch.host import deadline_subprocess, files, logs, runtime_directory
+from trainer_launch.host import deadline_subprocess, files, logs, process_tree, runtime_directory
 from trainer_launch.model import exit_codes, signal_policy
 from trainer_launch.model.errors import NodeError, NotRunnableError
 from trainer_launch.model.settings import Settings
@@ -63,6 +63,7 @@ class RehearsalJob(Struct, frozen=True, kw_only=True):
 
 def rehearse(job: RehearsalJob, settings: Settings, setting: Setting) -> int:
     """Run the job to its end; return the exit code. Raises LaunchError: it cannot be run here."""
+    process_tree.require("a rehearsal")
     scratch, began_s = Path(tempfile.mkdtemp(prefix="trainer-launch-rehearsal-")), time.time()
     try:
         kubelet = Kubelet(job.workload, scratch, setting)

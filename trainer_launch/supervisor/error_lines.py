@@ -51,6 +51,7 @@ _LOGGED = re.compile(r"(\[rank\d+\]: *)?\[[IWE]\d{3,4} |.*\bNCCL (WARN|INFO)\b|\
 # What torch's agent logs of a worker's end: no word of the worker's own.
 _OF_AGENT = re.compile(r"[IWE]\d{4} \S+ +\d+ \S*torch/(distributed/elastic|multiprocessing)/")
 _CANNOT_RUN = re.compile(r"\S+: (?:line )?\d+: .*: (?:(?:command )?not found|Permission denied|No such file.*)$")
+_ENDED_TORCHRUN = re.compile(r"(?:[\w.]+\.)?SignalException: Process \d+ got signal: (\d+)")
 _NAME = re.compile(_RANK + r"([A-Za-z_][\w.]*)(?=:|$)")
 
 # -- errors within errors ------------------------------------------------------------------------
@@ -496,6 +497,12 @@ def hand_up(path: str | None, exit_code: int, own: str | None) -> None:
         within(own, 0, Path(own).write_text, json.dumps(data), "utf-8")
     except OSError as problem:
         log.warning("TORCHELASTIC_ERROR_FILE=%s was not written: %s", own, problem.strerror)
+
+
+def ended_torchrun(lines: Sequence[str]) -> int | None:
+    """The signal that torchrun says it was ended by."""
+    match = _ENDED_TORCHRUN.match((*final_error(lines), "")[0])
+    return exit_codes.deadly(int(match[1])) if match else None
 
 
 def ended_in(data: dict[str, Any]) -> dict[str, int | None]:

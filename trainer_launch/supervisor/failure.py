@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import signal
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 from msgspec import Struct
@@ -196,7 +196,7 @@ def _shown(cause: Cause, death: Death, evidence: Evidence) -> Iterator[str]:
     if evidence.stopped:
         return
     if evidence.oom_killed:
-        yield _memory(evidence)
+        yield memory(evidence)
     elif cause.reason == "Killed" and death.signal == signal.SIGKILL and evidence.oom_kills_after is not None:
         yield "the kernel's count of memory kills in this container did not rise"
     if death.signal in evidence.handed_on:
@@ -211,7 +211,8 @@ def _shown(cause: Cause, death: Death, evidence: Evidence) -> Iterator[str]:
         yield f"the worker's local rank is {death.local_rank}, by which programs choose their device"
 
 
-def _memory(evidence: Evidence) -> str:
+def memory(evidence: Evidence) -> str:
+    """What the kernel has killed for memory in this container, in words."""
     kills = (evidence.oom_kills_after or 0) - (evidence.oom_kills_before or 0)
     words = [f"the kernel killed {counted(kills, 'process')} of this container for memory"]
     if evidence.memory_limit_bytes is not None:
@@ -276,11 +277,15 @@ def with_symptom(death: Death, evidence: Evidence, store_port: int | None = None
     return replace(death, reason=cause.reason, message=_message(death, evidence, cause, line))
 
 
-def with_torchruns_file(death: Death, content: dict[str, Any]) -> Death:
+def with_torchruns_file(death: Death, content: dict[str, Any], lines: Sequence[str] = ()) -> Death:
     """torchrun's own death as that of the worker which failed first, whose error file torchrun hands up.
 
-    When torchrun itself was killed, the file is not about this death.
+    When torchrun itself was ended, the file is not about this death. A request to end, from whomever, shows as an
+    exception and exit code 1: `lines` are its last ones.
     """
+    number = error_lines.ended_torchrun(lines) if death.code == exit_codes.FAILED else None
+    if number is not None:
+        return replace(death, code=None, signal=number)
     if not content or death.signal is not None:
         return death
     ended = error_lines.ended_in(content) or {"code": death.code}

@@ -12,7 +12,6 @@ from collections.abc import Callable, Collection, Mapping
 from types import FrameType
 
 from trainer_launch.model import exit_codes
-from trainer_launch.model.signal_policy import RELAYED, STOP_SIGNALS
 
 log = logging.getLogger(__name__)
 
@@ -137,10 +136,9 @@ def leave() -> None:
     _leaving.append(True)
 
 
-def keep_exit_code() -> None:
-    """Ignore requests to stop while Python ends: it takes away every handler first, and they would kill."""
-    for number in STOP_SIGNALS | RELAYED:
-        signal.signal(number, signal.SIG_IGN)
+def is_leaving() -> bool:
+    """Whether the termination message is written."""
+    return bool(_leaving)
 
 
 def _end(number: int, _frame: FrameType | None) -> None:

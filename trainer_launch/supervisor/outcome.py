@@ -65,6 +65,20 @@ def summary(outcome: Outcome) -> str:
     return _cut(" ".join(words) + (f" | {_one_line(text)}" if text else ""), _SUMMARY_BYTES)
 
 
+def while_stopping(number: int, node_rank: int | None, host: str, took_s: float) -> str:
+    """Return the termination message from a request to stop on, until it is known how all ended."""
+    stopped = Outcome(
+        verdict=Verdict.STOPPED,
+        stop_signal=number,
+        took_s=took_s,
+        node_rank=node_rank,
+        host=host,
+        note=f"asked to stop by {signal_name(number)}; the launcher was killed before all processes had ended: "
+        f"set terminationGracePeriodSeconds higher than --grace",
+    )
+    return summary(stopped) + "\n"
+
+
 def refusal(message: str, code: int, host: str) -> str:
     """Return the termination message of a run that could not begin."""
     line = " ".join(["reason=NotStarted", f"host={host}", f"exit={code}", *_retryable(exit_codes.retryable(code))])

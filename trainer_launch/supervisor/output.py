@@ -38,6 +38,7 @@ _SECOND_S = 1.0
 _READ_BYTES = 32 * 1024  # larger blocks come from mmap each time, which made it three times slower
 _PIPE_BYTES = 1024 * 1024  # what an unprivileged user may ask for; refused beyond the user's share
 _AT_ONCE = 32  # reads of one pipe before the next has its turn
+_WRITE_S = 0.5  # for the last line to be written
 _PAUSE_S = 0.2  # after which a partial line, such as a prompt, is shown
 _LAST_LINES = 60  # the error that ended a program may stand before many C++ frames
 _COLORS = (36, 33, 32, 35, 34, 31)  # ANSI foregrounds, told apart best in this order
@@ -191,9 +192,10 @@ class Output:
         """Read what is left, at most for `wait_s`: a survivor may hold a pipe open. False: our reader hangs."""
         if self._thread is None:
             return True
+        more_s = _WRITE_S if self._stop_at_s is None else 0.0  # whoever hangs has had it
         self._stop_at_s = time.monotonic() + wait_s
         self._wake()
-        self._thread.join(wait_s + 0.5)
+        self._thread.join(wait_s + more_s)
         return not self._thread.is_alive()
 
     def _last_lines_of(self, process: str, stream: int) -> tuple[str, ...]:
@@ -352,17 +354,23 @@ class _Sink:
         self._lock = lock  # one per stream: who is mid-line and what is written must agree
         self._broken = False
         self._said = False
+        self._hangs = False  # its reader had a moment for our last line, and did not take it
 
     def put(self, text: Callable[[], bytes], patience_s: float = -1.0) -> None:
-        """Write what `text` makes of the stream as it stands now; drop it if a reader hangs beyond our patience."""
+        """Write what `text` makes of the stream as it stands now; drop it if a reader hangs beyond our patience.
+
+        A reader that hangs has our patience once: all lines of the end have to fit into the pod's grace period.
+        """
+        is_ours, patience_s = patience_s >= 0, 0.0 if self._hangs and patience_s > 0 else patience_s
         if not self._lock.acquire(timeout=patience_s):
+            self._hangs = True
             return
         try:
-            if patience_s < 0:
-                self._write(text())
-            elif self._path:
+            if is_ours and self._path:
                 within(self._path, None, self._write, text(), wait_s=patience_s)
-            elif select.select([], [self.fd], [], patience_s)[1]:
+                return
+            self._hangs = is_ours and not select.select([], [self.fd], [], patience_s)[1]
+            if not self._hangs:
                 self._write(text())
         finally:
             self._lock.release()

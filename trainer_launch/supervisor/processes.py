@@ -4,14 +4,14 @@ A generation is what was started since `begin`. The processes that were started 
 pid: an orphan, or a process of an earlier generation, means nothing here. A generation ends by rungs:
 
 RANKS    for mpirun only: its ranks, which run on other hosts, were told, and have most of the grace
-LEADERS  the leaders have the plan's stop signal, and most of the grace
+LEADERS  the leaders have the plan's stop signal, or SIGINT from a person's Ctrl-C, and most of the grace
 ALL      everything below us has SIGTERM, and the rest of the grace
 KILL     everything below us has SIGKILL, again and again; what does not end is named, and given up
 
-Every rung has a deadline, at which `tick` climbs; every request to stop after the first one climbs, too. Once the
-last leader has ended, whatever the leaders have left behind is on rung ALL, with a short grace. `is_over` tells
-that nothing of the generation lives any more. What comes of that is decided by `ProgramLoop` for any program, and
-by `Node` for torch workers.
+Every rung has a deadline, at which `tick` climbs; every request to stop after the first one climbs, too, and a
+Ctrl-C to KILL. Once the last leader has ended, whatever the leaders have left behind is on rung ALL, with a short
+grace. `is_over` tells that nothing of the generation lives any more. What comes of that is decided by `ProgramLoop`
+for any program, and by `Node` for torch workers.
 """
 
 from __future__ import annotations
@@ -62,6 +62,7 @@ class Processes:
 
     def _forget(self) -> None:
         self.rung = Rung.NONE
+        self._stop_signal = self._plan.stop_signal
         self.relayed: set[int] = set()  # signals that the leaders were given unchanged
         self._alive: dict[int, Process] = {}
         self._ended: dict[int, float] = {}  # ended leaders, and when what they left behind gets SIGKILL
@@ -171,6 +172,7 @@ class Processes:
         """Do with a signal what the plan says, whatever this generation does now; what it was for.
 
         The first request to stop asks the leaders, unless they are being ended already; each further one climbs.
+        Ctrl-C is theirs as from a terminal, and the second one ends all at once.
         `spares_leaders`: their ranks on other hosts have had the signal.
         """
         action = action_of(number, self._plan.signals)
@@ -180,7 +182,10 @@ class Processes:
             if self.rung is Rung.KILL and self._climb_at_s is not None:
                 self._climb_at_s = min(self._climb_at_s, now_s + LAST_KILL_S)
             first = Rung.RANKS if spares_leaders else Rung.LEADERS
-            self.stop(now_s, first if self.asked == 1 else max(first, Rung(min(self.rung + 1, Rung.KILL))))
+            again = Rung.KILL if number == signal.SIGINT else Rung(min(self.rung + 1, Rung.KILL))
+            if number == signal.SIGINT and self.rung < Rung.LEADERS:
+                self._stop_signal = number
+            self.stop(now_s, first if self.asked == 1 else max(first, again))
             return action
         self._observer.tell("signal", signal=number, asks_to_stop=False)
         self.relayed.add(number)
@@ -199,8 +204,9 @@ class Processes:
         self.asked += 1
         self._observer.tell("signal", signal=number, asks_to_stop=True)
         self._observer.asked_to_stop(number)
-        grace_s = self._plan.grace_s
-        log.info("asked to stop by %s (request %d, grace %g s)", signal_name(number), self.asked, grace_s)
+        grace_s, is_first = self._plan.grace_s, number == signal.SIGINT and self.asked == 1
+        text = f"asked to stop by {signal_name(number)} (request {self.asked}, grace {grace_s:g} s)"
+        log.info("%s%s", text, "; the next Ctrl-C kills at once" if is_first else "")
 
     # -- stopping -----------------------------------------------------------------------------
 
@@ -243,7 +249,7 @@ class Processes:
             self._climb_at_s = self._kill_at_s - (1 - LEADERS_SHARE) * self._grace_s
             self._observer.tell("stopping", rung="leaders")
             for pid in self._alive:
-                self._system.signal_leader(pid, self._plan.stop_signal, wakes=True)
+                self._system.signal_leader(pid, self._stop_signal, wakes=True)
 
     def tick(self, now_s: float) -> None:
         """Do what is due: end what ended leaders have left behind, climb, see whether anything lives."""

@@ -142,8 +142,9 @@ class ProgramLoop(RunLoop):
             cause = self._death
         if cause is None or cause.exit_code == 0:
             return None
-        death = failure.with_torchruns_file(cause, error_lines.read_error_file(self._plan.failure_file))
-        return self.classified(death)
+        lines = () if self._plan.failure_file is None else self._system.last_lines(cause.process)
+        content = error_lines.read_error_file(self._plan.failure_file)
+        return self.classified(failure.with_torchruns_file(cause, content, lines))
 
 
 def _is_hang(death: Death) -> bool:

@@ -12,13 +12,14 @@ from trainer_launch.model import Death, Failure, Outcome, Plan, Verdict
 from trainer_launch.model.signal_policy import STOP_SIGNALS, SignalAction, action_of
 from trainer_launch.supervisor import failure
 from trainer_launch.supervisor.failure import Evidence
-from trainer_launch.supervisor.processes import Processes
+from trainer_launch.supervisor.processes import Processes, Rung
 from trainer_launch.supervisor.run_observer import RunObserver
 from trainer_launch.supervisor.system import System
 
 # Nobody ends so because another has ended, unless it was stopped for that.
 _BY_ITSELF = (0, -signal.SIGKILL, -signal.SIGTERM)
 DRAIN_S = 1.0  # for the last output, once nothing of ours runs any more
+LAST_DRAIN_S = 0.2  # the same when the grace period is over
 
 
 class AnyWatch(Protocol):
@@ -69,7 +70,8 @@ class RunLoop(ABC):
             for pid, status in sorted(happened.ended, key=lambda end: end[1] not in _BY_ITSELF):
                 self.on_child(pid, status, now_s)
         self._observe()
-        self._system.drain(DRAIN_S)
+        is_late = self._processes.asked and self._processes.rung is Rung.KILL
+        self._system.drain(LAST_DRAIN_S if is_late else DRAIN_S)
 
     def times(self) -> tuple[float | None, ...]:
         """When something is due; None: never."""

@@ -23,7 +23,7 @@ from msgspec.structs import replace
 
 from trainer_launch.host import cgroup, process_tree, shm
 from trainer_launch.model import Process, exit_codes
-from trainer_launch.model.errors import NodeError, NotRunnableError
+from trainer_launch.model.errors import EXHAUSTED, LIMITS, NodeError, NotRunnableError
 from trainer_launch.model.signal_policy import RELAYED, STOP_SIGNALS
 from trainer_launch.model.units import in_units
 from trainer_launch.supervisor import inherited
@@ -64,6 +64,7 @@ class System:
         self._old_handlers = inherited.hear({signal.SIGCHLD, *STOP_SIGNALS, *RELAYED})
         self._adopted = inherited.adopt_orphans()
         self._witness = Witness()
+        self._witness.begin()  # for what others have started, such as the fork server
         self._output = Output(color=color, watched=watched, lines_per_s=lines_per_s, listener=listener, sieve=sieve)
         output = self._output
         self.last_lines, self.last_errors = output.last_lines, output.last_errors
@@ -121,7 +122,7 @@ class System:
         try:
             return self._output.open(process.name, process.label, to=process.streams)
         except OSError as error:
-            if error.errno in _EXHAUSTED or error.filename is None:
+            if error.errno in EXHAUSTED or error.filename is None:
                 raise exhausted(process, error) from error
             text = f"cannot start {process.name}: cannot open {error.filename}: {error.strerror}"
             raise NodeError(text) from error
@@ -174,9 +175,14 @@ class System:
     # -- signalling ---------------------------------------------------------------------------
 
     def signal_leader(self, pid: int, number: int, *, wakes: bool = False) -> None:
-        """Signal a process that we started, unless it has ended; `wakes`: it is to hear that also if suspended."""
+        """Signal a process that we started, unless it has ended; `wakes`: it is to hear that also if suspended.
+
+        SIGINT goes to its group, as a terminal sends it: a shell ends only with what it runs.
+        """
         if pid in self._popens:  # not collected yet: the number cannot have been used anew
-            self._send(pid, process_tree.read(pid), number, wakes=wakes)
+            entry = process_tree.read(pid)
+            is_leader = number == signal.SIGINT and entry is not None and entry.group == pid
+            self._send(-pid if is_leader else pid, entry, number, wakes=wakes)
 
     def signal_group(self, pid: int, number: int) -> int:
         """Signal who is in the session or the group of a process, also after its end; return how many."""
@@ -413,20 +419,16 @@ def _largest(folder: str) -> tuple[str, ...]:
 
 
 _SHOWN_BYTES = 120
-_EXHAUSTED = (errno.EMFILE, errno.ENFILE, errno.EAGAIN, errno.ENOMEM)  # what this machine has run out of
 
 
 def exhausted(process: Process, error: OSError) -> NodeError:
     """This machine has run out of something."""
-    return NodeError(
-        f"cannot start {process.name}: {error.strerror}; raise the container's limit (ulimit -n, pids, memory) "
-        f"or start fewer processes"
-    )
+    return NodeError(f"cannot start {process.name}: {error.strerror}; {LIMITS} or start fewer processes")
 
 
 def why(process: Process, error: OSError | ValueError) -> NodeError | NotRunnableError:
     """What the error of a start means."""
-    if isinstance(error, OSError) and error.errno in _EXHAUSTED:
+    if isinstance(error, OSError) and error.errno in EXHAUSTED:
         return exhausted(process, error)
     number = error.errno if isinstance(error, OSError) else None
     place = error.filename if isinstance(error, OSError) and error.filename else process.argv[0]
