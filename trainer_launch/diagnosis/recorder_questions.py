@@ -48,11 +48,16 @@ class Recorders:
             theirs.append(other.detach())
         return theirs
 
-    def close(self) -> None:
-        """The generation is over."""
-        for connection in self._connections.values():
-            connection.close()
-        self._connections, self._unread, self._far, self._bytes, self.at_end = {}, {}, {}, {}, {}
+    def close(self, but: Mapping[str, str] | None = None) -> None:
+        """The generation is over; workers of these names go on in the next one, under others."""
+        but = but or {}
+        for name in self._connections.keys() - but.keys():
+            self._connections.pop(name).close()
+        for held in (self._connections, self._unread, self._far, self._bytes):
+            renamed = {but[name]: value for name, value in held.items() if name in but}
+            held.clear()
+            held.update(renamed)
+        self.at_end = {}
 
     def how_far(self) -> dict[str, int]:
         """How many collectives each worker has entered and ended, as far as it has told."""

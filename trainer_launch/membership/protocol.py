@@ -14,7 +14,7 @@ from trainer_launch import __version__
 from trainer_launch.model.codec import MAX_TEXT, Amount, Codec, Count, Name, Port, Real, Tagged, Text
 from trainer_launch.model.units import ranges_in
 
-VERSION = 8
+VERSION = 9
 MAX_NODES = 65536
 MAX_CLAIMS = 32
 MAX_QUARANTINED = 16
@@ -150,6 +150,7 @@ class Join(Tagged, frozen=True):
     device_fault: Text = ""  # the worker's last error, which proves that a device failed
     notes: _Notes = field(default_factory=dict)
     may_be_asked: bool = False  # whether one that finished may have been told to, by a signal from elsewhere
+    kept: _Workers = 0  # workers that wait here with their state
 
 
 class Renew(Tagged, frozen=True):
@@ -273,6 +274,7 @@ class Formed(Tagged, frozen=True):
     role_world_size: _AllWorkers = 0
     node_rank: NodeRank | None = None  # of this node, which may have come without one
     notes: _Notes = field(default_factory=dict)
+    kept: _AllWorkers = 0  # workers of all nodes that have their state
 
 
 class Go(Tagged, frozen=True):

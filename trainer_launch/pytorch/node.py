@@ -39,9 +39,11 @@ from trainer_launch.membership import timeouts
 from trainer_launch.membership.client import Client, Connected, Disconnected, News
 from trainer_launch.model import Death, Failure, GivenUp, Outcome, exit_codes
 from trainer_launch.model.errors import LaunchError, NodeError
+from trainer_launch.model.signal_policy import SignalAction, action_of
 from trainer_launch.model.units import counted
 from trainer_launch.pytorch import worker_ends, worker_processes
 from trainer_launch.pytorch.fork_server import ServerError, Starter
+from trainer_launch.pytorch.generations import LostPeer, SharedState, Waiting
 from trainer_launch.pytorch.worker_group import WorkerGroup
 from trainer_launch.pytorch.worker_processes import LogFolders
 from trainer_launch.supervisor import error_lines, failure
@@ -99,7 +101,7 @@ def client_of(group: WorkerGroup, secret: bytes | None, carried: Callable[[], Ma
         NodeError: there are too few descriptors for the workers.
     """
     me, workers, system = group.membership, group.workers, group.system
-    system.need_descriptors(_OWN_DESCRIPTORS + 4 * workers.count)
+    system.need_descriptors(_OWN_DESCRIPTORS + 6 * workers.count)
     hello = say.Hello(
         *(say.VERSION, me.job, me.node_rank, me.host, group.incarnation),
         workers=workers.count,
@@ -143,6 +145,8 @@ class TorchNode(RunLoop):
         self._unstartable: Death | None = None  # why no worker can be started; looked at only by the next start
         self._was_prepared = not self._workers.forks  # workers could be started, which the coordinator knows
         self._starts = 0  # generations whose workers were started
+        self._ending_since_s = self._started_at_s  # when the last generation began to end
+        self._is_shared = False  # survivors of the last one have given their state
 
     def run(self) -> Outcome:
         """Run workers until the job is over for this node, and say how it ended."""
@@ -179,6 +183,7 @@ class TorchNode(RunLoop):
         super().on_time(now_s)
         if self._processes.is_running:
             self._observer.look(self._group.recorders.farthest)
+        self._hear_survivors(now_s)
         if self._away_until_s is not None and now_s >= self._away_until_s:
             self._on_lost_coordinator(now_s)
         if self._ending.stops_at_s is not None and now_s >= self._ending.stops_at_s:
@@ -212,9 +217,47 @@ class TorchNode(RunLoop):
     def on_signal(self, number: int, now_s: float) -> None:
         """A request to stop is told at once, so that the other nodes need not wait for the end of our workers."""
         was_asked = self._processes.asked
+        if action_of(number, self._plan.signals) is SignalAction.TERMINATE and self._processes.take_back():
+            self.phase = NodePhase.ENDING  # a handler of theirs may save
         super().on_signal(number, now_s)
         if self._processes.asked and not was_asked and not self._processes.is_over:
             self._tell(say.Leave(ASKED))
+
+    # -- survivors ----------------------------------------------------------------------------
+
+    def _hear_survivors(self, now_s: float) -> None:
+        """Hear workers inside of `generations()`, behind the ends of others: who has lost a peer is no cause."""
+        for name, message in self._group.survivors.hear():
+            if name not in self._processes.pids():
+                continue
+            match message:
+                case LostPeer(message=text) if self.phase is NodePhase.RUNNING:
+                    place = self._group.places[name]
+                    lost = Death(process=name, code=exit_codes.FAILED, at_s=now_s, message=text)
+                    lost = replace(lost, rank=place.rank, local_rank=place.local_rank)
+                    self._on_failure(lost, now_s)
+                case Waiting() if self.phase is NodePhase.ENDING and self._may_keep:
+                    self._group.keep(name)
+                    self._stop_awaited(name, now_s)
+                case SharedState() if self.phase is NodePhase.RUNNING:
+                    self._on_shared(message, now_s)
+
+    @property
+    def _may_keep(self) -> bool:
+        """Whether this node will be in another generation, as far as it knows."""
+        return self._end is None and self._stop_signal is None and not self._processes.asked
+
+    def _on_shared(self, shared: SharedState, now_s: float) -> None:
+        """A rank has the newest state: the first news of it is told, once for each generation."""
+        formed = self._formed
+        if formed is None or self._is_shared or not shared.kept:
+            return
+        self._is_shared = True
+        new, kept, took_s = formed.world_size - shared.kept, shared.kept, now_s - self._ending_since_s
+        text = f"{counted(new, 'rank')} replaced in {took_s:.2f} s; {counted(kept, 'rank')} kept their state"
+        self._observer.tell("state_kept", ranks=kept, replaced=new, step=shared.step)
+        level = logging.WARNING if self._is_first else logging.INFO
+        _log.log(level, "generation %d: %s at step %d, no step is repeated", formed.generation, text, shared.step)
 
     # -- the coordinator ----------------------------------------------------------------------
 
@@ -258,7 +301,8 @@ class TorchNode(RunLoop):
         group, ends = self._group, self._ending.ends or worker_ends.UNKNOWN_ENDS
         proof = next((death.fault for death in group.deaths if death.fault), "")
         join = say.Join(group.incarnation, group.generation, ends.finished, ends.failed, self._was_prepared)
-        self._tell(replace(join, device_fault=proof, may_be_asked=ends.may_be_asked))
+        join = replace(join, device_fault=proof, may_be_asked=ends.may_be_asked)
+        self._tell(replace(join, kept=len(self._processes.kept)))
 
     def on_restart(self, restart: say.Restart, now_s: float) -> None:
         """The coordinator ends the generation, also while draining: who waits for a lost peer never ends."""
@@ -374,6 +418,7 @@ class TorchNode(RunLoop):
             at_most = self._membership.max_restarts
             self._observer.tell("restarting", restart=self._starts, restarts_at_most=at_most)
         self.phase, self._ending, self._starts = NodePhase.RUNNING, Ending(), self._starts + 1
+        self._is_shared = False
         try:
             unstarted = self._starter.start(specs, group.places)
         except (NodeError, OSError) as problem:
@@ -431,12 +476,19 @@ class TorchNode(RunLoop):
 
     def on_end(self, death: Death, now_s: float) -> None:
         """A worker has ended: the first failure ends the generation, here and by the coordinator everywhere."""
+        if self.phase in (NodePhase.JOINING, NodePhase.FORMED):
+            _log.warning("%s ended with %s while it waited for the next generation", death.process, how(death))
+            return
         self._group.deaths.append(death)
         _log.debug("%s ended with %s", death.process, how(death))
         if death.exit_code != 0 and not self._processes.asked:
             self._on_failure(death, now_s)
+        self._stop_awaited(death.process, now_s)
+
+    def _stop_awaited(self, name: str, now_s: float) -> None:
+        """The last of those that may tell the cause has ended, or waits."""
         awaited = self._ending.awaited
-        if death.process in awaited and awaited.isdisjoint(self._processes.pids()):
+        if name in awaited and awaited.isdisjoint(self._processes.pids()):
             self._stop(now_s)
 
     def _on_failure(self, death: Death, now_s: float) -> None:
@@ -490,6 +542,7 @@ class TorchNode(RunLoop):
         is_first, self.phase, self._ending = self.phase is NodePhase.RUNNING, NodePhase.ENDING, ending
         awaited: frozenset[str] = frozenset()
         if is_first:
+            self._ending_since_s = now_s if ending.death is None else ending.death.at_s
             self._observe(since_s)  # what follows is no training
             if incident is not None and self._stop_signal is None:
                 death = ending.death or Death()
@@ -509,7 +562,10 @@ class TorchNode(RunLoop):
         stopped_at_s = min(now_s, self._ending.stopped_at_s)
         self._ending = replace(self._ending, awaited=frozenset(), stops_at_s=None, stopped_at_s=stopped_at_s)
         if self.phase is NodePhase.ENDING:
-            self._processes.stop(now_s, rung)
+            able = self._group.survivors.able & self._processes.pids().keys()
+            kept = able if rung is Rung.LEADERS and self._may_keep else frozenset[str]()
+            self._group.survivors.leave(kept, self._group.generation)
+            self._processes.stop(now_s, rung, sparing=kept)
 
     def _report(self) -> None:
         """Tell of the failure that ends the generation; a node that drains leaves instead, and costs no restart."""
@@ -602,6 +658,10 @@ class TorchNode(RunLoop):
             self._ask(self._starter.prepare)
 
     def _leave(self, why: str | None = None) -> None:
+        if self._processes.take_back():  # they have waited in vain
+            self.phase = NodePhase.ENDING
+            self._processes.stop(self._system.now())
+            return
         self._exits = tuple(self._group.deaths) if self.phase in (*_LIVES, NodePhase.DONE) else ()
         self.phase, self.is_done = NodePhase.ENDED, True
         if why is not None:
