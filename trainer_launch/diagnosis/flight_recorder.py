@@ -34,11 +34,12 @@ _SIZES = 200  # characters of a collective's sizes
 _SHAPES = 4  # of a longer one
 _SHARED = "gloo"  # whose recorder other backends share
 _P2P = re.compile(r"(send|recv) \d+(?:->|<-)(\d+)$")
+_since_ns = 0  # when this process has entered its present generation; 0: it has had no other
 Dump: TypeAlias = Callable[..., bytes]  # of one of torch's recorders
 Members: TypeAlias = Mapping[str, tuple[str, Sequence[int]]]  # of process groups, by name: titles and ranks
 
 
-def answer_in_thread(fd: int, rank: int) -> None:
+def answer_in_thread(fd: int, rank: Callable[[], int]) -> None:
     """Start the thread, in which no signal of the program's is handled, and tell PID 1 that it may ask now.
 
     Stacks are written in it: a signal would end a sleep of the main thread in C, whatever the handler's flags.
@@ -54,7 +55,7 @@ def answer_in_thread(fd: int, rank: int) -> None:
         signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
-def _serve(fd: int, rank: int, main_thread: int | None) -> None:
+def _serve(fd: int, rank: Callable[[], int], main_thread: int | None) -> None:
     with contextlib.suppress(OSError), open("/proc/thread-self/comm", "w", encoding="ascii") as name:
         name.write(ANSWERS)
     poll = select.poll()
@@ -72,11 +73,11 @@ def _serve(fd: int, rank: int, main_thread: int | None) -> None:
                 if question.get("entries"):
                     sample = _Sample(question, main_thread)
                 else:
-                    _reply(fd, question, rank)
+                    _reply(fd, question, rank())
         elif sample is not None:
             sample.look()
         if sample is not None and sample.is_over:
-            _reply(fd, sample.question, rank, sample.seen)
+            _reply(fd, sample.question, rank(), sample.seen)
             sample = None
 
 
@@ -127,7 +128,7 @@ def answer(question: dict[str, Any], rank: int) -> dict[str, Any]:
     if (is_end := question.get("at_end", False)) and not groups:
         return {"number": number, "why": "no process group is left"}
     # Collectives of a device have events, which end with their group, and may do so while a program ends.
-    found = by_backend(traces(dumps, (_SHARED,) if is_end else dumps), groups)
+    found = by_backend(_present(traces(dumps, (_SHARED,) if is_end else dumps)), groups)
     if most := question.get("entries"):
         members = {name: about for _, members in found for name, about in members.items()}
         return {"number": number, "entries": {"rank": rank, **entered(merged(found)["entries"], members, most)}}
@@ -193,6 +194,26 @@ def traces(dumps: Mapping[str, Dump], whole: Collection[str]) -> dict[str, dict[
     asked = {"includeStackTraces": False, "onlyActive": False}
     return {
         backend: pickle.loads(dump(includeCollectives=backend in whole, **asked)) for backend, dump in dumps.items()
+    }
+
+
+def begin_generation() -> None:
+    """What torch has recorded until now is of groups that were left; torch keeps it, under the same names."""
+    global _since_ns  # noqa: PLW0603
+    _since_ns = time.time_ns()
+
+
+def _present(found: dict[str, dict[str, Any]]) -> dict[str, dict[str, Any]]:
+    """Without what earlier generations of this process have recorded."""
+    if not _since_ns:
+        return found
+    return {
+        backend: {
+            **trace,
+            "entries": [each for each in trace.get("entries") or () if int(each["time_created_ns"]) >= _since_ns],
+            "pg_status": {},
+        }
+        for backend, trace in found.items()
     }
 
 

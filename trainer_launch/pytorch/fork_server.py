@@ -400,7 +400,8 @@ class Starter:
         group.kept_places = {}
         for pid, _, process in kept:
             group.processes.take(pid, process)
-            group.survivors.enter(process.name, process.env)
+            own = {name: value for name, value in process.env.items() if self._workers.env.get(name) != value}
+            group.survivors.enter(process.name, own)
         return deaths
 
     def _kept(

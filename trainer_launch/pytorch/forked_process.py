@@ -193,15 +193,18 @@ class Worker:
             setattr(groups, "_register_process_group", register)  # noqa: B010
             if os.getpid() == self._pid:
                 self._answers = True
-                flight_recorder.answer_in_thread(fd, int(self._worker.environment["RANK"]))
+                flight_recorder.answer_in_thread(fd, self._rank)
             return register(*group)
 
         setattr(groups, "_register_process_group", register_first)  # noqa: B010
 
+    def _rank(self) -> int:
+        return int(generations.environment().get("RANK") or self._worker.environment["RANK"])
+
     def _tell_at_end(self) -> None:
         if self._recorder is not None and self._answers and os.getpid() == self._pid:
             with contextlib.suppress(Exception):
-                flight_recorder.tell_at_end(self._recorder, int(self._worker.environment["RANK"]))
+                flight_recorder.tell_at_end(self._recorder, self._rank())
 
 
 def _write(text: str) -> None:

@@ -24,6 +24,8 @@ import traceback
 from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Any, TypeAlias
 
+import trainer_launch
+from trainer_launch.diagnosis import flight_recorder
 from trainer_launch.model.codec import Codec, Count, MessageError, Tagged, Text
 
 if TYPE_CHECKING:
@@ -86,6 +88,11 @@ def connect(fd: int) -> None:
     _channel = _Channel(fd)
 
 
+def environment() -> Mapping[str, str]:
+    """What PID 1 has told of the present generation; nothing in the first one."""
+    return {} if _channel is None else _channel.environment
+
+
 def generations() -> Iterator[Generation]:
     """The generations of this job in which this process takes part: one, and another each time a rank was lost.
 
@@ -146,6 +153,7 @@ class Generation:
         newest = shared_state.share(state, step, is_new=self.is_new, kept=self.kept)
         if self._channel is not None:
             self._channel.tell(SharedState(newest, self.kept))
+            trainer_launch.report(step=newest)  # so that the launcher sees how far the job has come
         return newest
 
     def __enter__(self) -> Generation:
@@ -200,7 +208,9 @@ class _Channel:
         self._is_begun = self._is_closed = False
         self._next: EnterGeneration | None = None
         self._groups = _GroupSockets()
+        self._number = 0
         self.is_leaving = False
+        self.environment: Mapping[str, str] = {}
 
     # -- the main thread ----------------------------------------------------------------------
 
@@ -238,7 +248,9 @@ class _Channel:
             entered, self._next = self._next, None
         if entered is None:
             raise RuntimeError("the launcher is gone")
-        return entered.environment
+        flight_recorder.begin_generation()
+        self.environment = entered.environment
+        return self.environment
 
     def tell(self, message: OfWorker) -> None:
         """Tell PID 1, unless it is gone: then this process ends, too."""

@@ -147,6 +147,8 @@ class TorchNode(RunLoop):
         self._starts = 0  # generations whose workers were started
         self._ending_since_s = self._started_at_s  # when the last generation began to end
         self._is_shared = False  # survivors of the last one have given their state
+        self._lost: Death | None = None  # the first worker that has lost a peer, as it would have ended
+        self._waiting: set[str] = set()  # workers that have left their process groups
 
     def run(self) -> Outcome:
         """Run workers until the job is over for this node, and say how it ended."""
@@ -167,7 +169,8 @@ class TorchNode(RunLoop):
 
     def times(self) -> tuple[float | None, ...]:
         """When something is due; None: never."""
-        return (*super().times(), self._away_until_s, self._stragglers.due_s, self._ending.stops_at_s)
+        own = self._away_until_s, self._stragglers.due_s, self._ending.stops_at_s, self._lost_until_s
+        return (*super().times(), *own)
 
     @property
     def _away_until_s(self) -> float | None:
@@ -226,21 +229,39 @@ class TorchNode(RunLoop):
     # -- survivors ----------------------------------------------------------------------------
 
     def _hear_survivors(self, now_s: float) -> None:
-        """Hear workers inside of `generations()`, behind the ends of others: who has lost a peer is no cause."""
+        """Hear workers inside of `generations()`: who has lost a peer is no cause, and waits for it to be known."""
         for name, message in self._group.survivors.hear():
-            if name not in self._processes.pids():
-                continue
             match message:
-                case LostPeer(message=text) if self.phase is NodePhase.RUNNING:
+                case LostPeer(message=text) if self.phase is NodePhase.RUNNING and self._lost is None:
                     place = self._group.places[name]
                     lost = Death(process=name, code=exit_codes.FAILED, at_s=now_s, message=text)
-                    lost = replace(lost, rank=place.rank, local_rank=place.local_rank)
-                    self._on_failure(lost, now_s)
-                case Waiting() if self.phase is NodePhase.ENDING and self._may_keep:
-                    self._group.keep(name)
-                    self._stop_awaited(name, now_s)
+                    self._lost = replace(lost, rank=place.rank, local_rank=place.local_rank)
+                case Waiting():
+                    self._waiting.add(name)
+                    awaited = self._ending.awaited & self._processes.pids().keys()
+                    if awaited and awaited <= self._waiting:
+                        self._stop(now_s)
+                    self._keep_waiting(now_s)
                 case SharedState() if self.phase is NodePhase.RUNNING:
                     self._on_shared(message, now_s)
+        if self._lost_until_s is not None and now_s >= self._lost_until_s and self._lost is not None:
+            # Connections broke, and nobody has ended: the ranks meet again.
+            self._end_generation(Ending(self._lost), now_s, self._failure_of(self._lost).message, self._lost.at_s)
+
+    @property
+    def _lost_until_s(self) -> float | None:
+        """When a lost peer is told although nobody is known to have ended."""
+        is_open = self._lost is not None and self.phase is NodePhase.RUNNING
+        return self._lost.at_s + timeouts.PATIENCE_S if is_open and self._lost is not None else None
+
+    def _keep_waiting(self, now_s: float) -> None:
+        """Workers that have left a generation which ends are kept for the next one."""
+        if self.phase is not NodePhase.ENDING or self._ending.stops_at_s is not None:
+            return
+        for name in self._waiting & self._processes.pids().keys() if self._may_keep else ():
+            self._group.keep(name)
+        if not self._may_keep:
+            self._stop(now_s)
 
     @property
     def _may_keep(self) -> bool:
@@ -418,7 +439,8 @@ class TorchNode(RunLoop):
             at_most = self._membership.max_restarts
             self._observer.tell("restarting", restart=self._starts, restarts_at_most=at_most)
         self.phase, self._ending, self._starts = NodePhase.RUNNING, Ending(), self._starts + 1
-        self._is_shared = False
+        self._is_shared, self._lost, self._waiting = False, None, set()
+        kept = [*self._processes.kept]
         try:
             unstarted = self._starter.start(specs, group.places)
         except (NodeError, OSError) as problem:
@@ -429,7 +451,7 @@ class TorchNode(RunLoop):
             logging.WARNING if self._is_first and formed.generation > 1 else logging.INFO,
             "generation %d: %s, %s so far; this is node %d, store at %s:%d; %s",
             *(formed.generation, counted(formed.size, "node"), counted(formed.restarts, "restart")),
-            *(formed.group_rank, go.host, go.port, _started([*self._processes.pids().values()])),
+            *(formed.group_rank, go.host, go.port, _started([*self._processes.pids().values()], kept)),
         )
         for death in unstarted:
             self.on_end(replace(death, rank=group.places[death.process].rank), now_s)
@@ -483,12 +505,8 @@ class TorchNode(RunLoop):
         _log.debug("%s ended with %s", death.process, how(death))
         if death.exit_code != 0 and not self._processes.asked:
             self._on_failure(death, now_s)
-        self._stop_awaited(death.process, now_s)
-
-    def _stop_awaited(self, name: str, now_s: float) -> None:
-        """The last of those that may tell the cause has ended, or waits."""
         awaited = self._ending.awaited
-        if name in awaited and awaited.isdisjoint(self._processes.pids()):
+        if death.process in awaited and awaited.isdisjoint(self._processes.pids()):
             self._stop(now_s)
 
     def _on_failure(self, death: Death, now_s: float) -> None:
@@ -551,7 +569,7 @@ class TorchNode(RunLoop):
         if self._is_cause(ending):
             self._report()
         if awaits_s and awaited:  # who has written an error has nothing more to tell
-            awaited -= {death.process for death in self._dying()}
+            awaited -= self._waiting | {death.process for death in self._dying()}
         if awaits_s and awaited and not ending.wrote_error and not self._processes.asked:
             self._ending = replace(self._ending, awaited=awaited, stops_at_s=now_s + awaits_s)
         else:
@@ -566,6 +584,8 @@ class TorchNode(RunLoop):
             kept = able if rung is Rung.LEADERS and self._may_keep else frozenset[str]()
             self._group.survivors.leave(kept, self._group.generation)
             self._processes.stop(now_s, rung, sparing=kept)
+            if kept:
+                self._keep_waiting(now_s)
 
     def _report(self) -> None:
         """Tell of the failure that ends the generation; a node that drains leaves instead, and costs no restart."""
@@ -588,7 +608,9 @@ class TorchNode(RunLoop):
             self._tell(replace(failed, ago_s=ago_s))
 
     def _say(self, death: Death) -> None:
-        if death.process and death.reason != "NotRunnable":  # else it has been said
+        if death == self._lost:
+            _log.warning("%s has lost a peer, and no rank is known to have ended: %s", death.process, death.message)
+        elif death.process and death.reason != "NotRunnable":  # else it has been said
             _log.warning("%s", self._failure_of(death).message)
 
     def _ends_now(self) -> worker_ends.Ends:
@@ -606,7 +628,13 @@ class TorchNode(RunLoop):
         self._observer.tell("hung", text=hang.message)
         self._evidence = self._system.look()
         ending = Ending(replace(hang, signal=signal.SIGKILL))
-        self._end_generation(ending, now_s, since_s=hang.at_s, rung=Rung.KILL)
+        for name, place in self._group.places.items():
+            if hang.local_rank is not None and place.local_rank == hang.local_rank:
+                self._group.survivors.able.discard(name)
+                self._processes.kill(name)
+        # Of those that can leave, who hangs does not.
+        rung = Rung.LEADERS if self._group.survivors.able else Rung.KILL
+        self._end_generation(ending, now_s, since_s=hang.at_s, rung=rung)
 
     def on_store_end(self, status: int, now_s: float) -> None:
         """Without its store a generation cannot go on; who killed it is not known."""
@@ -734,6 +762,8 @@ class TorchNode(RunLoop):
         return None
 
 
-def _started(pids: Sequence[int]) -> str:
-    which = f"{'pids' if pids[1:] else 'pid'} {', '.join(map(str, pids))}"
-    return f"started {counted(len(pids), 'worker')} ({which})"
+def _started(pids: Sequence[int], kept: Sequence[int]) -> str:
+    started = [pid for pid in pids if pid not in kept]
+    which = f"{'pids' if started[1:] else 'pid'} {', '.join(map(str, started))}"
+    text = f"started {counted(len(started), 'worker')} ({which})" if started else "started no worker"
+    return f"{text}, {counted(len(kept), 'worker')} kept" if kept else text

@@ -68,6 +68,7 @@ class Processes:
         self._alive: dict[int, Process] = {}
         self._ended: dict[int, float] = {}  # ended leaders, and when what they left behind gets SIGKILL
         self._untold: list[int] = []  # those of them whose leftovers have not had SIGTERM yet
+        self._spared: frozenset[str] = frozenset()  # leaders that were asked in another way
         self._is_clearing = False  # the last leader has ended
         self._grace_s = self._plan.grace_s
         self._kill_at_s: float | None = None  # the end of the grace
@@ -89,6 +90,11 @@ class Processes:
         """Take a process that was started into this generation."""
         self._alive[pid] = process
         self._observer.tell("spawned", process=process.name, pid=pid)
+
+    def kill(self, name: str) -> None:
+        """End one leader that lives."""
+        for pid in [pid for pid, process in self._alive.items() if process.name == name]:
+            self._system.signal_leader(pid, signal.SIGKILL)
 
     def keep(self, name: str) -> None:
         """A process of this generation waits for the next one."""
@@ -251,6 +257,10 @@ class Processes:
         `grace_s`: until SIGKILL, where that differs from the plan's and the first rung is climbed. `sparing`: these
         leaders were asked in another way, and have `LEAVE_S` before the next rung.
         """
+        if self._spared and not sparing:  # there is nothing any more that they could be spared for
+            for pid in [pid for pid, process in self._alive.items() if process.name in self._spared]:
+                self._system.signal_leader(pid, self._plan.stop_signal, wakes=True)
+        self._spared = frozenset(sparing)
         if self.is_over or rung <= self.rung:
             return
         self.rung = rung
