@@ -18,7 +18,7 @@ import signal
 import sys
 import threading
 import time
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from functools import partial
 from typing import Any, TypeAlias
 
@@ -29,11 +29,13 @@ from trainer_launch.model.units import grouped, spans
 STACKS_SIGNAL = signal.SIGRTMAX - 1  # asks for the stacks of all threads; torch and we use SIGRTMAX otherwise
 MOST = 64  # collectives of each process group that are told
 _QUESTION_BYTES = 65536
+_LAST_ANSWER_S = 5.0
 _REQUESTS = (signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2)  # on which programs save and leave
 _SIZES = 200  # characters of a collective's sizes
 _SHAPES = 4  # of a longer one
 _SHARED = "gloo"  # whose recorder other backends share
 _P2P = re.compile(r"(send|recv) \d+(?:->|<-)(\d+)$")
+_asking = threading.Lock()  # held while a thread of ours is in torch
 _since_ns = 0  # when this process has entered its present generation; 0: it has had no other
 Dump: TypeAlias = Callable[..., bytes]  # of one of torch's recorders
 Members: TypeAlias = Mapping[str, tuple[str, Sequence[int]]]  # of process groups, by name: titles and ranks
@@ -81,11 +83,22 @@ def _serve(fd: int, rank: Callable[[], int], main_thread: int | None) -> None:
             sample = None
 
 
+@contextlib.contextmanager
+def nobody_asking() -> Iterator[None]:
+    """While groups are taken down in another thread: their last reference must not be ours."""
+    with _asking:
+        yield
+
+
 def tell_at_end(fd: int, rank: int) -> None:
-    """Tell PID 1 unasked, at the program's end, which collectives it entered last: nobody can ask it any more."""
+    """Tell PID 1 unasked, at the program's end, which collectives it entered last: nobody can ask it any more.
+
+    A thread that comes back from torch while the interpreter ends would end the process by SIGABRT.
+    """
     with contextlib.suppress(OSError):  # the program may have closed it
         os.set_blocking(fd, False)  # it may not be read for long
         _reply(fd, {"number": 0, "at_end": True}, rank)
+    _asking.acquire(timeout=_LAST_ANSWER_S)  # and not released
 
 
 def _newest(data: bytes) -> list[dict[str, Any]]:
@@ -100,7 +113,8 @@ def _newest(data: bytes) -> list[dict[str, Any]]:
 
 def _reply(fd: int, question: dict[str, Any], rank: int, looks: Sequence[tuple[int, list[str]]] = ()) -> None:
     try:
-        said = {**answer(question, rank), "looks": looks, "handles": _handles_requests()}
+        with _asking:
+            said = {**answer(question, rank), "looks": looks, "handles": _handles_requests()}
     except Exception as problem:  # noqa: BLE001  whatever it is, PID 1 is told, and the program is not
         said = {"number": question.get("number", 0), "why": f"{type(problem).__name__}: {problem}"[:MAX_TEXT]}
     with contextlib.suppress(OSError):

@@ -234,7 +234,7 @@ class _Channel:
         """The block has ended: leave all process groups, and say so."""
         self._groups.shut()  # who waits for us has to notice that we are gone
         distributed = sys.modules.get("torch.distributed")
-        with contextlib.suppress(Exception):  # whatever it is, nothing of it is used any more
+        with flight_recorder.nobody_asking(), contextlib.suppress(Exception):  # nothing of it is used any more
             if distributed is not None and distributed.is_initialized():
                 distributed.destroy_process_group()
         self._groups.end()
@@ -365,9 +365,10 @@ def _abort_groups() -> None:
     """End the collectives of backends that can be aborted; gloo cannot."""
     torch = sys.modules.get("torch")
     world = getattr(getattr(getattr(torch, "distributed", None), "distributed_c10d", None), "_world", None)
-    for group in [*getattr(world, "pg_map", ())]:
-        for device in getattr(group, "_device_types", ()):
-            with contextlib.suppress(Exception):
-                backend = group._get_backend(device)
-                if "gloo" not in backend.name():
-                    backend.abort()
+    with flight_recorder.nobody_asking():
+        for group in [*getattr(world, "pg_map", ())]:
+            for device in getattr(group, "_device_types", ()):
+                with contextlib.suppress(Exception):
+                    backend = group._get_backend(device)
+                    if "gloo" not in backend.name():
+                        backend.abort()
