@@ -8,6 +8,7 @@ import select
 import socket
 import time
 from collections.abc import Collection, Mapping, Sequence
+from typing import Any
 
 from trainer_launch.diagnosis.collectives import MAX_BYTES, Recorded, Stage
 from trainer_launch.model.codec import MessageError, decode
@@ -53,6 +54,7 @@ class Recorders:
         but = but or {}
         for name in self._connections.keys() - but.keys():
             self._connections.pop(name).close()
+        held: dict[str, Any]
         for held in (self._connections, self._unread, self._far, self._bytes):
             renamed = {but[name]: value for name, value in held.items() if name in but}
             held.clear()

@@ -388,6 +388,7 @@ def stumble(state: JobState, reason: str, now_s: float) -> None:
     """Count a generation that did not get far, but not for ever: further than any before it, it did get far."""
     notes = [node.notes for node in state.nodes.values()]
     progress = max((judge.progress(_bodies(judge, notes)) for judge in state.judges.values()), default=0)
+    progress = max([progress, *(node.step for node in state.nodes.values())])
     is_early = state.run is not None and _lasted_s(state, now_s) < timeouts.CRASH_LOOP_S
     state.crashes = state.crashes + 1 if is_early and progress <= state.progress else 0
     state.progress = max(progress, state.progress)

@@ -159,7 +159,8 @@ def _join(state: JobState, node: NodeRecord, join: msg.Join, now_s: float) -> No
     if runs(state) or not node.joined:  # else it only tells that it can start workers now
         state.joined_s = now_s
     state.set_joined(node, True)
-    node.prepared, node.notes, node.joined_s, node.kept = join.prepared, node_notes, now_s, join.kept
+    node.prepared, node.notes, node.joined_s = join.prepared, node_notes, now_s
+    node.kept, node.step = join.kept, join.step
     node.is_faulty = quarantine.why_not(state, node.host, node.machine) is not None
     if node.node_rank != (state.settings.candidate or 0):
         quarantine.evict(state, node)

@@ -466,11 +466,13 @@ class Starter:
                 must_fork=self._workers.must_fork,
             )
             names = [process.name for process in processes]
-            theirs = self._group.recorders.open(names if records else [])
-            theirs += (told := self._group.survivors.open(names))
+            asked = self._group.recorders.open(names if records else [])
+            theirs += asked
+            told = self._group.survivors.open(names)
+            theirs += told
             fds = [
-                [ours[stream] for stream in sorted(ours)] + theirs[: len(theirs) - len(names)][n : n + 1] + [told[n]]
-                for n, ours in enumerate(streams)
+                [own[stream] for stream in sorted(own)] + asked[n : n + 1] + told[n : n + 1]
+                for n, own in enumerate(streams)
             ]
             pids = server.fork(request, [fd for each in fds for fd in each])
         finally:

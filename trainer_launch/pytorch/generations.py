@@ -20,20 +20,22 @@ import signal
 import socket
 import sys
 import threading
+import time
 import traceback
 from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Any, TypeAlias
 
-import trainer_launch
 from trainer_launch.diagnosis import flight_recorder
+from trainer_launch.host import runtime_directory
 from trainer_launch.model.codec import Codec, Count, MessageError, Tagged, Text
 
 if TYPE_CHECKING:
     from types import TracebackType
 
 MAX_BYTES = 1 << 17
-NUMBER, KEPT = "TRAINER_LAUNCH_GENERATION", "TRAINER_LAUNCH_KEPT"
+_TCP = tuple((socket.SOCK_STREAM, family) for family in (socket.AF_INET, socket.AF_INET6))
 _AGAIN_S = 0.05  # between two looks for connections that were made meanwhile
+_STUCK_S = 3.0  # in one call of torch, although all connections are shut
 _WORDS = 1000  # of an error
 
 
@@ -123,10 +125,12 @@ class Generation:
 
     def __init__(self, channel: _Channel | None, *, is_new: bool) -> None:
         restarts = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")
-        self.number = int(os.environ.get(NUMBER) or int(restarts) + 1)  # 1 is the first
-        self.rank, self.world_size = (int(os.environ.get(*pair)) for pair in (("RANK", "0"), ("WORLD_SIZE", "1")))  # type: ignore[arg-type]
+        self.number = int(os.environ.get(runtime_directory.GENERATION) or int(restarts) + 1)  # 1 is the first
+        self.rank, self.world_size = int(os.environ.get("RANK", "0")), int(os.environ.get("WORLD_SIZE", "1"))
         self.is_new = is_new  # this process has not been in a generation before
-        self.kept = int(os.environ.get(KEPT, "0"))  # ranks whose processes were in one, and have their state
+        self.kept = int(
+            os.environ.get(runtime_directory.KEPT, "0")
+        )  # ranks whose processes were in one, and have their state
         self.is_over = self.was_left = False
         self._channel = channel
 
@@ -153,10 +157,9 @@ class Generation:
         newest = shared_state.share(state, step, is_new=self.is_new, kept=self.kept)
         if self._channel is not None:
             self._channel.tell(SharedState(newest, self.kept))
-            trainer_launch.report(step=newest)  # so that the launcher sees how far the job has come
         return newest
 
-    def __enter__(self) -> Generation:
+    def __enter__(self) -> Generation:  # noqa: PYI034
         if self._channel is not None:
             self._channel.enter(self.number)
         return self
@@ -182,15 +185,13 @@ _SHUT = re.compile(r"gloo|NCCL|Socket|socket|[Cc]onnection|Broken pipe|[Aa]bort|
 
 def _is_of_a_lost_peer(error: BaseException) -> bool:
     """Whether an error only says that a peer, or the store, is gone; or that this worker's group has been left."""
-    from trainer_launch.model import Death
-    from trainer_launch.pytorch import worker_ends
+    from trainer_launch.supervisor.error_lines import recognise
 
-    if not isinstance(error, Exception):
-        return False
     distributed = sys.modules.get("torch.distributed")
     if distributed is None or not isinstance(error, RuntimeError):
         return False
-    if worker_ends.waited_in_vain(Death(code=1, message=f"{type(error).__name__}: {error}")) is not None:
+    symptom = recognise(f"{type(error).__name__}: {error}")
+    if symptom is not None and symptom[0].reason in ("PeerLost", "Hung"):
         return True
     is_asked = _channel is not None and _channel.is_leaving
     is_theirs = isinstance(error, distributed.DistError) or _SHUT.search(str(error)) is not None
@@ -208,7 +209,7 @@ class _Channel:
         self._is_begun = self._is_closed = False
         self._next: EnterGeneration | None = None
         self._groups = _GroupSockets()
-        self._number = 0
+        self._number = self._main_thread = 0
         self.is_leaving = False
         self.environment: Mapping[str, str] = {}
 
@@ -218,7 +219,7 @@ class _Channel:
         """The program's loop begins."""
         if self._is_begun:
             raise RuntimeError("generations() is already used in this process; one loop has all of them")
-        self._is_begun = True
+        self._is_begun, self._main_thread = True, threading.get_ident()
         before = signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals())
         threading.Thread(target=self._hear, name="generations", daemon=True).start()
         signal.pthread_sigmask(signal.SIG_SETMASK, before)
@@ -276,7 +277,11 @@ class _Channel:
                 self._end_waiting(message.generation)
 
     def _end_waiting(self, number: int) -> None:
-        """Make the main thread's collective fail, and whatever else of torch it waits for, until it has left."""
+        """Make the main thread's collective fail, and whatever else of torch it waits for, until it has left.
+
+        Now and then gloo does not notice (torch 2.13, about one of 300): then this process ends, and is replaced.
+        """
+        place, since_s = _place(self._main_thread), time.monotonic()
         while True:
             with self._changed:
                 if number != self._number or not self._groups.are_open:
@@ -284,6 +289,18 @@ class _Channel:
                 self.is_leaving = True
                 self._groups.shut()
                 self._changed.wait(_AGAIN_S)
+            if (now := _place(self._main_thread)) != place or now is None:
+                place, since_s = now, time.monotonic()
+            elif time.monotonic() > since_s + _STUCK_S:
+                os.write(2, b"[trainer-launch] this worker cannot leave its collective; it is replaced\n")
+                os.kill(os.getpid(), signal.SIGKILL)
+
+
+def _place(thread: int) -> tuple[int, int] | None:
+    """Where a thread is in a call of torch; None: it is elsewhere."""
+    frame = sys._current_frames().get(thread)
+    is_torch = frame is not None and f"{os.sep}torch{os.sep}" in frame.f_code.co_filename
+    return (id(frame), frame.f_lasti) if frame is not None and is_torch else None
 
 
 class _GroupSockets:
@@ -326,7 +343,7 @@ class _GroupSockets:
         for fd, inode in _sockets().items():
             is_made = inode in self._made or (begun is not None and inode not in begun)
             with contextlib.suppress(OSError), socket.socket(fileno=os.dup(fd)) as connection:
-                if connection.type != socket.SOCK_STREAM or connection.family not in (socket.AF_INET, socket.AF_INET6):
+                if (connection.type, connection.family) not in _TCP:
                     continue
                 peer = connection.getpeername()
                 if is_made or (peer[1] == self._store_port and inode not in self._earlier):

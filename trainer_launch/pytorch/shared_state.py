@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pickle
-from collections.abc import Iterator, Mapping, MutableMapping, Sequence
+from collections.abc import Mapping, MutableMapping, Sequence
 from typing import Any
 
 from msgspec import Struct
@@ -158,8 +158,8 @@ def _filled(emptied: Any, own: Any, link: _Link) -> Any:
         mine = own if isinstance(own, Mapping) else {}
         return {key: _filled(item, mine.get(key), link) for key, item in emptied.items()}
     if type(emptied) in (list, tuple):
-        mine = own if isinstance(own, Sequence) and len(own) == len(emptied) else [None] * len(emptied)
-        return type(emptied)(_filled(item, each, link) for item, each in zip(emptied, mine, strict=True))
+        items = own if isinstance(own, Sequence) and len(own) == len(emptied) else [None] * len(emptied)
+        return type(emptied)(_filled(item, each, link) for item, each in zip(emptied, items, strict=True))
     return emptied
 
 

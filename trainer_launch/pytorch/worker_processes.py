@@ -18,7 +18,6 @@ from trainer_launch.model import Membership, Process, Workers
 from trainer_launch.model.errors import NodeError, UsageError
 from trainer_launch.planning import torchrun_options
 from trainer_launch.planning.torchrun_options import DEVICES, visible_devices
-from trainer_launch.pytorch.generations import KEPT, NUMBER
 
 _NAME = "rank "
 
@@ -108,8 +107,8 @@ def _of_the_group(workers: Workers, membership: Membership, formed: say.Formed, 
         "MASTER_ADDR": go.host,
         "MASTER_PORT": str(go.port),
         "TORCHELASTIC_RESTART_COUNT": str(formed.restarts),
-        NUMBER: str(formed.generation),
-        KEPT: str(formed.kept),
+        runtime_directory.GENERATION: str(formed.generation),
+        runtime_directory.KEPT: str(formed.kept),
         "TORCHELASTIC_MAX_RESTARTS": str(membership.max_restarts),
         "TORCHELASTIC_RUN_ID": membership.job,
         # Served by the store process, so that no worker's end takes it away; or by rank 0, as with torchrun.

@@ -162,17 +162,16 @@ class Output:
 
     def rename(self, processes: Mapping[str, Process]) -> None:
         """Processes of these names go on as those, all at once."""
-        moved = {
-            (processes[name].name, stream): pipe for (name, stream), pipe in self._pipes.items() if name in processes
-        }
-        self._pipes = {key: pipe for key, pipe in self._pipes.items() if key[0] not in processes} | moved
-        for process in processes.values():
-            for stream in (_STDOUT, _STDERR):
-                if pipe := self._pipes.get((process.name, stream)):
-                    to = process.streams.get(stream, PLAIN)
-                    pipe.source.prefix = self._prefix(process.label or "") + to.prefix.encode()
-                    if self._listener is not None:
-                        pipe.listener = partial(self._listener, process.name, stream)
+        going = [
+            (processes[name], stream, pipe) for (name, stream), pipe in self._pipes.items() if name in processes
+        ]
+        moved = {(process.name, stream): pipe for process, stream, pipe in going}
+        self._pipes = {key: pipe for key, pipe in pipes if key[0] not in processes} | moved
+        for process, stream, pipe in going:
+            to = process.streams.get(stream, PLAIN)
+            pipe.source.prefix = self._prefix(process.label or "") + to.prefix.encode()
+            if self._listener is not None:
+                pipe.listener = partial(self._listener, process.name, stream)
 
     def last_lines(self, process: str) -> tuple[str, ...]:
         """Return what a process wrote last: its errors, and before them its output."""
