@@ -128,9 +128,7 @@ class Generation:
         self.number = int(os.environ.get(runtime_directory.GENERATION) or int(restarts) + 1)  # 1 is the first
         self.rank, self.world_size = int(os.environ.get("RANK", "0")), int(os.environ.get("WORLD_SIZE", "1"))
         self.is_new = is_new  # this process has not been in a generation before
-        self.kept = int(
-            os.environ.get(runtime_directory.KEPT, "0")
-        )  # ranks whose processes were in one, and have their state
+        self.kept = int(os.environ.get(runtime_directory.KEPT, "0"))  # ranks that have their state of the last one
         self.is_over = self.was_left = False
         self._channel = channel
 

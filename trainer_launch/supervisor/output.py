@@ -162,9 +162,8 @@ class Output:
 
     def rename(self, processes: Mapping[str, Process]) -> None:
         """Processes of these names go on as those, all at once."""
-        going = [
-            (processes[name], stream, pipe) for (name, stream), pipe in self._pipes.items() if name in processes
-        ]
+        pipes = self._pipes.items()
+        going = [(processes[name], stream, pipe) for (name, stream), pipe in pipes if name in processes]
         moved = {(process.name, stream): pipe for process, stream, pipe in going}
         self._pipes = {key: pipe for key, pipe in pipes if key[0] not in processes} | moved
         for process, stream, pipe in going:
