@@ -47,6 +47,8 @@ ONLY_OURS = {
     "TORCHELASTIC_SIGNALS_TO_HANDLE": "an older torchrun, such as that of torch 2.4, has no such option",
     "TRAINER_LAUNCH_RUN_DIR": "report() and the cleanup between generations find the run by it",
     "TORCH_FR_BUFFER_SIZE": "it tells whom a hang waits for; --hang-report-after off leaves it off",
+    "TRAINER_LAUNCH_GENERATION": "generations() tells the program which generation it is",
+    "TRAINER_LAUNCH_KEPT": "generations() tells how many ranks have their state",
     "PYTHONFAULTHANDLER": "a crash of native code shows the Python code that called it; here torchrun has it, too",
 }
 GIVEN = ("--rdzv-id=job", "--max-restarts=2")

@@ -14,7 +14,7 @@ from trainer_launch import __version__
 from trainer_launch.model.codec import MAX_TEXT, Amount, Codec, Count, Name, Port, Real, Tagged, Text
 from trainer_launch.model.units import ranges_in
 
-VERSION = 9
+VERSION = 8
 MAX_NODES = 65536
 MAX_CLAIMS = 32
 MAX_QUARANTINED = 16
