@@ -232,10 +232,8 @@ class _Channel:
     def leave(self) -> None:
         """The block has ended: leave all process groups, and say so."""
         self._groups.shut()  # who waits for us has to notice that we are gone
-        distributed = sys.modules.get("torch.distributed")
-        with flight_recorder.nobody_asking(), contextlib.suppress(Exception):  # nothing of it is used any more
-            if distributed is not None and distributed.is_initialized():
-                distributed.destroy_process_group()
+        with flight_recorder.nobody_asking():
+            _forget_groups()
         self._groups.end()
         self.tell(Waiting())
 
@@ -374,6 +372,23 @@ def _watch_groups(sockets: _GroupSockets) -> None:
 
     setattr(make_watched, "is_watched", True)  # noqa: B010
     setattr(groups, "_new_process_group_helper", make_watched)  # noqa: B010
+
+
+def _forget_groups() -> None:
+    """Destroy all groups, also one that is made in part: the next ones are named as those of new processes."""
+    groups: Any = sys.modules.get("torch.distributed.distributed_c10d")
+    if groups is None:
+        return
+    with contextlib.suppress(Exception):  # nothing of it is used any more
+        if groups.is_initialized():
+            groups.destroy_process_group()
+    with contextlib.suppress(Exception):  # torch has changed: the next group then has another name, and fails
+        groups._update_default_pg(None)
+        for name in ("map", "names", "group_ranks", "backend_config", "to_tag", "coalesce_state"):
+            getattr(groups._world, f"pg_{name}").clear()
+        groups._world.tags_to_pg.clear()
+        groups._unregister_all_process_groups()
+        groups._world.group_count = 0
 
 
 def _abort_groups() -> None:
