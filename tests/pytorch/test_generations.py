@@ -258,3 +258,15 @@ def test_a_survivor_of_many_replacements_has_no_more_memory_threads_and_descript
     assert (last["threads"], last["fds"]) == (early["threads"], early["fds"])
     assert last["kib"] - early["kib"] < 8192
     assert len(os.listdir("/dev/shm")) <= before + 1
+
+
+def test_the_example_goes_on_without_its_checkpoint(tmp_path: Path) -> None:
+    example = Path(__file__).parents[2] / "docker" / "examples" / "train_keeping_state.py"
+    options = ("--nodes", "2", "--nproc-per-node", "1", "--fault", "kill worker at=step:40")
+    env = {"TMPDIR": str(tmp_path), "CHECKPOINT": str(tmp_path / "model.pt")}
+    ended = launch("rehearse", *options, "--", str(example), env=env)
+    output = ended.stdout + ended.stderr
+    assert ended.returncode == 0, output
+    steps = [int(text) for text in re.findall(r"step (\d+) loss", output)]
+    assert steps == [*range(1, 121)], "each step is done once"
+    assert "1 rank kept their state" in output or "1 rank kept its state" in output

@@ -116,7 +116,7 @@ def generations() -> Iterator[Generation]:
             return
         if not generation.was_left or channel is None:
             raise RuntimeError("use each generation as a context: `with generation:` around the training loop")
-        os.environ.update(channel.next_environment())
+        channel.enter_next()
         generation = Generation(channel, is_new=False)
 
 
@@ -234,20 +234,23 @@ class _Channel:
         self._groups.shut()  # who waits for us has to notice that we are gone
         with flight_recorder.nobody_asking():
             _forget_groups()
+        reports: Any = sys.modules.get("trainer_launch.observability.report")  # of a program that reports its steps
+        if reports is not None:
+            reports.begin_again()
         self._groups.end()
         self.tell(Waiting())
 
-    def next_environment(self) -> Mapping[str, str]:
-        """Wait for the next generation."""
+    def enter_next(self) -> None:
+        """Wait for the next generation, and be who this process is in it."""
         with self._changed:
             while self._next is None and not self._is_closed:
                 self._changed.wait()
             entered, self._next = self._next, None
         if entered is None:
             raise RuntimeError("the launcher is gone")
-        flight_recorder.begin_generation()
         self.environment = entered.environment
-        return self.environment
+        os.environ.update(self.environment)
+        flight_recorder.begin_generation()
 
     def tell(self, message: OfWorker) -> None:
         """Tell PID 1, unless it is gone: then this process ends, too."""
