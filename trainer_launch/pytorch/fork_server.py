@@ -394,7 +394,8 @@ class Starter:
         renamed = {old.name: new for _, old, new in kept}
         group.recorders.close({name: process.name for name, process in renamed.items()})
         group.survivors.close({name: process.name for name, process in renamed.items()})
-        self._system.rename({name: process for name, process in renamed.items() if name != process.name})
+        if moved := {name: process for name, process in renamed.items() if name != process.name}:
+            self._system.rename(moved)
         lost = [process for process in processes if all(process is not new for _, _, new in kept)]
         deaths = self._start(lost, places) if lost else []
         group.kept_places = {}

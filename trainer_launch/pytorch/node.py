@@ -276,7 +276,7 @@ class TorchNode(RunLoop):
             return
         self._is_shared = True
         new, kept, took_s = formed.world_size - shared.kept, shared.kept, now_s - self._ending_since_s
-        text = f"{counted(new, 'rank')} replaced in {took_s:.2f} s; {counted(kept, 'rank')} kept their state"
+        text = f"{counted(new, 'rank')} replaced in {took_s:.2f} s; {counted(kept, 'rank')} kept {'its' if kept == 1 else 'their'} state"
         self._observer.tell("state_kept", ranks=kept, replaced=new, step=shared.step)
         level = logging.WARNING if self._is_first else logging.INFO
         _log.log(level, "generation %d: %s at step %d, no step is repeated", formed.generation, text, shared.step)
