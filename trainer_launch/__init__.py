@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 __version__ = "0.2.0"
-__all__ = ["Elastic", "RunPolicy", "WorkerFailedError", "launch", "report", "stopping"]
+__all__ = ["Elastic", "RunPolicy", "WorkerFailedError", "generations", "launch", "report", "stopping"]
 
 TYPE_CHECKING = False  # typing itself would be the dearest import of this file
 if TYPE_CHECKING:
@@ -11,11 +11,13 @@ if TYPE_CHECKING:
     from trainer_launch.observability.stopping import stopping
     from trainer_launch.pytorch.elastic import Elastic, RunPolicy, WorkerFailedError
     from trainer_launch.pytorch.function_launch import launch
+    from trainer_launch.pytorch.generations import generations
 
 _HOMES = {
     "Elastic": "pytorch.elastic",
     "RunPolicy": "pytorch.elastic",
     "WorkerFailedError": "pytorch.elastic",
+    "generations": "pytorch.generations",
     "launch": "pytorch.function_launch",
     "report": "observability.report",
     "stopping": "observability.stopping",

@@ -39,6 +39,7 @@ FIRST_WORDS = re.compile(r'r?"""(.*?)(?:"""|\n\n)', re.DOTALL)  # of a module's 
 OUTSIDE_WORLD = {"os", "subprocess", "socket", "time", "pathlib"}
 OF_WORKERS = (
     *("pytorch/forked_process.py", "pytorch/first_import.py", "pytorch/caller_fork.py", "pytorch/front_end.py"),
+    "pytorch/generations.py",
 )
 OF_CHILDREN = ("preflight/children/",)
 READS_ENVIRONMENT = (

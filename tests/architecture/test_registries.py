@@ -31,7 +31,7 @@ NAMED = {
 # What our own processes leave for each other.
 OUR_VARIABLES = tuple(
     getattr(runtime_directory, name)
-    for name in ("VARIABLE", "MPI_RUN", "NODE_LABEL", "INSIDE", "IN_COLOR", "LISTEN_AT")
+    for name in ("VARIABLE", "MPI_RUN", "NODE_LABEL", "INSIDE", "IN_COLOR", "LISTEN_AT", "GENERATION", "KEPT")
 )
 
 

@@ -50,7 +50,7 @@ both = dist.new_group([0, 1], group_desc="both")
 for _ in range(5):
     dist.all_reduce(torch.ones(4))
 dist.all_reduce(torch.ones(2), group=both)
-flight_recorder.answer_in_thread(fd, rank)
+flight_recorder.answer_in_thread(fd, lambda: rank)
 print("ready", flush=True)
 if rank == 0:
     dist.all_reduce(torch.ones(4))
@@ -70,7 +70,7 @@ for _ in range(3):
     if not rank:
         dist.send(torch.ones(4), 1)
     dist.all_reduce(torch.ones(4))
-flight_recorder.answer_in_thread(fd, rank)
+flight_recorder.answer_in_thread(fd, lambda: rank)
 print("ready", flush=True)
 if rank == 0:
     dist.all_reduce(torch.ones(4))

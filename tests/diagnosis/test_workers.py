@@ -45,7 +45,7 @@ IN_C = """
 import ctypes, faulthandler, os, sys, time
 from trainer_launch.diagnosis import flight_recorder
 faulthandler.register(flight_recorder.STACKS_SIGNAL, open(sys.argv[1], "w"), all_threads=True)
-flight_recorder.answer_in_thread(int(sys.argv[2]), 0)
+flight_recorder.answer_in_thread(int(sys.argv[2]), lambda: 0)
 sys.stdin.readline()
 def hold():
     os.write(1, b"sleeps")

@@ -27,9 +27,11 @@ from tests.conftest import require
 from tests.pytorch.forks import PYTHON, Forks, are_gone, wait_until_gone
 from tests.waiting import eventually
 from trainer_launch.diagnosis.recorder_questions import Recorders
+from trainer_launch.diagnosis.worker_samples import WorkerPlace
 from trainer_launch.model import Process, Workers
 from trainer_launch.model.errors import NodeError
 from trainer_launch.pytorch.fork_server import ForkServer, Starter
+from trainer_launch.pytorch.survivors import Survivors
 from trainer_launch.pytorch.worker_group import WorkerGroup
 from trainer_launch.supervisor.processes import Processes
 from trainer_launch.supervisor.system import System
@@ -462,6 +464,7 @@ def test_a_server_that_could_not_be_started_while_nobody_waited_is_tried_again(s
 def test_workers_of_a_callers_fork_that_ended_after_it_was_ready_are_not_started_as_programs() -> None:
     workers = Workers(count=1, argv=("/bin/false",), env={}, forks=True, must_fork=True, caller=(0, 1))
     group: Any = create_autospec(WorkerGroup, instance=True, workers=workers, system=create_autospec(System))
-    group.processes, group.recorders = create_autospec(Processes), create_autospec(Recorders)
+    group.processes, group.recorders = create_autospec(Processes, kept={}), create_autospec(Recorders)
+    group.survivors, place = create_autospec(Survivors), WorkerPlace(0, 0, None, "")
     with pytest.raises(NodeError, match=r"forked from the caller of launch\(\) to start workers has ended"):
-        Starter(group).start([Process(name="rank 0", argv=workers.argv, env={})], {})
+        Starter(group).start([Process(name="rank 0", argv=workers.argv, env={})], {"rank 0": place})

@@ -47,6 +47,8 @@ ONLY_OURS = {
     "TORCHELASTIC_SIGNALS_TO_HANDLE": "an older torchrun, such as that of torch 2.4, has no such option",
     "TRAINER_LAUNCH_RUN_DIR": "report() and the cleanup between generations find the run by it",
     "TORCH_FR_BUFFER_SIZE": "it tells whom a hang waits for; --hang-report-after off leaves it off",
+    "TRAINER_LAUNCH_GENERATION": "generations() tells the program which generation it is",
+    "TRAINER_LAUNCH_KEPT": "generations() tells how many ranks have their state",
     "PYTHONFAULTHANDLER": "a crash of native code shows the Python code that called it; here torchrun has it, too",
 }
 GIVEN = ("--rdzv-id=job", "--max-restarts=2")
@@ -54,7 +56,7 @@ GIVEN = ("--rdzv-id=job", "--max-restarts=2")
 ARGUMENTS = {"forkserver": ("x", ""), "exec": ("x", "$$y", "${local_rank}")}
 # What a forked worker has besides. On the descriptors it answers PID 1, and writes its stacks when a signal asks
 # for them; glibc has two signals of its own, and uses one of them once a process has had threads.
-DESCRIPTORS = {"1000": r"socket:", "1001": r"/.*/stacks\.\d+"}
+DESCRIPTORS = {"1000": r"socket:", "1001": r"socket:", "1002": r"/.*/stacks\.\d+"}
 MODULES = {"trainer_launch", "msgspec", "decimal", "_decimal"}
 SIGNALS = 1 << (signal.SIGRTMAX - 1 - 1) | 1 << (32 - 1) | 1 << (33 - 1)
 LATER = ("--signals-to-handle", "--virtual-local-rank")  # options that an older torchrun lacks

@@ -18,7 +18,7 @@ import signal
 import sys
 import threading
 import time
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from functools import partial
 from typing import Any, TypeAlias
 
@@ -29,16 +29,19 @@ from trainer_launch.model.units import grouped, spans
 STACKS_SIGNAL = signal.SIGRTMAX - 1  # asks for the stacks of all threads; torch and we use SIGRTMAX otherwise
 MOST = 64  # collectives of each process group that are told
 _QUESTION_BYTES = 65536
+_LAST_ANSWER_S = 5.0
 _REQUESTS = (signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2)  # on which programs save and leave
 _SIZES = 200  # characters of a collective's sizes
 _SHAPES = 4  # of a longer one
 _SHARED = "gloo"  # whose recorder other backends share
 _P2P = re.compile(r"(send|recv) \d+(?:->|<-)(\d+)$")
+_asking = threading.Lock()  # held while a thread of ours is in torch
+_since_ns = 0  # when this process has entered its present generation; 0: it has had no other
 Dump: TypeAlias = Callable[..., bytes]  # of one of torch's recorders
 Members: TypeAlias = Mapping[str, tuple[str, Sequence[int]]]  # of process groups, by name: titles and ranks
 
 
-def answer_in_thread(fd: int, rank: int) -> None:
+def answer_in_thread(fd: int, rank: Callable[[], int]) -> None:
     """Start the thread, in which no signal of the program's is handled, and tell PID 1 that it may ask now.
 
     Stacks are written in it: a signal would end a sleep of the main thread in C, whatever the handler's flags.
@@ -54,7 +57,7 @@ def answer_in_thread(fd: int, rank: int) -> None:
         signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
-def _serve(fd: int, rank: int, main_thread: int | None) -> None:
+def _serve(fd: int, rank: Callable[[], int], main_thread: int | None) -> None:
     with contextlib.suppress(OSError), open("/proc/thread-self/comm", "w", encoding="ascii") as name:
         name.write(ANSWERS)
     poll = select.poll()
@@ -72,19 +75,30 @@ def _serve(fd: int, rank: int, main_thread: int | None) -> None:
                 if question.get("entries"):
                     sample = _Sample(question, main_thread)
                 else:
-                    _reply(fd, question, rank)
+                    _reply(fd, question, rank())
         elif sample is not None:
             sample.look()
         if sample is not None and sample.is_over:
-            _reply(fd, sample.question, rank, sample.seen)
+            _reply(fd, sample.question, rank(), sample.seen)
             sample = None
 
 
+@contextlib.contextmanager
+def nobody_asking() -> Iterator[None]:
+    """While groups are taken down in another thread: their last reference must not be ours."""
+    with _asking:
+        yield
+
+
 def tell_at_end(fd: int, rank: int) -> None:
-    """Tell PID 1 unasked, at the program's end, which collectives it entered last: nobody can ask it any more."""
+    """Tell PID 1 unasked, at the program's end, which collectives it entered last: nobody can ask it any more.
+
+    A thread that comes back from torch while the interpreter ends would end the process by SIGABRT.
+    """
     with contextlib.suppress(OSError):  # the program may have closed it
         os.set_blocking(fd, False)  # it may not be read for long
         _reply(fd, {"number": 0, "at_end": True}, rank)
+    _asking.acquire(timeout=_LAST_ANSWER_S)  # and not released
 
 
 def _newest(data: bytes) -> list[dict[str, Any]]:
@@ -99,7 +113,8 @@ def _newest(data: bytes) -> list[dict[str, Any]]:
 
 def _reply(fd: int, question: dict[str, Any], rank: int, looks: Sequence[tuple[int, list[str]]] = ()) -> None:
     try:
-        said = {**answer(question, rank), "looks": looks, "handles": _handles_requests()}
+        with _asking:
+            said = {**answer(question, rank), "looks": looks, "handles": _handles_requests()}
     except Exception as problem:  # noqa: BLE001  whatever it is, PID 1 is told, and the program is not
         said = {"number": question.get("number", 0), "why": f"{type(problem).__name__}: {problem}"[:MAX_TEXT]}
     with contextlib.suppress(OSError):
@@ -127,7 +142,7 @@ def answer(question: dict[str, Any], rank: int) -> dict[str, Any]:
     if (is_end := question.get("at_end", False)) and not groups:
         return {"number": number, "why": "no process group is left"}
     # Collectives of a device have events, which end with their group, and may do so while a program ends.
-    found = by_backend(traces(dumps, (_SHARED,) if is_end else dumps), groups)
+    found = by_backend(_present(traces(dumps, (_SHARED,) if is_end else dumps)), groups)
     if most := question.get("entries"):
         members = {name: about for _, members in found for name, about in members.items()}
         return {"number": number, "entries": {"rank": rank, **entered(merged(found)["entries"], members, most)}}
@@ -193,6 +208,26 @@ def traces(dumps: Mapping[str, Dump], whole: Collection[str]) -> dict[str, dict[
     asked = {"includeStackTraces": False, "onlyActive": False}
     return {
         backend: pickle.loads(dump(includeCollectives=backend in whole, **asked)) for backend, dump in dumps.items()
+    }
+
+
+def begin_generation() -> None:
+    """What torch has recorded until now is of groups that were left; torch keeps it, under the same names."""
+    global _since_ns  # noqa: PLW0603
+    _since_ns = time.time_ns()
+
+
+def _present(found: dict[str, dict[str, Any]]) -> dict[str, dict[str, Any]]:
+    """Without what earlier generations of this process have recorded."""
+    if not _since_ns:
+        return found
+    return {
+        backend: {
+            **trace,
+            "entries": [each for each in trace.get("entries") or () if int(each["time_created_ns"]) >= _since_ns],
+            "pg_status": {},
+        }
+        for backend, trace in found.items()
     }
 
 

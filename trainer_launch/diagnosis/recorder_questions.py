@@ -8,12 +8,20 @@ import select
 import socket
 import time
 from collections.abc import Collection, Mapping, Sequence
+from typing import TypeVar
 
 from trainer_launch.diagnosis.collectives import MAX_BYTES, Recorded, Stage
 from trainer_launch.model.codec import MessageError, decode
 
 _READ_BYTES = 65536
 _FAR_S = 0.1  # for all to say how far they are; who is stopped does not
+
+
+_T = TypeVar("_T")
+
+
+def _renamed(values: Mapping[str, _T], names: Mapping[str, str]) -> dict[str, _T]:
+    return {names[name]: value for name, value in values.items() if name in names}
 
 
 class Recorders:
@@ -48,11 +56,13 @@ class Recorders:
             theirs.append(other.detach())
         return theirs
 
-    def close(self) -> None:
-        """The generation is over."""
-        for connection in self._connections.values():
-            connection.close()
-        self._connections, self._unread, self._far, self._bytes, self.at_end = {}, {}, {}, {}, {}
+    def close(self, but: Mapping[str, str] | None = None) -> None:
+        """The generation is over; workers of these names go on in the next one, under others."""
+        but = but or {}
+        for name in self._connections.keys() - but.keys():
+            self._connections.pop(name).close()
+        self._connections, self._unread = _renamed(self._connections, but), _renamed(self._unread, but)
+        self._far, self._bytes, self.at_end = _renamed(self._far, but), _renamed(self._bytes, but), {}
 
     def how_far(self) -> dict[str, int]:
         """How many collectives each worker has entered and ended, as far as it has told."""

@@ -26,6 +26,8 @@ MPI_RUN = "TRAINER_LAUNCH_MPI_RUN"  # PID 1, for ranks: of which job they are, s
 NODE_LABEL = "TRAINER_LAUNCH_NODE_LABEL"  # a rehearsal, for its launchers: what their lines begin with
 INSIDE = "TRAINER_LAUNCH_INSIDE"  # a rehearsal, for itself in namespaces of its own: the number that it has there
 IN_COLOR = "TRAINER_LAUNCH_IN_COLOR"  # a rehearsal on a terminal, for its launchers: prefixes are colored
+GENERATION = "TRAINER_LAUNCH_GENERATION"  # PID 1, for its workers: the number of their first one
+KEPT = "TRAINER_LAUNCH_KEPT"  # how many ranks of it have kept their state
 LISTEN_AT = "TRAINER_LAUNCH_LISTEN_AT"  # a rehearsal, for a pod's sshd: the pod's own address on loopback
 _APPENDED = os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC | os.O_NONBLOCK | os.O_NOFOLLOW
 # Files, or how their names begin: who writes it, and who reads it.

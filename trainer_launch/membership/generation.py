@@ -89,7 +89,8 @@ def _form(state: JobState, now_s: float) -> None:
     size, restarts = counted(len(chosen), "node"), counted(state.restarts, "restart")
     state.say(f"generation {number}: {size}, {restarts} so far", logging.DEBUG)
     _say_places(state, number, chosen)
-    formed = msg.Formed(number, 0, len(chosen), state.restarts, False, claim)
+    kept = sum(node.kept for node in chosen)
+    formed = msg.Formed(number, 0, len(chosen), state.restarts, False, claim, kept=kept)
     for i, (node, (first, world, first_role, role_world)) in enumerate(zip(chosen, _ranks(chosen), strict=True)):
         own = replace(formed, group_rank=i, is_store_host=i == 0, first_rank=first, world_size=world)
         own = replace(own, first_role_rank=first_role, role_world_size=role_world, notes=note_bodies.get(i, {}))
@@ -395,6 +396,7 @@ def stumble(state: JobState, reason: str, now_s: float) -> None:
     """Count a generation that did not get far, but not for ever: further than any before it, it did get far."""
     notes = [node.notes for node in state.nodes.values()]
     progress = max((judge.progress(_bodies(judge, notes)) for judge in state.judges.values()), default=0)
+    progress = max([progress, *(node.step for node in state.nodes.values())])
     is_early = state.run is not None and _lasted_s(state, now_s) < timeouts.CRASH_LOOP_S
     state.crashes = state.crashes + 1 if is_early and progress <= state.progress else 0
     state.progress = max(progress, state.progress)

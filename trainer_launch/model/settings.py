@@ -16,7 +16,7 @@ from trainer_launch.model.value_parsers import DURATION, named, parse_duration
 
 PREFIX = "TRAINER_LAUNCH_"
 # What the launcher itself tells its children; not settings.
-INTERNAL = frozenset({"RUN_DIR", "NODE_LABEL", "MPI_RUN", "INSIDE", "IN_COLOR", "LISTEN_AT"})
+INTERNAL = frozenset({"RUN_DIR", "NODE_LABEL", "MPI_RUN", "INSIDE", "IN_COLOR", "LISTEN_AT", "GENERATION", "KEPT"})
 OF_SHIMS = frozenset({"SHIM"})  # read by the shims of torchrun and others, not here
 
 

@@ -155,6 +155,12 @@ class _Reporter:
             if self._is_held_back:
                 self._write()
 
+    def begin_again(self) -> None:
+        """This process goes on in another generation, where it may have another rank."""
+        with self._lock:
+            self.flush()
+            self._is_set_up, self._first_at_s, self._first_step = False, None, None
+
     def _save(self, checkpointing: bool) -> bool:
         """A checkpoint begins or ends; whether that is new."""
         if checkpointing is (self._saves_since_s is not None):
@@ -216,6 +222,11 @@ def _start_anew() -> None:
     """A forked process has its own rank and its own lock, and nothing held back."""
     global _reporter  # noqa: PLW0603
     _reporter = _Reporter()
+
+
+def begin_again() -> None:
+    """For `generations()`: this process enters another generation."""
+    _reporter.begin_again()
 
 
 _reporter = _Reporter()

@@ -396,17 +396,41 @@ class Starter:
     # -- workers ------------------------------------------------------------------------------
 
     def start(self, processes: Sequence[Process], places: Mapping[str, WorkerPlace]) -> list[Death]:
-        """Start all workers of a generation; the deaths of those that could not be started.
+        """Begin a generation: survivors of the last one enter it, all others are started; who could not be.
 
         Raises:
             NodeError: no worker can be started.
         """
-        self._group.processes.begin()
-        self._group.recorders.close()
+        group = self._group
+        group.processes.begin()
+        kept = self._kept(processes, places)
+        renamed = {old.name: new for _, old, new in kept}
+        group.recorders.close({name: process.name for name, process in renamed.items()})
+        group.survivors.close({name: process.name for name, process in renamed.items()})
+        if moved := {name: process for name, process in renamed.items() if name != process.name}:
+            self._system.rename(moved)
+        lost = [process for process in processes if all(process is not new for _, _, new in kept)]
+        deaths = self._start(lost, places) if lost else []
+        group.kept_places = {}
+        for pid, _, process in kept:
+            group.processes.take(pid, process)
+            own = {name: value for name, value in process.env.items() if self._workers.env.get(name) != value}
+            group.survivors.enter(process.name, own)
+        return deaths
+
+    def _kept(
+        self, processes: Sequence[Process], places: Mapping[str, WorkerPlace]
+    ) -> list[tuple[int, Process, Process]]:
+        """The pids of survivors, what each was, and what it is now: in its place of this node."""
+        by_place = {places[process.name].local_rank: process for process in processes}
+        kept = self._group.processes.kept
+        return [(pid, process, by_place[self._group.kept_places[process.name]]) for pid, process in kept.items()]
+
+    def _start(self, processes: Sequence[Process], places: Mapping[str, WorkerPlace]) -> list[Death]:
         if not self.forks or self._server is None or self._files is None:
             if self._workers.caller is not None:
                 raise NodeError(_CALLER_LOST)
-            return self._execute(processes)
+            return self._execute(processes, places)
         try:
             return self._fork(self._server, processes, places)
         except NotRunnableError as problem:
@@ -421,7 +445,7 @@ class Starter:
                 raise NodeError(str(problem)) from None
             _log.warning("workers start without the fork server this time: %s", problem)
             self._end_server()
-        return self._execute(processes)
+        return self._execute(processes, places)
 
     def _not_started(self, process: Process, problem: LaunchError) -> Death:
         return self._group.processes.not_started(process, problem.exit_code, str(problem))
@@ -430,7 +454,8 @@ class Starter:
         self, server: ForkServer, processes: Sequence[Process], places: Mapping[str, WorkerPlace]
     ) -> list[Death]:
         records = self._workers.records
-        bindings = self._workers.bindings or (Binding(()),) * len(processes)
+        bindings = self._workers.bindings or (Binding(()),) * self._workers.count
+        numbers = [places[process.name].local_rank for process in processes]
         streams: list[dict[int, int]] = []
         theirs: list[int] = []
         try:
@@ -445,16 +470,24 @@ class Starter:
                         memory=bindings[local_rank].node,
                         local_rank=local_rank,
                         environment=process.env,
-                        streams=tuple(sorted(streams[local_rank])),
+                        streams=tuple(sorted(own)),
                         stacks=places[process.name].stacks,
                         recorder=records,
+                        generations=True,
                     )
-                    for local_rank, process in enumerate(processes)
+                    for local_rank, process, own in zip(numbers, processes, streams, strict=True)
                 ),
                 must_fork=self._workers.must_fork,
             )
-            theirs = self._group.recorders.open([process.name for process in processes] if records else [])
-            fds = [[ours[stream] for stream in sorted(ours)] + theirs[n : n + 1] for n, ours in enumerate(streams)]
+            names = [process.name for process in processes]
+            asked = self._group.recorders.open(names if records else [])
+            theirs += asked
+            told = self._group.survivors.open(names)
+            theirs += told
+            fds = [
+                [own[stream] for stream in sorted(own)] + asked[n : n + 1] + told[n : n + 1]
+                for n, own in enumerate(streams)
+            ]
             pids = server.fork(request, [fd for each in fds for fd in each])
         finally:
             for fd in {*theirs, *(fd for ours in streams for fd in ours.values())}:
@@ -464,12 +497,12 @@ class Starter:
             self._group.processes.add(process, pid)
         return []
 
-    def _execute(self, processes: Sequence[Process]) -> list[Death]:
+    def _execute(self, processes: Sequence[Process], places: Mapping[str, WorkerPlace]) -> list[Death]:
         prepare = inherited.dying_with_us()
         deaths, pids = [], []
-        for local_rank, process in enumerate(processes):
+        for process in processes:
             try:
-                pids.append(self._system.spawn(process, self._bound(local_rank, prepare)))
+                pids.append(self._system.spawn(process, self._bound(places[process.name].local_rank, prepare)))
                 self._group.processes.add(process, pids[-1])
             except NotRunnableError as error:  # noqa: PERF203  the others are started, and ended again
                 deaths.append(self._group.processes.not_started(process, error.exit_code, str(error)))
@@ -494,5 +527,6 @@ class Starter:
     def close(self) -> None:
         """End what is left of ours."""
         self._group.recorders.close()
+        self._group.survivors.close()
         self.close_store()
         self._end_server()

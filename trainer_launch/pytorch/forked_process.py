@@ -27,7 +27,7 @@ from msgspec import Struct, field
 from trainer_launch.diagnosis import flight_recorder
 from trainer_launch.host import files, process_attributes
 from trainer_launch.model import exit_codes
-from trainer_launch.pytorch import error_file, messages, process_reset
+from trainer_launch.pytorch import error_file, generations, messages, process_reset
 from trainer_launch.pytorch.error_file import without_frames_of
 from trainer_launch.pytorch.first_import import FirstImport
 from trainer_launch.pytorch.messages import ForkedWorker, ForkWorkers
@@ -75,7 +75,9 @@ class Worker:
     ) -> None:
         self._origin, self._request, self._worker, self._go = origin, request, worker, go
         self._streams = dict(zip(worker.streams, fds, strict=False))  # what is put in the place of 1 and 2
-        self._recorder = fds[-1] if worker.recorder else None  # where PID 1 asks torch's flight recorder
+        sockets = [*fds[len(worker.streams) :]]
+        self._recorder = sockets.pop(0) if worker.recorder else None  # where PID 1 asks torch's flight recorder
+        self._generations = sockets.pop(0) if worker.generations else None  # where it tells of generations
         self._answers = False  # a thread answers there
         self._pid = os.getpid()  # the program may fork
         self._umask = os.umask(0)
@@ -112,6 +114,10 @@ class Worker:
         if self._recorder is not None:
             self._recorder = _out_of_the_way(self._recorder)
             kept.add(self._recorder)
+        if self._generations is not None:
+            self._generations = _out_of_the_way(self._generations)
+            kept.add(self._generations)
+            generations.connect(self._generations)
         files.close_descriptors(kept)
         if worker.cpus:
             process_attributes.binder(worker.local_rank, worker.cpus, worker.memory)()
@@ -187,15 +193,18 @@ class Worker:
             setattr(groups, "_register_process_group", register)  # noqa: B010
             if os.getpid() == self._pid:
                 self._answers = True
-                flight_recorder.answer_in_thread(fd, int(self._worker.environment["RANK"]))
+                flight_recorder.answer_in_thread(fd, self._rank)
             return register(*group)
 
         setattr(groups, "_register_process_group", register_first)  # noqa: B010
 
+    def _rank(self) -> int:
+        return int(generations.environment().get("RANK") or self._worker.environment["RANK"])
+
     def _tell_at_end(self) -> None:
         if self._recorder is not None and self._answers and os.getpid() == self._pid:
             with contextlib.suppress(Exception):
-                flight_recorder.tell_at_end(self._recorder, int(self._worker.environment["RANK"]))
+                flight_recorder.tell_at_end(self._recorder, self._rank())
 
 
 def _write(text: str) -> None:

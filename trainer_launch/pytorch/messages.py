@@ -32,6 +32,7 @@ class ForkedWorker(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
     cpus: tuple[Count, ...] = ()  # that it is bound to; (): any
     memory: Count | None = None  # the NUMA node whose memory it prefers
     recorder: bool = False  # whether a socket follows its streams, on which it answers PID 1's questions
+    generations: bool = False  # whether another one follows, on which PID 1 tells it of generations
 
     def __post_init__(self) -> None:
         if len({*self.streams}) < len(self.streams):
@@ -40,7 +41,7 @@ class ForkedWorker(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
     @property
     def fds(self) -> int:
         """How many descriptors come for it."""
-        return len(self.streams) + self.recorder
+        return len(self.streams) + self.recorder + self.generations
 
 
 class ForkWorkers(Tagged, frozen=True, kw_only=True):

@@ -39,9 +39,11 @@ from trainer_launch.membership import timeouts
 from trainer_launch.membership.client import Client, Connected, Disconnected, News
 from trainer_launch.model import Death, Failure, GivenUp, Outcome, exit_codes
 from trainer_launch.model.errors import LaunchError, NodeError
+from trainer_launch.model.signal_policy import SignalAction, action_of
 from trainer_launch.model.units import counted
 from trainer_launch.pytorch import worker_ends, worker_processes
 from trainer_launch.pytorch.fork_server import ServerError, Starter
+from trainer_launch.pytorch.generations import LostPeer, SharedState, Waiting
 from trainer_launch.pytorch.worker_group import WorkerGroup
 from trainer_launch.pytorch.worker_processes import LogFolders
 from trainer_launch.supervisor import error_lines, failure
@@ -99,7 +101,7 @@ def client_of(group: WorkerGroup, secret: bytes | None, carried: Callable[[], Ma
         NodeError: there are too few descriptors for the workers.
     """
     me, workers, system = group.membership, group.workers, group.system
-    system.need_descriptors(_OWN_DESCRIPTORS + 4 * workers.count)
+    system.need_descriptors(_OWN_DESCRIPTORS + 6 * workers.count)
     hello = say.Hello(
         *(say.VERSION, me.job, me.node_rank, me.host, group.incarnation),
         workers=workers.count,
@@ -143,6 +145,11 @@ class TorchNode(RunLoop):
         self._unstartable: Death | None = None  # why no worker can be started; looked at only by the next start
         self._was_prepared = not starter.is_needed  # all could be started, which the coordinator knows
         self._starts = 0  # generations whose workers were started
+        self._ending_since_s = self._started_at_s  # when the last generation began to end
+        self._shared_step = 0  # of the newest state that workers have shared
+        self._is_shared = False  # survivors of the last one have given their state
+        self._lost: Death | None = None  # the first worker that has lost a peer, as it would have ended
+        self._waiting: set[str] = set()  # workers that have left their process groups
 
     def run(self) -> Outcome:
         """Run workers until the job is over for this node, and say how it ended."""
@@ -163,7 +170,8 @@ class TorchNode(RunLoop):
 
     def times(self) -> tuple[float | None, ...]:
         """When something is due; None: never."""
-        return (*super().times(), self._away_until_s, self._stragglers.due_s, self._ending.stops_at_s)
+        own = self._away_until_s, self._stragglers.due_s, self._ending.stops_at_s, self._lost_until_s
+        return (*super().times(), *own)
 
     @property
     def _away_until_s(self) -> float | None:
@@ -179,6 +187,7 @@ class TorchNode(RunLoop):
         super().on_time(now_s)
         if self._processes.is_running:
             self._observer.look(self._group.recorders.farthest)
+        self._hear_survivors(now_s)
         if self._away_until_s is not None and now_s >= self._away_until_s:
             self._on_lost_coordinator(now_s)
         if self._ending.stops_at_s is not None and now_s >= self._ending.stops_at_s:
@@ -212,9 +221,65 @@ class TorchNode(RunLoop):
     def on_signal(self, number: int, now_s: float) -> None:
         """A request to stop is told at once, so that the other nodes need not wait for the end of our workers."""
         was_asked = self._processes.asked
+        if action_of(number, self._plan.signals) is SignalAction.TERMINATE and self._processes.take_back():
+            self.phase = NodePhase.ENDING  # a handler of theirs may save
         super().on_signal(number, now_s)
         if self._processes.asked and not was_asked and not self._processes.is_over:
             self._tell(say.Leave(ASKED))
+
+    # -- survivors ----------------------------------------------------------------------------
+
+    def _hear_survivors(self, now_s: float) -> None:
+        """Hear workers inside of `generations()`: who has lost a peer is no cause, and waits for it to be known."""
+        for name, message in self._group.survivors.hear():
+            match message:
+                case LostPeer(message=text) if self.phase is NodePhase.RUNNING and self._lost is None:
+                    place = self._group.places[name]
+                    lost = Death(process=name, code=exit_codes.FAILED, at_s=now_s, message=text)
+                    self._lost = replace(lost, rank=place.rank, local_rank=place.local_rank)
+                case Waiting():
+                    self._waiting.add(name)
+                    awaited = self._ending.awaited & self._processes.pids().keys()
+                    if awaited and awaited <= self._waiting:
+                        self._stop(now_s)
+                    self._keep_waiting(now_s)
+                case SharedState() if self.phase is NodePhase.RUNNING:
+                    self._on_shared(message, now_s)
+        if self._lost_until_s is not None and now_s >= self._lost_until_s and self._lost is not None:
+            # Connections broke, and nobody has ended: the ranks meet again.
+            self._end_generation(Ending(self._lost), now_s, self._failure_of(self._lost).message, self._lost.at_s)
+
+    @property
+    def _lost_until_s(self) -> float | None:
+        """When a lost peer is told although nobody is known to have ended."""
+        is_open = self._lost is not None and self.phase is NodePhase.RUNNING
+        return self._lost.at_s + timeouts.PATIENCE_S if is_open and self._lost is not None else None
+
+    def _keep_waiting(self, now_s: float) -> None:
+        """Workers that have left a generation which ends are kept for the next one."""
+        if self.phase is not NodePhase.ENDING or self._ending.stops_at_s is not None:
+            return
+        for name in self._waiting & self._processes.pids().keys() if self._may_keep else ():
+            self._group.keep(name)
+        if not self._may_keep:
+            self._stop(now_s)
+
+    @property
+    def _may_keep(self) -> bool:
+        """Whether this node will be in another generation, as far as it knows."""
+        return self._end is None and self._stop_signal is None and not self._processes.asked
+
+    def _on_shared(self, shared: SharedState, now_s: float) -> None:
+        """A rank has the newest state: the first news of it is told, once for each generation."""
+        formed, self._shared_step = self._formed, max(self._shared_step, shared.step)
+        if formed is None or self._is_shared or not shared.kept:
+            return
+        self._is_shared = True
+        new, kept, took_s = formed.world_size - shared.kept, shared.kept, now_s - self._ending_since_s
+        text = f"{counted(new, 'rank')} replaced in {took_s:.2f} s; {counted(kept, 'rank')} kept {'its' if kept == 1 else 'their'} state"
+        self._observer.tell("state_kept", ranks=kept, replaced=new, step=shared.step)
+        level = logging.WARNING if self._is_first else logging.INFO
+        _log.log(level, "generation %d: %s at step %d, no step is repeated", formed.generation, text, shared.step)
 
     # -- the coordinator ----------------------------------------------------------------------
 
@@ -258,7 +323,8 @@ class TorchNode(RunLoop):
         group, ends = self._group, self._ending.ends or worker_ends.UNKNOWN_ENDS
         proof = next((death.fault for death in group.deaths if death.fault), "")
         join = say.Join(group.incarnation, group.generation, ends.finished, ends.failed, self._was_prepared)
-        self._tell(replace(join, device_fault=proof, may_be_asked=ends.may_be_asked))
+        join = replace(join, device_fault=proof, may_be_asked=ends.may_be_asked)
+        self._tell(replace(join, kept=len(self._processes.kept), step=self._shared_step))
 
     def on_restart(self, restart: say.Restart, now_s: float) -> None:
         """The coordinator ends the generation, also while draining: who waits for a lost peer never ends."""
@@ -374,6 +440,8 @@ class TorchNode(RunLoop):
             at_most = self._membership.max_restarts
             self._observer.tell("restarting", restart=self._starts, restarts_at_most=at_most)
         self.phase, self._ending, self._starts = NodePhase.RUNNING, Ending(), self._starts + 1
+        self._is_shared, self._lost, self._waiting = False, None, set()
+        kept = [*self._processes.kept]
         try:
             unstarted = self._starter.start(specs, group.places)
         except (NodeError, OSError) as problem:
@@ -384,7 +452,7 @@ class TorchNode(RunLoop):
             logging.WARNING if self._is_first and formed.generation > 1 else logging.INFO,
             "generation %d: %s, %s so far; this is node %d, store at %s:%d; %s",
             *(formed.generation, counted(formed.size, "node"), counted(formed.restarts, "restart")),
-            *(formed.group_rank, go.host, go.port, _started([*self._processes.pids().values()])),
+            *(formed.group_rank, go.host, go.port, _started([*self._processes.pids().values()], kept)),
         )
         for death in unstarted:
             self.on_end(replace(death, rank=group.places[death.process].rank), now_s)
@@ -431,6 +499,9 @@ class TorchNode(RunLoop):
 
     def on_end(self, death: Death, now_s: float) -> None:
         """A worker has ended: the first failure ends the generation, here and by the coordinator everywhere."""
+        if self.phase in (NodePhase.JOINING, NodePhase.FORMED):
+            _log.warning("%s ended with %s while it waited for the next generation", death.process, how(death))
+            return
         self._group.deaths.append(death)
         _log.debug("%s ended with %s", death.process, how(death))
         if death.exit_code != 0 and not self._processes.asked:
@@ -490,6 +561,7 @@ class TorchNode(RunLoop):
         is_first, self.phase, self._ending = self.phase is NodePhase.RUNNING, NodePhase.ENDING, ending
         awaited: frozenset[str] = frozenset()
         if is_first:
+            self._ending_since_s = now_s if ending.death is None else ending.death.at_s
             self._observe(since_s)  # what follows is no training
             if incident is not None and self._stop_signal is None:
                 death = ending.death or Death()
@@ -498,7 +570,7 @@ class TorchNode(RunLoop):
         if self._is_cause(ending):
             self._report()
         if awaits_s and awaited:  # who has written an error has nothing more to tell
-            awaited -= {death.process for death in self._dying()}
+            awaited -= self._waiting | {death.process for death in self._dying()}
         if awaits_s and awaited and not ending.wrote_error and not self._processes.asked:
             self._ending = replace(self._ending, awaited=awaited, stops_at_s=now_s + awaits_s)
         else:
@@ -509,7 +581,12 @@ class TorchNode(RunLoop):
         stopped_at_s = min(now_s, self._ending.stopped_at_s)
         self._ending = replace(self._ending, awaited=frozenset(), stops_at_s=None, stopped_at_s=stopped_at_s)
         if self.phase is NodePhase.ENDING:
-            self._processes.stop(now_s, rung)
+            able = self._group.survivors.able & self._processes.pids().keys()
+            kept = able if rung is Rung.LEADERS and self._may_keep else frozenset[str]()
+            self._group.survivors.leave(kept, self._group.generation)
+            self._processes.stop(now_s, rung, sparing=kept)
+            if kept:
+                self._keep_waiting(now_s)
 
     def _report(self) -> None:
         """Tell of the failure that ends the generation; a node that drains leaves instead, and costs no restart."""
@@ -532,7 +609,9 @@ class TorchNode(RunLoop):
             self._tell(replace(failed, ago_s=ago_s))
 
     def _say(self, death: Death) -> None:
-        if death.process and death.reason != "NotRunnable":  # else it has been said
+        if death == self._lost:
+            _log.warning("%s has lost a peer, and no rank is known to have ended: %s", death.process, death.message)
+        elif death.process and death.reason != "NotRunnable":  # else it has been said
             _log.warning("%s", self._failure_of(death).message)
 
     def _ends_now(self) -> worker_ends.Ends:
@@ -550,7 +629,13 @@ class TorchNode(RunLoop):
         self._observer.tell("hung", text=hang.message)
         self._evidence = self._system.look()
         ending = Ending(replace(hang, signal=signal.SIGKILL))
-        self._end_generation(ending, now_s, since_s=hang.at_s, rung=Rung.KILL)
+        for name, place in self._group.places.items():
+            if hang.local_rank is not None and place.local_rank == hang.local_rank:
+                self._group.survivors.able.discard(name)
+                self._processes.kill(name)
+        # Of those that can leave, who hangs does not.
+        rung = Rung.LEADERS if self._group.survivors.able else Rung.KILL
+        self._end_generation(ending, now_s, since_s=hang.at_s, rung=rung)
 
     def on_store_end(self, status: int, now_s: float) -> None:
         """Without its store a generation cannot go on; who killed it is not known."""
@@ -602,6 +687,10 @@ class TorchNode(RunLoop):
             self._ask(self._starter.prepare)
 
     def _leave(self, why: str | None = None) -> None:
+        if self._processes.take_back():  # they have waited in vain
+            self.phase = NodePhase.ENDING
+            self._processes.stop(self._system.now())
+            return
         self._exits = tuple(self._group.deaths) if self.phase in (*_LIVES, NodePhase.DONE) else ()
         self.phase, self.is_done = NodePhase.ENDED, True
         if why is not None:
@@ -674,6 +763,8 @@ class TorchNode(RunLoop):
         return None
 
 
-def _started(pids: Sequence[int]) -> str:
-    which = f"{'pids' if pids[1:] else 'pid'} {', '.join(map(str, pids))}"
-    return f"started {counted(len(pids), 'worker')} ({which})"
+def _started(pids: Sequence[int], kept: Sequence[int]) -> str:
+    started = [pid for pid in pids if pid not in kept]
+    which = f"{'pids' if started[1:] else 'pid'} {', '.join(map(str, started))}"
+    text = f"started {counted(len(started), 'worker')} ({which})" if started else "started no worker"
+    return f"{text}, {counted(len(kept), 'worker')} kept" if kept else text

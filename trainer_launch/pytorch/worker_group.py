@@ -13,6 +13,7 @@ from trainer_launch.diagnosis.worker_samples import WorkerPlace
 from trainer_launch.membership.protocol import Formed
 from trainer_launch.model import Death, Membership, Plan, Workers
 from trainer_launch.model.errors import InternalError
+from trainer_launch.pytorch.survivors import Survivors
 from trainer_launch.supervisor.failure import how
 from trainer_launch.supervisor.processes import Processes
 from trainer_launch.supervisor.system import System
@@ -31,6 +32,8 @@ class WorkerGroup:
         self.membership: Membership = plan.membership
         self.incarnation = uuid.uuid4().hex  # this process, among all that were or will be this node
         self.recorders = Recorders()
+        self.survivors = Survivors(system)
+        self.kept_places: dict[str, int] = {}  # the local ranks of workers that wait for the next generation
         self.generation = 0  # the last one that this node was in
         self.places: Mapping[str, WorkerPlace] = {}  # by the names of the processes
         self.deaths: list[Death] = []  # in their order
@@ -48,6 +51,11 @@ class WorkerGroup:
         if formed.node_rank is not None:
             self.node_rank = formed.node_rank
         self.unasked = set()
+
+    def keep(self, name: str) -> None:
+        """A worker has left its process groups, and waits for the next generation."""
+        self.processes.keep(name)
+        self.kept_places[name] = self.places[name].local_rank
 
     def left_unasked(self) -> set[str]:
         """Workers that no signal can have told to leave: they had no handler of one, at the end of their programs.

@@ -107,6 +107,8 @@ def _of_the_group(workers: Workers, membership: Membership, formed: say.Formed, 
         "MASTER_ADDR": go.host,
         "MASTER_PORT": str(go.port),
         "TORCHELASTIC_RESTART_COUNT": str(formed.restarts),
+        runtime_directory.GENERATION: str(formed.generation),
+        runtime_directory.KEPT: str(formed.kept),
         "TORCHELASTIC_MAX_RESTARTS": str(membership.max_restarts),
         "TORCHELASTIC_RUN_ID": membership.job,
         # Served by the store process, so that no worker's end takes it away; or by rank 0, as with torchrun.

@@ -27,7 +27,7 @@ from functools import partial
 from trainer_launch.host import runtime_directory
 from trainer_launch.host.logs import PATIENCE_S
 from trainer_launch.host.slow_files import file_behind, within
-from trainer_launch.model import Destination
+from trainer_launch.model import Destination, Process
 from trainer_launch.model.units import counted
 from trainer_launch.planning.torchrun_options import PLAIN
 
@@ -160,6 +160,18 @@ class Output:
             self._thread.start()
         self._wake()
         return write_end
+
+    def rename(self, processes: Mapping[str, Process]) -> None:
+        """Processes of these names go on as those, all at once."""
+        pipes = self._pipes.items()
+        going = [(processes[name], stream, pipe) for (name, stream), pipe in pipes if name in processes]
+        moved = {(process.name, stream): pipe for process, stream, pipe in going}
+        self._pipes = {key: pipe for key, pipe in pipes if key[0] not in processes} | moved
+        for process, stream, pipe in going:
+            to = process.streams.get(stream, PLAIN)
+            pipe.source.prefix = self._prefix(process.label or "") + to.prefix.encode()
+            if self._listener is not None:
+                pipe.listener = partial(self._listener, process.name, stream)
 
     def last_lines(self, process: str) -> tuple[str, ...]:
         """Return what a process wrote last: its errors, and before them its output."""
@@ -491,7 +503,7 @@ class PipeText:
     def __init__(self, prefix: bytes, stream: Stream) -> None:
         self.tail = b""
         self.limit: LineLimit | None = None
-        self._prefix = prefix
+        self.prefix = prefix
         self._stream = stream
         self._pending = b""  # the begin of a line whose end has not come
         self._mid_line = False  # a partial line of ours was shown
@@ -573,10 +585,10 @@ class PipeText:
         self._mid_line = False
         inner, last = body[:-1], body[-1:]
         if b"\r" in inner:
-            inner = inner.replace(b"\r", b"\r" + self._prefix)
-        if self._prefix:
-            inner = inner.replace(b"\n", b"\n" + self._prefix)
-        return inner + last if goes_on else self._prefix + inner + last
+            inner = inner.replace(b"\r", b"\r" + self.prefix)
+        if self.prefix:
+            inner = inner.replace(b"\n", b"\n" + self.prefix)
+        return inner + last if goes_on else self.prefix + inner + last
 
 
 class Untouched(PipeText):

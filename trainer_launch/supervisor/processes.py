@@ -18,7 +18,7 @@ from __future__ import annotations
 
 import logging
 import signal
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from enum import IntEnum
 
 from trainer_launch.host.process_tree import ProcessEntry
@@ -30,6 +30,7 @@ from trainer_launch.supervisor.run_observer import RunObserver, RunPhase
 from trainer_launch.supervisor.system import System
 
 RANKS_SHARE = 0.7  # of the grace belongs to ranks alone, before the leader that started them is asked
+LEAVE_S = 10.0  # for leaders that are not to be stopped to leave what they wait for
 LEADERS_SHARE = 0.8  # of the grace belongs to the leaders alone, or to whom daemons serve; the rest to all others
 CLEAR_S = 2.0  # between SIGTERM and SIGKILL for what an ended leader has left behind
 KILL_AGAIN_S = 0.1  # first interval between two rounds of SIGKILL, then doubled
@@ -58,6 +59,7 @@ class Processes:
         self.is_draining = False  # nothing is started again
         self._stuck: dict[tuple[int, int], ProcessEntry] = {}  # what SIGKILL has not ended, of all generations
         self.is_over = True
+        self.kept: dict[int, Process] = {}  # that outlive their generation, by pid: no signal to all reaches them
         self._forget()
 
     def _forget(self) -> None:
@@ -67,6 +69,7 @@ class Processes:
         self._alive: dict[int, Process] = {}
         self._ended: dict[int, float] = {}  # ended leaders, and when what they left behind gets SIGKILL
         self._untold: list[int] = []  # those of them whose leftovers have not had SIGTERM yet
+        self._spared: frozenset[str] = frozenset()  # leaders that were asked in another way
         self._is_clearing = False  # the last leader has ended
         self._grace_s = self._plan.grace_s
         self._kill_at_s: float | None = None  # the end of the grace
@@ -88,6 +91,34 @@ class Processes:
         """Take a process that was started into this generation."""
         self._alive[pid] = process
         self._observer.tell("spawned", process=process.name, pid=pid)
+
+    def kill(self, name: str) -> None:
+        """End one leader that lives."""
+        for pid in [pid for pid, process in self._alive.items() if process.name == name]:
+            self._system.signal_leader(pid, signal.SIGKILL)
+
+    def keep(self, name: str) -> None:
+        """A process of this generation waits for the next one."""
+        pid = self.pids()[name]
+        self.kept[pid] = self._alive.pop(pid)
+        self._system.keep(pid)
+
+    def take(self, pid: int, process: Process) -> None:
+        """A process that was kept is one of this generation."""
+        del self.kept[pid]
+        self._system.forget(pid)
+        self._alive[pid] = process
+
+    def take_back(self) -> bool:
+        """No generation follows: those that were kept are to be stopped as others are; whether there were any."""
+        kept, self.kept = self.kept, {}
+        for pid in kept:
+            self._system.forget(pid)
+        if kept:
+            alive = self._alive | kept
+            self._forget()
+            self._alive, self.is_over = alive, False
+        return bool(kept)
 
     def start(self, specs: Sequence[Process]) -> list[Death]:
         """Begin a generation of these; the deaths of those that could not be started."""
@@ -146,12 +177,12 @@ class Processes:
 
     def reaped(self, pid: int, status: int, now_s: float) -> Death | None:
         """A child has ended; None for an orphan, or for a process of an earlier generation."""
-        process = self._alive.pop(pid, None)
+        process = self._alive.pop(pid, None) or self.kept.pop(pid, None)
         if process is None:
             return None
         code, number = (None, -status) if status < 0 else (status, None)
         death = Death(process=process.name, code=code, signal=number, at_s=now_s)
-        if self.rung is not Rung.KILL:  # whatever it has left behind had SIGKILL as well
+        if not (self.is_over or self.rung is Rung.KILL):  # whatever it has left behind had SIGKILL as well
             self._ended[pid] = now_s + self._clear_s(death, now_s)
             self._untold.append(pid)
         self._observer.tell("exited", process=process.name, exit_code=death.exit_code, signal=number)
@@ -220,11 +251,22 @@ class Processes:
         times = (self._climb_at_s, self._again_at_s, *self._ended.values())
         return min((at_s for at_s in times if at_s is not None), default=None)
 
-    def stop(self, now_s: float, rung: Rung = Rung.LEADERS, grace_s: float | None = None) -> None:
+    def stop(
+        self,
+        now_s: float,
+        rung: Rung = Rung.LEADERS,
+        grace_s: float | None = None,
+        sparing: Collection[str] = (),
+    ) -> None:
         """Climb to this rung; it is nothing new where that is reached, or where nothing lives.
 
-        `grace_s`: until SIGKILL, where that differs from the plan's and the first rung is climbed.
+        `grace_s`: until SIGKILL, where that differs from the plan's and the first rung is climbed. `sparing`: these
+        leaders were asked in another way, and have `LEAVE_S` before the next rung.
         """
+        if self._spared and not sparing:  # there is nothing any more that they could be spared for
+            for pid in [pid for pid, process in self._alive.items() if process.name in self._spared]:
+                self._system.signal_leader(pid, self._stop_signal, wakes=True)
+        self._spared = frozenset(sparing)
         if self.is_over or rung <= self.rung:
             return
         self.rung = rung
@@ -247,8 +289,10 @@ class Processes:
             self._observer.tell("stopping", rung="ranks")
         else:
             self._climb_at_s = self._kill_at_s - (1 - LEADERS_SHARE) * self._grace_s
+            if sparing:
+                self._climb_at_s = min(self._climb_at_s, now_s + LEAVE_S)
             self._observer.tell("stopping", rung="leaders")
-            for pid in self._alive:
+            for pid in [pid for pid, process in self._alive.items() if process.name not in sparing]:
                 self._system.signal_leader(pid, self._stop_signal, wakes=True)
 
     def tick(self, now_s: float) -> None:

@@ -68,7 +68,7 @@ class System:
         self._output = Output(color=color, watched=watched, lines_per_s=lines_per_s, listener=listener, sieve=sieve)
         output = self._output
         self.last_lines, self.last_errors = output.last_lines, output.last_errors
-        self.last_line, self.heard = output.last_line, output.heard
+        self.last_line, self.heard, self.rename = output.last_line, output.heard, output.rename
         self.say = output.say  # a line of the launcher's own to stderr, never inside a labelled process's line
         self.print = partial(output.say, stream=1)
         self.clean: Callable[[], None] = lambda: None  # the caller's: removes shared memory that the dead have left
@@ -160,8 +160,12 @@ class System:
             self._sessions.add(pid)
 
     def forget(self, pid: int) -> None:
-        """A kept child is ended by its keeper."""
+        """A kept child is ended by its keeper; one of ours is kept no more."""
         self._kept.discard(pid)
+
+    def keep(self, pid: int) -> None:
+        """No signal to all reaches this process of ours, and what is in its session, until it is forgotten."""
+        self._kept.add(pid)
 
     def listen(self, fd: int, *, wanted: bool = True) -> None:
         """End a `wait` whenever something can be read there, or no longer."""
@@ -216,7 +220,7 @@ class System:
             os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT)
         except ChildProcessError:
             return True
-        if not {pid for pid, _ in besides}.issuperset(self._popens):
+        if not {pid for pid, _ in besides}.issuperset(self._popens.keys() - self._kept):
             return False
         if not (self._kept or self.mark or besides):
             return False  # an orphan that became ours: its end will be told
@@ -257,7 +261,7 @@ class System:
         return (process_tree.environment(entry.pid) or {}).get(name) == value
 
     def _signal_groups(self, number: int) -> int:
-        for pid in self._sessions:
+        for pid in self._sessions - self._kept:
             with contextlib.suppress(ProcessLookupError, PermissionError):
                 os.killpg(pid, number)
         return len(self._sessions)

@@ -1,0 +1,273 @@
+"""Survivors of a lost rank keep their process and their state, with real workers of torch over gloo."""
+
+from __future__ import annotations
+
+import itertools
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+import textwrap
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.cli.launching import clean_env, launch, script, start
+
+pytestmark = [pytest.mark.process, pytest.mark.torch, pytest.mark.timeout(300)]
+SCRIPT = str(Path(__file__).with_name("keeping.py"))
+STEPS = 40
+
+
+def train(tmp_path: Path, faults: dict[int, tuple[Any, str]], *options: str, steps: int = STEPS) -> tuple[int, str]:
+    """Run the job with these faults; its exit code, and all it printed."""
+    folder = tmp_path / "faults"
+    folder.mkdir(exist_ok=True)
+    words = (SCRIPT, str(steps), str(folder), json.dumps(faults))
+    own = (
+        "--nproc-per-node",
+        "4",
+        "--max-restarts",
+        "50",
+        "--grace",
+        "10",
+        "--incident-dir",
+        str(tmp_path / "incidents"),
+    )
+    ended = launch("run", *own, *options, "--", *words)
+    return ended.returncode, ended.stdout + ended.stderr
+
+
+def shown(output: str) -> list[dict[str, Any]]:
+    """What each rank has shown of each generation."""
+    return [json.loads(text) for text in re.findall(r"generation (\{.*?\})", output)]
+
+
+def ends(output: str) -> set[str]:
+    """The hashes of all ranks' models, optimizers and losses."""
+    return {*re.findall(r"\bend (\w{20})", output)}
+
+
+@pytest.fixture(scope="module")
+def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> str:
+    """The hash of a job without faults."""
+    code, output = train(tmp_path_factory.mktemp("undisturbed"), {})
+    (only,) = ends(output)
+    assert code == 0, output
+    return only
+
+
+def test_after_a_kill_the_others_keep_their_processes_and_all_is_equal_to_the_last_bit(
+    tmp_path: Path, undisturbed: str
+) -> None:
+    code, output = train(tmp_path, {7: (1, "kill"), 20: (0, "kill"), 33: (3, "kill")})
+    assert (code, ends(output)) == (0, {undisturbed}), output
+    pids = [{each["rank"]: each["pid"] for each in shown(output) if each["generation"] == n} for n in (1, 2, 3, 4)]
+    kept = [
+        {rank for rank in range(4) if before[rank] == after[rank]} for before, after in itertools.pairwise(pids)
+    ]
+    assert kept == [{0, 2, 3}, {1, 2, 3}, {0, 1, 2}], output
+    assert {(each["kept"], each["new"]) for each in shown(output) if each["generation"] == 2} == {
+        (3, True),
+        (3, False),
+    }
+    assert {each["step"] for each in shown(output) if each["generation"] == 3} == {20}, "nothing is done again"
+    assert re.search(r"generation 2: 1 rank replaced in \d+\.\d+ s; 3 ranks kept their state at step 7", output), (
+        output
+    )
+
+
+def test_the_programs_own_error_is_raised_and_told_as_ever(tmp_path: Path) -> None:
+    code, output = train(tmp_path, {7: (2, "raise")}, "--max-restarts", "0")
+    assert code == 1, output
+    assert "rank 2 ended with exit code 1: ValueError: no luck" in output
+    assert "lost a peer" not in output
+
+
+def test_the_one_that_failed_is_replaced_and_its_error_is_told(tmp_path: Path, undisturbed: str) -> None:
+    code, output = train(tmp_path, {7: (2, "raise")})
+    assert (code, ends(output)) == (0, {undisturbed}), output
+    assert "rank 2 ended with exit code 1: ValueError: no luck" in output
+    assert {each["kept"] for each in shown(output) if each["generation"] == 2} == {3}
+
+
+def test_a_rank_that_is_stopped_is_replaced_and_those_that_wait_for_it_keep_their_state(
+    tmp_path: Path, undisturbed: str
+) -> None:
+    code, output = train(tmp_path, {7: (2, "freeze")}, "--hang-timeout", "3")
+    assert (code, ends(output)) == (0, {undisturbed}), output
+    assert "rank 2 has been stopped (SIGSTOP)" in output
+    assert {each["kept"] for each in shown(output) if each["generation"] == 2} == {3}
+
+
+def test_where_nobody_has_the_state_any_more_all_begin_as_at_the_start(tmp_path: Path, undisturbed: str) -> None:
+    (tmp_path / "faults").mkdir()
+    code, output = train(tmp_path, {7: ("all", "kill")}, "--max-restarts", "2")
+    assert code != 0
+    assert {each["kept"] for each in shown(output)} == {0}
+    assert {each["new"] for each in shown(output)} == {True}
+
+
+def test_a_second_death_while_the_ranks_meet_again_costs_only_that_rank(tmp_path: Path) -> None:
+    body = """
+        import json, os, signal, sys, torch
+        from torch import distributed
+        import trainer_launch
+        state = {"sum": torch.zeros(4, dtype=torch.float64), "step": 0}
+        for generation in trainer_launch.generations():
+            with generation:
+                if generation.number == 2 and generation.rank == 0:
+                    os.kill(os.getpid(), signal.SIGKILL)  # the others are on their way into the new group
+                distributed.init_process_group("gloo")
+                generation.share(state)
+                print("generation", json.dumps({"n": generation.number, "kept": generation.kept}), flush=True)
+                while state["step"] < 30:
+                    if generation.number == 1 and generation.rank == 1 and state["step"] == 9:
+                        os.kill(os.getpid(), signal.SIGKILL)
+                    ones = torch.ones(4, dtype=torch.float64)
+                    distributed.all_reduce(ones)
+                    state["sum"] += ones
+                    state["step"] += 1
+        print("sum", state["sum"].tolist(), flush=True)
+    """
+    ended = launch(
+        "run", "--nproc-per-node", "3", "--incident-dir", "none", "--", script(tmp_path, textwrap.dedent(body))
+    )
+    output = ended.stdout + ended.stderr
+    assert ended.returncode == 0, output
+    assert output.count("[90.0, 90.0, 90.0, 90.0]") == 3, output
+    assert {each["kept"] for each in shown(output) if each["n"] == 3} <= {1, 2}, output
+
+
+def test_survivors_that_wait_for_a_pod_hear_a_request_to_stop(tmp_path: Path) -> None:
+    options = ("--nodes", "2", "--nproc-per-node", "1", "--fault", "kill pod node=1 at=line:generation back=never")
+    (tmp_path / "faults").mkdir()
+    words = (SCRIPT, "100000", str(tmp_path / "faults"), "{}")
+    with start("rehearse", *options, "--", *words, env={"TMPDIR": str(tmp_path)}) as run:
+        run.read_until("1 of 2 nodes")
+        run.signal(signal.SIGINT)
+        status, output = run.end()
+    assert status != 0
+    assert "SIGKILL to the remaining" not in output, "it has ended when it was asked to"
+
+
+@pytest.mark.parametrize(
+    ("size", "fault", "kept"),
+    [
+        ("3", "kill worker node=1 worker=1 at=line:generation", 5),
+        ("3", "kill pod node=1 at=line:generation back=1s", 4),
+        ("3", "kill pod node=0 at=line:generation back=1s", 4),
+        ("3", "term pod node=2 at=line:generation back=1s", 4),
+        pytest.param("2:3", "kill pod node=1 at=line:generation back=8s", 4, marks=pytest.mark.long),
+        pytest.param("3", "partition node=1 at=line:generation for=8s", 6, marks=pytest.mark.long),
+    ],
+)
+def test_of_several_nodes_the_survivors_keep_their_state(tmp_path: Path, size: str, fault: str, kept: int) -> None:
+    (tmp_path / "faults").mkdir()
+    words = (SCRIPT, "1500", str(tmp_path / "faults"), "{}")
+    options = ("--nodes", size, "--nproc-per-node", "2", "--fault", fault)
+    ended = launch("rehearse", *options, "--", *words, env={"TMPDIR": str(tmp_path)})
+    output = ended.stdout + ended.stderr
+    assert ended.returncode == 0, output
+    assert len(ends(output)) == 1, output
+    assert {each["kept"] for each in shown(output) if each["generation"] == 2} == {kept}, output
+
+
+# -- without a launcher ----------------------------------------------------------------------------
+
+
+def run_alone(tmp_path: Path, body: str) -> subprocess.CompletedProcess[str]:
+    path = script(tmp_path, textwrap.dedent(body))
+    return subprocess.run([sys.executable, path], env=clean_env(), capture_output=True, text=True, check=False)
+
+
+def test_without_a_launcher_there_is_one_generation_and_errors_are_raised(tmp_path: Path) -> None:
+    body = """
+        import trainer_launch
+        for generation in trainer_launch.generations():
+            with generation:
+                print(generation, generation.is_new, flush=True)
+        for generation in trainer_launch.generations():
+            with generation:
+                raise RuntimeError("Connection closed by peer")
+    """
+    ended = run_alone(tmp_path, body)
+    assert ended.stdout == "<generation 1: rank 0 of 1, 0 kept> True\n"
+    assert "RuntimeError: Connection closed by peer" in ended.stderr
+
+
+def test_a_generation_that_is_not_used_as_a_context_is_one_clear_error(tmp_path: Path) -> None:
+    ended = run_alone(tmp_path, "import trainer_launch\nfor _ in trainer_launch.generations():\n    pass\n")
+    assert "RuntimeError: use each generation as a context: `with generation:`" in ended.stderr
+
+
+def test_under_torchrun_a_lost_rank_is_a_restart(tmp_path: Path) -> None:
+    folder = tmp_path / "faults"
+    folder.mkdir()
+    words = ("--nproc-per-node=2", "--max-restarts=1", SCRIPT, "20", str(folder), json.dumps({7: [1, "kill"]}))
+    torchrun = [sys.executable, "-m", "torch.distributed.run", *words]
+    env = clean_env({"TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1"})  # else torch 2.13 meets the addresses of the dead
+    ended = subprocess.run(torchrun, env=env, capture_output=True, text=True, check=False)
+    assert ended.returncode == 0, ended.stderr
+    assert {(each["generation"], each["new"]) for each in shown(ended.stdout)} == {(1, True), (2, True)}
+    assert os.listdir(folder) == ["failed-7"]
+
+
+# -- nothing is leaked -----------------------------------------------------------------------------
+
+LEAKS = """
+    import json, os, signal, sys, torch
+    from torch import distributed
+    import trainer_launch
+
+    def used():
+        pages = int(open("/proc/self/statm").read().split()[1])
+        counts = {"threads": len(os.listdir("/proc/self/task")), "fds": len(os.listdir("/proc/self/fd"))}
+        return {"kib": pages * 4, **counts}
+
+    kills, state = int(sys.argv[1]), {"sum": torch.zeros(4), "step": 0}
+    for generation in trainer_launch.generations():
+        with generation:
+            distributed.init_process_group("gloo")
+            generation.share(state)
+            if generation.rank == 0:
+                print("generation", json.dumps({"n": generation.number, **used()}), flush=True)
+            for step in range(5):
+                if generation.rank == 1 and generation.number <= kills and step == 3:
+                    os.kill(os.getpid(), signal.SIGKILL)
+                distributed.all_reduce(torch.ones(4))
+                state["step"] += 1
+            if generation.number <= kills:
+                distributed.barrier()
+"""
+
+
+@pytest.mark.parametrize("kills", [20, pytest.param(200, marks=pytest.mark.long)])
+def test_a_survivor_of_many_replacements_has_no_more_memory_threads_and_descriptors(
+    tmp_path: Path, kills: int
+) -> None:
+    options = ("--nproc-per-node", "3", "--max-restarts", "999", "--incident-dir", "none")
+    before = len(os.listdir("/dev/shm"))
+    ended = launch("run", *options, "--", script(tmp_path, textwrap.dedent(LEAKS)), str(kills))
+    assert ended.returncode == 0, ended.stderr
+    looks = shown(ended.stdout)
+    assert len(looks) == kills + 1
+    early, last = looks[5], looks[-1]
+    assert (last["threads"], last["fds"]) == (early["threads"], early["fds"])
+    assert last["kib"] - early["kib"] < 8192
+    assert len(os.listdir("/dev/shm")) <= before + 1
+
+
+def test_the_example_goes_on_without_its_checkpoint(tmp_path: Path) -> None:
+    example = Path(__file__).parents[2] / "docker" / "examples" / "train_keeping_state.py"
+    options = ("--nodes", "2", "--nproc-per-node", "1", "--fault", "kill worker at=step:40")
+    env = {"TMPDIR": str(tmp_path), "CHECKPOINT": str(tmp_path / "model.pt")}
+    ended = launch("rehearse", *options, "--", str(example), env=env)
+    output = ended.stdout + ended.stderr
+    assert ended.returncode == 0, output
+    steps = [int(text) for text in re.findall(r"step (\d+) loss", output)]
+    assert steps == [*range(1, 121)], "each step is done once"
+    assert "1 rank kept its state" in output

@@ -1,0 +1,103 @@
+"""PID 1's side of `generations()`: workers that leave a generation which is over, and enter the next one."""
+
+from __future__ import annotations
+
+import contextlib
+import socket
+from collections.abc import Collection, Mapping, Sequence
+
+from trainer_launch.model.codec import MessageError
+from trainer_launch.pytorch.generations import (
+    MAX_BYTES,
+    EnterGeneration,
+    Inside,
+    LeaveGeneration,
+    LostPeer,
+    OfLauncher,
+    OfWorker,
+    Outside,
+    SharedState,
+    Waiting,
+    of_launcher,
+    of_worker,
+)
+from trainer_launch.supervisor.system import System
+
+
+class Survivors:
+    """The connections to the workers that may keep their state, by the names of their processes."""
+
+    def __init__(self, system: System) -> None:
+        self._system = system
+        self._connections: dict[str, socket.socket] = {}
+        self.able: set[str] = set()  # inside of their loops
+
+    def open(self, names: Sequence[str]) -> list[int]:
+        """Make a connection for each worker; their ends are the caller's.
+
+        Raises:
+            OSError: there are too few descriptors.
+        """
+        theirs = []
+        for name in names:
+            ours, other = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+            ours.setblocking(False)
+            self._connections[name] = ours
+            self._system.listen(ours.fileno())
+            theirs.append(other.detach())
+        return theirs
+
+    def close(self, but: Mapping[str, str] | None = None) -> None:
+        """Workers of these names go on, under others; all others have ended."""
+        but = but or {}
+        for name in self._connections.keys() - but.keys():
+            self._close(name)
+        self._connections = {but[name]: connection for name, connection in self._connections.items()}
+        self.able = {but[name] for name in self.able}
+
+    def _close(self, name: str) -> None:
+        connection = self._connections.pop(name)
+        self._system.listen(connection.fileno(), wanted=False)
+        connection.close()
+        self.able.discard(name)
+
+    def leave(self, names: Collection[str], generation: int) -> None:
+        """Tell them that the generation is over."""
+        for name in names:
+            self._tell(name, LeaveGeneration(generation))
+
+    def enter(self, name: str, environment: Mapping[str, str]) -> None:
+        """Tell a worker who it is in the next one."""
+        self._tell(name, EnterGeneration(environment))
+
+    def _tell(self, name: str, message: OfLauncher) -> None:
+        with contextlib.suppress(OSError):  # it has ended, or does not read: its time will be over
+            self._connections[name].send(of_launcher.encode(message))
+
+    def hear(self) -> list[tuple[str, Waiting | LostPeer | SharedState]]:
+        """What workers have said since the last time."""
+        said: list[tuple[str, Waiting | LostPeer | SharedState]] = []
+        for name in [*self._connections]:
+            while (message := self._heard(name)) is not None:
+                match message:
+                    case Inside():
+                        self.able.add(name)
+                    case Outside():
+                        self.able.discard(name)
+                    case _:
+                        said.append((name, message))
+        return said
+
+    def _heard(self, name: str) -> OfWorker | None:
+        connection = self._connections.get(name)
+        try:
+            data = b"" if connection is None else connection.recv(MAX_BYTES)
+            if data:
+                return of_worker.decode(data)
+        except BlockingIOError:
+            return None
+        except (OSError, MessageError):
+            pass  # whatever it is, it has no business here
+        if connection is not None:
+            self._close(name)
+        return None
