@@ -248,7 +248,7 @@ def _planned(settings: Settings, argv: Sequence[str], scratch: str) -> tuple[Tas
         copies_are_refused=refused,
         shims=_shims(scratch) if reading.calls_others else None,
     )
-    task = engines.task_of(reading, settings, trial)
+    task = engines.with_network(engines.task_of(reading, settings, trial))
     plan = engines.plan(task)
     plan = _with_preflights_findings(plan, settings)
     check_torch(plan.engine)

@@ -10,7 +10,9 @@ from trainer_launch.model import Binding, Host, Job, Plan, PortRange, Topology, 
 from trainer_launch.model.errors import UsageError
 from trainer_launch.model.settings import PREFIX, Settings
 from trainer_launch.model.signal_policy import SignalAction
+from trainer_launch.planning import interfaces
 from trainer_launch.planning.command import Command, grace_of
+from trainer_launch.planning.interfaces import NodeNetwork
 from trainer_launch.planning.job import usable_threads
 from trainer_launch.planning.torchrun_options import OPTIONS, check_value, from_variables
 
@@ -31,6 +33,7 @@ class MachineTrial(Struct, frozen=True, kw_only=True):
     bindings: tuple[tuple[Binding, ...], str] = ((), "")  # CPUs by local rank, and a sentence about it
     front_end: tuple[str, str] = ("", "")  # the Python of a typed front end, and the path of its program
     launcher: tuple[str, ...] = ("trainer-launch", "run", "--")  # what a front end becomes, without the command
+    network: NodeNetwork | None = None  # what torch workers find here; None: nobody has looked
 
 
 class Task(Struct, frozen=True, kw_only=True):
@@ -127,6 +130,8 @@ def env_of_workers(task: Task) -> dict[str, str]:
     threads, _ = usable_threads(task.host, task.topology.local_world_size, env.get("OMP_NUM_THREADS"))
     if threads is not None:
         env["OMP_NUM_THREADS"] = threads
+    if task.trial.network is not None:
+        env |= interfaces.settled(task.trial.network)[0]
     return _for_children(task, env)
 
 

@@ -32,7 +32,7 @@ from trainer_launch.model import (
 from trainer_launch.model.errors import ContractError, UsageError
 from trainer_launch.model.signal_policy import STOP_SIGNALS, SignalAction
 from trainer_launch.model.units import counted
-from trainer_launch.planning import torchrun_options
+from trainer_launch.planning import interfaces, torchrun_options
 from trainer_launch.planning.command import Command, CommandKind, launcher_in
 from trainer_launch.planning.job import JOB_OPTIONS, MEET_AT_NODE_0, workers_asked_for
 from trainer_launch.planning.task import Engine, Task, env_of_workers, ports_of
@@ -460,6 +460,8 @@ def warnings(task: Task) -> Iterator[str]:
             f"1 worker starts in a pod with {gpus.count} accelerators ({gpus.reason}), and torch uses 1 of them; "
             f"add --nproc-per-node auto for a worker on each, or --nproc-per-node 1 if one is enough"
         )
+    if task.trial.network is not None:
+        yield from interfaces.settled(task.trial.network)[1]
     if task.trial.label == "" and task.topology.pods != 1:
         yield (
             "this node has no topology label, so its ranks come last; "

@@ -2,10 +2,6 @@
 
 In an init container names resolve only if the Service publishes addresses of pods that are not ready. Kubeflow
 Trainer v2 sees to that; the older operators do not, so there an init container cannot know.
-
-NCCL (src/misc/socket.cc, src/misc/utils.cc): a list of prefixes, `=` before it makes them exact names, `^` in front
-of all that leaves them out. A value of one letter is as good as none. NCCL_IB_HCA likewise, with `:port` behind.
-gloo in torch (ProcessGroupGloo::createDefaultDevice): a list of exact names, each of which has to be there.
 """
 
 from __future__ import annotations
@@ -18,11 +14,12 @@ from collections.abc import Mapping, Sequence
 
 from trainer_launch.host import dns as resolver
 from trainer_launch.host.dns import Addresses, Answer
-from trainer_launch.host.network import AdapterPort, Interface, named
+from trainer_launch.host.network import AdapterPort, named
 from trainer_launch.model import value_parsers
 from trainer_launch.model.findings import Fault, Finding
-from trainer_launch.model.value_parsers import parse_number
-from trainer_launch.preflight.check import Subject, check
+from trainer_launch.planning import interfaces
+from trainer_launch.planning.interfaces import NetworkProblem, set_to, takes
+from trainer_launch.preflight.check import Check, Subject, check
 
 SETTLED_S = 60.0  # after which a name that its Service publishes is there: caches deny for up to 30 s
 _FIRST_PAUSE_S, _LONGEST_PAUSE_S = 0.02, 1.0
@@ -40,7 +37,6 @@ _BOTH_ABSENT = (
 )
 _ABSENT = "node 0's pod is not there yet: see whether it is scheduled and has started"
 _NO_DNS = "DNS does not work here: check the cluster's DNS pods, and network policies for port 53"
-_FAMILIES = {"AF_INET": ".", "AF_INET6": ":"}  # what an address of it has in it
 
 
 def _limit_s(subject: Subject) -> float:
@@ -129,147 +125,50 @@ def _leads_on(address: str) -> bool:
 @check("own-name")
 def own_name(subject: Subject) -> Finding:
     """This host's own name leads to an address of its own: elsewhere gloo listens on loopback or nowhere."""
-    name = subject.host.hostname
-    try:
-        addresses = subject.lookup(name)
-    except OSError as problem:
-        why = problem.strerror or problem
-        return _bad_name(subject, f"this host's own name {name} does not resolve ({why})", "nothing")
-    if not subject.interfaces:
+    node = subject.network
+    if node.addresses and not node.interfaces:
         return own_name.unknown("the kernel does not list the network interfaces")
-    shown = ", ".join(sorted(addresses))
-    text = f"this host's own name {name} resolves to {shown}"
-    if subject.has_remote_peers and all(ipaddress.ip_address(address).is_loopback for address in addresses):
-        return _bad_name(subject, f"{text}, which other nodes cannot reach", shown)
-    if addresses.isdisjoint(address for interface in subject.interfaces for address in interface.addresses):
-        has = (
-            named([interface for interface in subject.interfaces if not interface.is_loopback])
-            or "none but loopback's"
-        )
-        return _bad_name(subject, f"{text}, but this host has {has}", shown)
-    return own_name.passed(f"{name} resolves to {shown}", measured=shown)
+    shown = ", ".join(node.addresses)
+    passed = own_name.passed(f"{node.hostname} resolves to {shown}", measured=shown)
+    return _finding(own_name, interfaces.of_own_name(node), measured=shown or "nothing") or passed
 
 
-def _bad_name(subject: Subject, text: str, measured: str) -> Finding:
-    """A failure where gloo will be used and was not told better."""
-    told = bool(subject.env.get("GLOO_SOCKET_IFNAME"))
-    certain = subject.has_remote_peers and subject.is_torch and not told and not subject.may_use_gpus
-    return own_name.bad(
-        Fault.JOB if certain else None,
-        text,
-        measured=measured,
-        expected="an address of an interface here, not loopback",
-        action=f"set GLOO_SOCKET_IFNAME={subject.way_out or 'INTERFACE'} (an exact name), or fix /etc/hosts",
-    )
-
-
-def nccl_interfaces(
-    spec: str | None, interfaces: Sequence[Interface], family: str | None = None
-) -> tuple[Interface, ...]:
-    """What NCCL bootstraps and sends through; without a spec, first ib*, else all but docker* and lo."""
-    mark = _FAMILIES.get(family or "", "")
-    able = [found for found in interfaces if found.is_up and any(mark in address for address in found.addresses)]
-    if spec is not None and len(spec) > 1:
-        return _chosen(spec, able)
-    for tried in ("ib", "^docker,lo,virbr", "docker", "lo"):
-        chosen = _chosen(tried, able)
-        if chosen:
-            return chosen
-    return ()
-
-
-def gloo_interfaces(spec: str, interfaces: Sequence[Interface]) -> tuple[tuple[Interface, ...], tuple[str, ...]]:
-    """What gloo takes, and the names that are not there."""
-    by_name = {found.name: found for found in interfaces}
-    words = [word for word in spec.split(",") if word]
-    found = tuple(by_name[word] for word in words if word in by_name)
-    return found, tuple(word for word in words if word not in by_name)
+def _finding(check: Check[Subject], problem: NetworkProblem | None, **more: str) -> Finding | None:
+    if problem is None:
+        return None
+    fault = Fault.JOB if problem.is_fatal else None  # beside NCCL, gloo may not be used
+    return check.bad(fault, problem.text, evidence=problem.evidence, action=problem.action, **more)
 
 
 def nccl_adapters(spec: str | None, ports: Sequence[AdapterPort]) -> tuple[AdapterPort, ...]:
     """The active ports that NCCL takes."""
     active = tuple(port for port in ports if port.is_active)
-    return tuple(port for port in active if _takes(spec, port.device, port.port)) if spec else active
-
-
-def _chosen(spec: str, interfaces: Sequence[Interface]) -> tuple[Interface, ...]:
-    return tuple(found for found in interfaces if _takes(spec, found.name, None))
-
-
-def _takes(spec: str, name: str, port: int | None) -> bool:
-    """Whether the list means this one, or `^`, does not leave it out."""
-    inverted = spec.startswith("^")
-    rest = spec[inverted:]
-    exact = rest.startswith("=")
-    words = [word for word in rest[exact:].split(",") if word]
-    return inverted != (not words or any(_fits(name, port, word, exact=exact) for word in words))
-
-
-def _fits(name: str, port: int | None, word: str, *, exact: bool) -> bool:
-    wanted, _, number = word.partition(":")
-    fits = name == wanted if exact else name.startswith(wanted)
-    told = parse_number(number, 0, 65535)
-    return fits and (port is None or told is None or told == port)
+    return tuple(port for port in active if takes(spec, port.device, port.port)) if spec else active
 
 
 @check("gloo-socket-ifname")
 def gloo_socket_ifname(subject: Subject) -> Finding:
     """GLOO_SOCKET_IFNAME names interfaces that are here: gloo wants exact names, and each of them."""
-    spec = subject.env.get("GLOO_SOCKET_IFNAME")
-    if spec is None or len(spec) < 2:  # torch passes over a single letter, too
+    spec = subject.env.get(interfaces.GLOO)
+    if not interfaces.chooses_for_gloo(subject.env):
         return gloo_socket_ifname.skipped("it is not set; own-name tells what gloo does then")
     if not subject.interfaces:
         return gloo_socket_ifname.unknown("the kernel does not list the network interfaces")
-    found, missing = gloo_interfaces(spec, subject.interfaces)
-    if missing:
-        problem = f"names {', '.join(missing)}, which is not here"
-        problem += "; gloo knows no patterns" if any(mark in spec for mark in "^=*:") else ""
-    elif subject.has_remote_peers and any(one.is_loopback for one in found):
-        problem = "takes loopback, which other nodes cannot reach"
-    else:
-        return gloo_socket_ifname.passed(f"GLOO_SOCKET_IFNAME={spec} is here", measured=spec)
-    return gloo_socket_ifname.bad(
-        Fault.JOB if subject.is_torch and not subject.may_use_gpus else None,  # beside NCCL it may not be used
-        f"GLOO_SOCKET_IFNAME={spec} {problem}",
-        evidence=_here(subject),
-        action=f"set GLOO_SOCKET_IFNAME={subject.way_out}" if subject.way_out else "unset it",
-    )
+    passed = gloo_socket_ifname.passed(f"{interfaces.GLOO}={spec} is here", measured=spec)
+    return _finding(gloo_socket_ifname, interfaces.of_gloos_variable(subject.network)) or passed
 
 
 @check("nccl-socket-ifname")
 def nccl_socket_ifname(subject: Subject) -> Finding:
     """NCCL_SOCKET_IFNAME, or what NCCL takes without it, leaves an interface that other nodes can reach."""
-    spec = subject.env.get("NCCL_SOCKET_IFNAME")
+    spec = subject.env.get(interfaces.NCCL)
     if spec is None and subject.host.gpus.cuda == 0:
         return nccl_socket_ifname.skipped("it is not set, and no GPU is here")
     if not subject.interfaces:
         return nccl_socket_ifname.unknown("the kernel does not list the network interfaces")
-    chosen = nccl_interfaces(spec, subject.interfaces, subject.env.get("NCCL_SOCKET_FAMILY"))
-    names, is_certain = named(chosen), True
-    if not chosen:
-        problem = "leaves no interface here"
-    elif subject.has_remote_peers and all(found.is_loopback for found in chosen):
-        problem = f"leaves only {names}, which other nodes cannot reach"
-    elif subject.has_remote_peers and any(found.is_local_only for found in chosen):
-        problem, is_certain = f"takes {names}, not all of which lead to other nodes", False
-    else:
-        return nccl_socket_ifname.passed(f"{_set_to('NCCL_SOCKET_IFNAME', spec)}: {names}", measured=names)
-    usable = subject.way_out
-    return nccl_socket_ifname.bad(
-        # Without GPUs NCCL is not used, unless this container only does not see them.
-        Fault.JOB if is_certain and subject.host.gpus.cuda > 0 else None,
-        f"{_set_to('NCCL_SOCKET_IFNAME', spec)} {problem}",
-        evidence=_here(subject),
-        action=f"set NCCL_SOCKET_IFNAME=={usable} (= for an exact name)" if usable else "give the pod a network",
-    )
-
-
-def _set_to(name: str, value: str | None) -> str:
-    return f"{name} is not set" if value is None else f"{name}={value}"
-
-
-def _here(subject: Subject) -> tuple[str]:
-    return (f"here are {named(subject.interfaces)}",)
+    names = named(interfaces.nccl_interfaces(spec, subject.interfaces, subject.env.get("NCCL_SOCKET_FAMILY")))
+    passed = nccl_socket_ifname.passed(f"{set_to(interfaces.NCCL, spec)}: {names}", measured=names)
+    return _finding(nccl_socket_ifname, interfaces.of_nccls_interfaces(subject.network)) or passed
 
 
 @check("nccl-ib-hca")
@@ -287,7 +186,7 @@ def nccl_ib_hca(subject: Subject) -> Finding:
             f"NCCL_IB_HCA={spec}, but this container was given no RDMA adapter: NCCL will use plain sockets",
             action="request the RDMA device in the pod's resources, or unset NCCL_IB_HCA",
         )
-    chosen, setting = nccl_adapters(spec, subject.adapters), _set_to("NCCL_IB_HCA", spec)
+    chosen, setting = nccl_adapters(spec, subject.adapters), set_to("NCCL_IB_HCA", spec)
     if chosen:
         names = ", ".join(f"{port.device}:{port.port}" for port in chosen)
         return nccl_ib_hca.passed(f"{setting}: {names}", measured=len(chosen), unit="ports")
