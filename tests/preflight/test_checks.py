@@ -39,7 +39,7 @@ def of_names(**answers: object) -> Names:
 
 
 def of_own_name(address: str | None, interfaces: tuple[Interface, ...] = (LO, ETH0)) -> Subject:
-    """A job without GPUs whose gloo goes by the own name; `run` mends it if it knows the interface that leads out."""
+    """A job without GPUs whose gloo goes by the own name; `run` mends it if it knows the way out."""
     addresses = None if address is None else frozenset({address})
     names, env = Names(ADDRESSES | {"job-node-0-1": addresses}), {"GLOO_SOCKET_IFNAME": ""}
     return subject(host=CPU_ONLY, env=env, lookup=names, interfaces=interfaces)
