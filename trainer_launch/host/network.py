@@ -22,6 +22,8 @@ from trainer_launch.model import Endpoint, PortRange
 from trainer_launch.model.errors import NodeError
 from trainer_launch.model.units import listed
 
+MESH_PORTS = (15001, 15021)  # Istio's: what leaves the pod; health
+
 
 def free_port(among: PortRange | None = None) -> int:
     """A port that nothing uses on any address: the kernel's choice, so that two who ask at once differ.
@@ -64,6 +66,24 @@ def here_and_elsewhere(host: str) -> tuple[tuple[str, ...], tuple[str, ...]]:
     elsewhere = (str(address[0]) for family, _, _, _, address in entries if family in families or not here)
     own = tuple(address for _, address in here)
     return own, tuple(address for address in elsewhere if address not in own)
+
+
+def may_share(host: str) -> bool:
+    """Whether other pods of the job, and so `host`, may be in this network: with hostNetwork, or in a rehearsal.
+
+    The kubelet writes into /etc/hosts whether a pod has its own network. Outside Kubernetes two launchers on one
+    machine are started together.
+    """
+    if host.startswith("127.0.0.") and host != "127.0.0.1":
+        return True  # pods of a rehearsal
+    is_own = files.text("/etc/hosts").startswith("# Kubernetes-managed hosts file.\n")
+    return "KUBERNETES_SERVICE_HOST" in os.environ and not is_own
+
+
+def mesh_port() -> int | None:
+    """The port of a service mesh's proxy that listens in this pod."""
+    busy = ((port, port_error(port)) for port in MESH_PORTS)
+    return next((port for port, problem in busy if problem and problem[0] == errno.EADDRINUSE), None)
 
 
 def _can_bind(family: int, address: tuple[object, ...]) -> bool:

@@ -143,6 +143,9 @@ class TorchNode(RunLoop):
         self._unstartable: Death | None = None  # why no worker can be started; looked at only by the next start
         self._was_prepared = not self._workers.forks  # workers could be started, which the coordinator knows
         self._starts = 0  # generations whose workers were started
+        self._waiting: say.Waiting | None = None  # what the coordinator said last of those that are missing
+        self._says_at_s = self._started_at_s + self._say_again_s  # what this node waits for
+        self._note = ""  # what it waited for when it was stopped
 
     def run(self) -> Outcome:
         """Run workers until the job is over for this node, and say how it ended."""
@@ -163,7 +166,17 @@ class TorchNode(RunLoop):
 
     def times(self) -> tuple[float | None, ...]:
         """When something is due; None: never."""
-        return (*super().times(), self._away_until_s, self._stragglers.due_s, self._ending.stops_at_s)
+        says_at_s = self._says_at_s if self._is_waiting else None
+        return (*super().times(), self._away_until_s, says_at_s, self._stragglers.due_s, self._ending.stops_at_s)
+
+    @property
+    def _say_again_s(self) -> float:
+        return max(1.0, min(timeouts.SAY_AGAIN_S, self._membership.patience_s / 4))
+
+    @property
+    def _is_waiting(self) -> bool:
+        """Whether it waits for a coordinator, which would say what else it waits for."""
+        return self.phase is NodePhase.JOINING and self._away_until_s is not None
 
     @property
     def _away_until_s(self) -> float | None:
@@ -181,6 +194,9 @@ class TorchNode(RunLoop):
             self._observer.look(self._group.recorders.farthest)
         if self._away_until_s is not None and now_s >= self._away_until_s:
             self._on_lost_coordinator(now_s)
+        if self._is_waiting and self._away_until_s is not None and now_s >= self._says_at_s:
+            self._says_at_s = now_s + self._say_again_s
+            _log.info("%s; giving up in %.0f s", self._awaited(), self._away_until_s - now_s)
         if self._ending.stops_at_s is not None and now_s >= self._ending.stops_at_s:
             self._stop(now_s)
         self._stragglers.look(now_s)
@@ -225,6 +241,9 @@ class TorchNode(RunLoop):
                 self._hear_note(news, now_s)
             case Disconnected():
                 self._away_since_s = now_s if self._away_since_s is None else self._away_since_s
+                self._says_at_s = now_s + self._say_again_s
+            case say.Waiting():
+                self._waiting = news
             case Connected():
                 self._away_since_s = None
                 if self.phase is NodePhase.DONE:  # it may have been lost with the connection
@@ -289,6 +308,17 @@ class TorchNode(RunLoop):
             self._stop(now_s)
         else:
             self._leave()
+
+    def _awaited(self) -> str:
+        """What this node waits for before a generation, in words."""
+        waiting = self._waiting
+        if self._away_since_s is not None:
+            return (
+                self._client.connection or f"no answer from the coordinator at {self._membership.coordinator} yet"
+            )
+        if self.phase is NodePhase.JOINING and waiting is not None and waiting.missing:
+            return f"{waiting.present} of {waiting.wanted} nodes, without {', '.join(waiting.missing)}"
+        return "the start of its workers" if self.phase is NodePhase.FORMED else "the other nodes"
 
     def _on_lost_coordinator(self, now_s: float) -> None:
         if self.phase is NodePhase.RUNNING:
@@ -576,6 +606,8 @@ class TorchNode(RunLoop):
                 self._report()
             self._ending = replace(self._ending, ends=self._ending.ends or self._ends_now())
         if self._stop_signal is not None:
+            if self.phase in (NodePhase.JOINING, NodePhase.FORMED):
+                self._note = f"it was waiting: {self._awaited()}"
             self._leave(ASKED)
         elif self._unstartable is not None and self.phase not in (*_LIVES, NodePhase.DONE):
             self._end = self._unstartable
@@ -641,6 +673,8 @@ class TorchNode(RunLoop):
         outcome = self.ended(
             self._cause(own), self._exits, max(1, self._starts), well=isinstance(end, say.Finished)
         )
+        if self._note:
+            return replace(outcome, note=self._note)
         if isinstance(end, say.GiveUp):
             self._hand_up(own)
             first = {"rank": end.rank, "exit_code": end.exit_code, "signal": end.signal}
