@@ -72,3 +72,12 @@ def test_an_interface_that_gloo_cannot_use_is_one_error_before_the_start(
     words = refused(two[1], by_hand(1, two[0].address), train, GLOO_SOCKET_IFNAME="^lo")
     assert "GLOO_SOCKET_IFNAME=^lo names ^lo, which is not here; gloo knows no patterns" in words
     assert "set GLOO_SOCKET_IFNAME=eth0" in words
+
+
+@pytest.mark.parametrize("master", ["localhost", "127.0.1.1", "::1", "own"])
+def test_an_address_of_node_0_that_leads_to_another_node_ends_that_one(
+    master: str, two: tuple[Host, Host], tmp_path: Path
+) -> None:
+    address = two[1].address if master == "own" else master
+    words = refused(two[1], by_hand(1, address), script(tmp_path, REDUCE))
+    assert f"node 0's address {address} leads to this node, whose rank is 1" in words

@@ -20,7 +20,7 @@ from msgspec.structs import replace
 
 from trainer_launch.contracts import read_job
 from trainer_launch.contracts.source import MAX_FILE_BYTES, Pod
-from trainer_launch.host import dns, network
+from trainer_launch.host import dns, network, socket_folders
 from trainer_launch.host.files import JOB_SECRET, LiveFiles
 from trainer_launch.host.machine import probe
 from trainer_launch.host.network import Interface
@@ -117,8 +117,10 @@ def _job(pod: Pod, settings: Settings, command: Command | None) -> Job:
     job = overlay(job, job_options(settings), Origin.FLAG)
     job = with_minimum(with_spares(job, settings.spares, platform.nodes), settings.min_nodes)
     job = _with_secret(job, pod, settings.secret_file)
-    _, warning = grace(settings, command, pod.env)
-    return replace(job, warnings=(*job.warnings, warning)) if warning else job
+    _, odd = grace(settings, command, pod.env)
+    long = socket_folders.too_long(pod.env)
+    warnings = (odd, long and f"{long}; set TMPDIR to a shorter one, such as /tmp")
+    return replace(job, warnings=(*job.warnings, *filter(None, warnings)))
 
 
 def _with_secret(job: Job, pod: Pod, given: str | None) -> Job:
