@@ -154,6 +154,8 @@ NODES: list[tuple[str, Subject, str]] = [
 ]
 
 WARNINGS: list[tuple[str, Subject, str]] = [
+    ("tmpdir", subject(env={"TMPDIR": f"/scratch/{'x' * 70}"}), "is a path of 79 bytes, and sockets in it need"),
+    ("tmpdir", subject(env={"TMPDIR": "/no/such/folder"}), "/no/such/folder is no folder that can be written"),
     ("own-name", of_own_name("127.0.1.1"), "resolves to 127.0.1.1, which other nodes cannot reach"),
     ("own-name", replace(of_own_name(None, TWO_WAYS), route=lambda: "net1"), "does not resolve"),
     (

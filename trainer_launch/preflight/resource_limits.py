@@ -178,9 +178,7 @@ def tmpdir(subject: Subject) -> Finding:
     name = next((name for name in socket_folders.VARIABLES if subject.env.get(name)), None)
     path = "/tmp" if name is None else subject.env[name]
     if (long := socket_folders.too_long(subject.env)) is not None:
-        return tmpdir.warned(
-            long, measured=len(os.fsencode(path)), unit="bytes", action="set TMPDIR to a shorter one"
-        )
+        return tmpdir.warned(long, action="set TMPDIR to a shorter one, such as /tmp")
     if not (os.path.isdir(path) and os.access(path, os.W_OK | os.X_OK)):
         text = f"{path} is no folder that can be written; Python takes another one, torch and MPI may not"
         return tmpdir.warned(text, action=f"make it, correct {name or 'TMPDIR'}, or mount an emptyDir at /tmp")
