@@ -121,7 +121,6 @@ def test_a_pod_that_was_stopped_is_named_too():
 def test_a_refusal_has_the_same_first_line():
     words = "reason=Misconfigured host=pod-0 exit=2 retryable=false | no way\n"
     assert outcome.refusal("no\nway", 2, "pod-0") == words
-    assert outcome.refusal("busy", 138, "pod-0") == "reason=NotStarted host=pod-0 exit=138 retryable=true | busy\n"
     assert len(outcome.refusal("ä" * 9000, 2, "pod-0").encode()) <= 4096
 
 

@@ -150,7 +150,8 @@ def recognise(argv: Sequence[str], path: str | None) -> Command:
     command = parse_command(argv)
     chooses_hosts = command.is_deepspeed and os.path.isfile(_HOSTFILE)
     if chooses_hosts or (command.kind is CommandKind.FRONT_END and not _is_pythons(command, path)):
-        command = Command(argv=command.argv, kind=CommandKind.PROGRAM, program=command.argv)
+        argv = command.argv
+        command = Command(argv=argv, kind=CommandKind.PROGRAM, program=argv, is_deepspeed=chooses_hosts)
     return (
         replace(command, shell=_shells_script(command.argv, path))
         if command.kind is CommandKind.PROGRAM

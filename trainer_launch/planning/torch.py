@@ -267,7 +267,7 @@ def _rendezvous(task: Task, nodes: NodeRange) -> dict[str, str]:
     rendezvous = task.topology.rendezvous
     if rendezvous is not None and rendezvous.kind == "dynamic" and rendezvous.endpoint is not None:
         return _dynamic(task.topology, nodes, rendezvous, rendezvous.endpoint)
-    node_rank, coordinator = _own_place(task, nodes)
+    node_rank, coordinator = own_place(task, nodes)
     if nodes.fixed is None:
         raise UsageError(
             f"{nodes} nodes need an elastic rendezvous; "
@@ -513,7 +513,7 @@ def _to_set(task: Task) -> str:
     return f"(contract {task.job.contract}){why}; set {flags}{alone}"
 
 
-def _own_place(task: Task, nodes: NodeRange) -> tuple[int | None, Endpoint]:
+def own_place(task: Task, nodes: NodeRange) -> tuple[int | None, Endpoint]:
     """This node's rank, None where it gets one by its arrival, and where the nodes meet."""
     topology = task.topology
     if topology.pods == 1:
@@ -538,7 +538,7 @@ class _Meeting(Struct, frozen=True):
 
 def _meeting(task: Task) -> _Meeting:
     nodes, spares, hostname = nodes_of(task), task.topology.spares, task.host.hostname
-    node_rank, coordinator = _own_place(task, nodes)
+    node_rank, coordinator = own_place(task, nodes)
     seats = None
     if node_rank is not None and (nodes.fixed is None or spares):
         seats = seats_by_index(coordinator, node_rank, hostname, nodes.max + spares)
