@@ -121,10 +121,15 @@ def test_who_starts_torchrun_by_variables_of_its_own_gets_the_jobs_nodes() -> No
     expected = {"NNODES": "2", "NODE_RANK": "1", "MASTER_ADDR": "job-node-0-0.job", "MASTER_PORT": "29500"}
     assert expected.items() <= env.items()
     assert (env["NPROC_PER_NODE"], env["FORCE_TORCHRUN"]) == ("2", "1"), "what the pod says stands"
-    alone = engines.plan(
-        request("llamafactory-cli train a.yaml", replace(MEETING, nodes=NodeRange(1, 1), node_rank=0))
-    )
-    assert "NNODES" not in alone.processes[0].env
+    job = replace(MEETING, nodes=NodeRange(1, 1), node_rank=0)
+    assert "NNODES" not in engines.plan(request("llamafactory-cli train a.yaml", job)).processes[0].env
+
+
+def test_so_does_a_script_that_runs_such_a_program() -> None:
+    line = "bash -c 'cd /data && llamafactory-cli train a.yaml'"
+    assert engines.plan(request(line, MEETING)).processes[0].env["NNODES"] == "2"
+    assert "NNODES" not in engines.plan(request(line, replace(MEETING, node_rank=None))).processes[0].env
+    assert "NNODES" not in engines.plan(request("bash -c 'python x.py'", MEETING)).processes[0].env
 
 
 @pytest.mark.parametrize(

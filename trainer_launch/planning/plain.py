@@ -6,6 +6,7 @@ A program is TensorFlow, XGBoost, Paddle, JAX, a script of a shell, anything. A 
 
 from __future__ import annotations
 
+import contextlib
 import json
 import re
 from pathlib import PurePosixPath
@@ -13,7 +14,7 @@ from pathlib import PurePosixPath
 import trainer_launch
 from trainer_launch.host import runtime_directory
 from trainer_launch.model import Job, Origin, Plan, Process
-from trainer_launch.model.errors import ContractError, UsageError
+from trainer_launch.model.errors import ContractError, LaunchError, UsageError
 from trainer_launch.model.settings import JOB_FLAGS, variable_of
 from trainer_launch.model.value_parsers import named
 from trainer_launch.planning import torch
@@ -51,8 +52,12 @@ def _plan(task: Task, reason: str) -> Plan:
         argv = through_shims(argv, task.trial.shims)
         env |= {"PATH": f"{task.trial.shims}:{env.get('PATH', '/usr/bin:/bin')}", **_typed(task.job)}
         reasons.append("launchers that it calls, such as torchrun, run under trainer-launch")
-    if is_starter(command.argv) and _is_torchs(task.job) and task.topology.pods != 1:
-        env = {**_nodes_for_starters(task), **env}
+    if _is_torchs(task.job) and task.topology.pods != 1:
+        if is_starter(command.argv):
+            env = {**_nodes_for_starters(task), **env}
+        elif any(is_starter((word,)) for word in " ".join((*command.argv, command.shell or "")).split()):
+            with contextlib.suppress(LaunchError):  # a script may say itself what is unknown here
+                env = {**_nodes_for_starters(task), **env}
     process = Process(
         name="program",
         argv=argv,
@@ -80,8 +85,8 @@ def _nodes_for_starters(task: Task) -> dict[str, str]:
     node_rank, coordinator = torch.own_place(task, nodes)
     if nodes.fixed is None or node_rank is None:
         raise UsageError(
-            f"{_shown(task.command)} starts torchrun for a fixed number of nodes with a rank each, and this job has "
-            f"{nodes} (contract {task.job.contract}); set --nodes and --node-rank, or start its training with torchrun"
+            f"{_shown(task.command)} starts torchrun on a fixed number of nodes, each with a rank, and this job has "
+            f"{nodes} (contract {task.job.contract}); set --nodes and --node-rank, or run torchrun itself"
         )
     host, port = coordinator.host, str(coordinator.port)
     workers = (
@@ -148,9 +153,9 @@ def _starts_its_own(task: Task, launcher: Launcher, asked: str | None) -> str:
     if nodes is not None and nodes.max > 1 and not launcher.nodes_meet:
         if not (launcher.is_inside or _names_nodes(task, launcher)):
             raise ContractError(
-                f"{name} would train on each of the {nodes} nodes alone (contract {task.job.contract}); type: "
-                f"{_instead(task, launcher, asked)}, name the other nodes in {name}'s own options, or set --nodes 1 "
-                f"(TRAINER_LAUNCH_NODES) to train on this node alone"
+                f"{name} would train on each of the {nodes} nodes alone (contract {task.job.contract}); "
+                f"type: {_instead(task, launcher, asked)}, name the other nodes in {name}'s own options, or set "
+                f"--nodes 1 (TRAINER_LAUNCH_NODES) to train on this node alone"
             )
         sentences.append(f"Each of the {nodes} nodes trains alone unless {name}'s own options name the others.")
     if asked is not None:
