@@ -137,7 +137,7 @@ def test_so_does_a_script_that_runs_such_a_program() -> None:
     [
         ({"coordinator": None}, "the address of node 0 is unknown"),
         ({"node_rank": None}, "the rank of this node is unknown"),
-        ({"nodes": NodeRange(2, 4)}, "starts torchrun for a fixed number of nodes"),
+        ({"nodes": NodeRange(2, 4)}, "starts torchrun on a fixed number of nodes"),
     ],
 )
 def test_who_cannot_be_told_the_jobs_nodes_does_not_train_alone(changes: dict[str, Any], said: str) -> None:

@@ -85,13 +85,12 @@ def _nodes_for_starters(task: Task) -> dict[str, str]:
     node_rank, coordinator = torch.own_place(task, nodes)
     if nodes.fixed is None or node_rank is None:
         raise UsageError(
-            f"{_shown(task.command)} starts torchrun on a fixed number of nodes, each with a rank, and this job has "
+            f"{_shown(task.command)} starts torchrun on a fixed number of nodes, each with a rank; this job has "
             f"{nodes} (contract {task.job.contract}); set --nodes and --node-rank, or run torchrun itself"
         )
     host, port = coordinator.host, str(coordinator.port)
-    workers = (
-        {} if task.job.nproc_per_node is None else {"NPROC_PER_NODE": str(task.topology.local_world_size or 1)}
-    )
+    size = task.topology.local_world_size
+    workers = {} if size is None or task.job.nproc_per_node is None else {"NPROC_PER_NODE": str(size)}
     where = {"MASTER_ADDR": host, "MASTER_PORT": port, "ADDR": host, "PORT": port}
     return {"FORCE_TORCHRUN": "1", "NNODES": str(nodes.max), "NODE_RANK": str(node_rank), **workers, **where}
 
