@@ -98,7 +98,7 @@ print(f"rank {trainer.global_rank} of {trainer.world_size}", flush=True)
 
 
 @pytest.mark.parametrize(
-    "script", [FABRIC.replace("Fabric()", "Fabric(devices=2)"), TRAINER], ids=["fabric", "trainer"]
+    "script", [FABRIC.replace("Fabric()", "Fabric(devices=2)\nfabric.launch()"), TRAINER], ids=["fabric", "trainer"]
 )
 def test_lightning_in_a_slurm_step_has_the_launchers_ranks_not_slurms(script: str, tmp_path: Path) -> None:
     (tmp_path / "train.py").write_text(script)

@@ -72,23 +72,19 @@ def test_two_launchers_that_are_started_together_on_one_machine_wait_for_each_ot
 
 
 @pytest.mark.parametrize(
-    ("hosts", "env", "host", "may"),
+    ("hosts", "host", "may"),
     [
-        (HOSTS, {"KUBERNETES_SERVICE_HOST": "10.0.0.1"}, "localhost", False),
-        (OF_MACHINE, {"KUBERNETES_SERVICE_HOST": "10.0.0.1"}, "10.9.0.1", True),
-        ("127.0.0.1 localhost\n", {"KUBERNETES_SERVICE_HOST": "10.0.0.1"}, "10.9.0.1", True),
-        ("127.0.0.1 localhost\n", {}, "127.0.1.1", False),
-        ("127.0.0.1 localhost\n", {}, "127.0.0.7", True),
+        (HOSTS, "localhost", False),
+        (OF_MACHINE, "10.9.0.1", True),
+        ("127.0.0.1 localhost\n", "127.0.1.1", False),
+        ("127.0.0.1 localhost\n", "127.0.0.7", True),
     ],
-    ids=["own network", "hostNetwork", "a hosts file of the image", "no Kubernetes", "rehearsal"],
+    ids=["a pod's own network", "hostNetwork", "no Kubernetes", "rehearsal"],
 )
 def test_pods_of_one_machines_network_may_hold_node_0(
-    hosts: str, env: dict[str, str], host: str, may: bool, monkeypatch: pytest.MonkeyPatch
+    hosts: str, host: str, may: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(files, "text", lambda path: hosts)
-    monkeypatch.delenv("KUBERNETES_SERVICE_HOST", raising=False)
-    for name, value in env.items():
-        monkeypatch.setenv(name, value)
     assert network.may_share(host) is may
 
 

@@ -71,13 +71,10 @@ def here_and_elsewhere(host: str) -> tuple[tuple[str, ...], tuple[str, ...]]:
 def may_share(host: str) -> bool:
     """Whether other pods of the job, and so `host`, may be in this network: with hostNetwork, or in a rehearsal.
 
-    The kubelet writes into /etc/hosts whether a pod has its own network. Outside Kubernetes two launchers on one
-    machine are started together.
+    The kubelet says so in the first line of /etc/hosts. A rehearsal's pods are at 127.0.0.2 and up.
     """
-    if host.startswith("127.0.0.") and host != "127.0.0.1":
-        return True  # pods of a rehearsal
-    is_own = files.text("/etc/hosts").startswith("# Kubernetes-managed hosts file.\n")
-    return "KUBERNETES_SERVICE_HOST" in os.environ and not is_own
+    is_rehearsal = host.startswith("127.0.0.") and host != "127.0.0.1"
+    return is_rehearsal or "(host network)" in files.text("/etc/hosts").partition("\n")[0]
 
 
 def mesh_port() -> int | None:
