@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+import subprocess
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 
@@ -34,7 +35,7 @@ def by_hand(node: int, master: str) -> dict[str, str]:
     return {**rank, "PET_MASTER_ADDR": master, "PET_MASTER_PORT": "29500"}
 
 
-def start(host: Host, node: int, master: str, train: str, **env: str):  # type: ignore[no-untyped-def]
+def start(host: Host, node: int, master: str, train: str, **env: str) -> subprocess.Popen[str]:
     return host.start((*LAUNCHER, "run", "--no-prefix", "--", train), {**by_hand(node, master), **env})
 
 

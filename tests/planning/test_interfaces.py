@@ -154,7 +154,7 @@ def looked_at(coordinator: str, names: dict[str, tuple[str, ...]], monkeypatch: 
 def test_the_way_out_is_the_route_to_node_0_or_the_default_route(
     coordinator: str, way: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    names = {"nodeb": ("127.0.1.1",), "nodea": ("10.1.0.6",), "home": ("127.0.0.1",)}
+    names: dict[str, tuple[str, ...]] = {"nodeb": ("127.0.1.1",), "nodea": ("10.1.0.6",), "home": ("127.0.0.1",)}
     names |= {address: (address,) for address in ("10.1.0.6", "10.0.0.6")}
     assert looked_at(coordinator, names, monkeypatch).way_out == way
 

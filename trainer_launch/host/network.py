@@ -191,7 +191,7 @@ def _ipv6_addresses() -> Iterator[tuple[str, str]]:
 
 def _is_up(probe: socket.socket, name: str) -> bool:
     asked = struct.pack("16s24x", name.encode())
-    (flags,) = struct.unpack_from("h", fcntl.ioctl(probe, _SIOCGIFFLAGS, asked), 16)
+    flags: int = struct.unpack_from("h", fcntl.ioctl(probe, _SIOCGIFFLAGS, asked), 16)[0]
     return flags & _UP_AND_RUNNING == _UP_AND_RUNNING
 
 
