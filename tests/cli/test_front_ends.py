@@ -13,6 +13,7 @@ import pytest
 
 from tests.cli.launching import Started, launch
 from tests.contracts.pods import V2_TORCH
+from tests.ports import free_port
 
 pytestmark = [pytest.mark.process, pytest.mark.torch]
 WORKER = """
@@ -139,6 +140,36 @@ def test_a_program_that_starts_torchrun_as_a_child_finds_the_launchers(folder: P
     assert ended.returncode == 0, ended.stderr
     assert "engine=plain" in ended.stderr
     assert "engine=torch node=0/1 workers=2" in ended.stderr
+
+
+LLAMA_FACTORY = """
+import os, subprocess, sys
+get = os.environ.get
+if not get("FORCE_TORCHRUN"):
+    sys.exit("trains alone")
+names = "NNODES NODE_RANK NPROC_PER_NODE MASTER_ADDR MASTER_PORT".split()
+words = [word for name in names for word in ("--" + name.lower(), get(name, "1"))]
+sys.exit(subprocess.call(["torchrun", *words, "worker.py"]))
+"""
+
+
+def test_a_program_that_has_variables_of_its_own_for_nodes_trains_with_the_jobs(folder: Path) -> None:
+    """As LLaMA-Factory does, which knows no PET_*."""
+    program = folder / "bin" / "llamafactory-cli"
+    program.write_text(f"#!{sys.executable}\n{LLAMA_FACTORY}")
+    program.chmod(0o755)
+    job = {**V2_TORCH, "PET_MASTER_ADDR": "127.0.0.1", "PET_MASTER_PORT": str(free_port())}
+    words = ("run", "--start-method", "exec", "--no-prefix", "--", "llamafactory-cli", "train", "a.yaml")
+    ranks = [{"PET_NODE_RANK": rank, "JOB_COMPLETION_INDEX": rank} for rank in ("1", "0")]
+    nodes = [Started(words, env={**job, **rank}, cwd=folder) for rank in ranks]
+    try:
+        ends = [node.end(timeout_s=60) for node in nodes]
+    finally:
+        for node in nodes:
+            node.close()
+    assert [code for code, _ in ends] == [0, 0], ends
+    workers = [json.loads(line) for _, output in ends for line in output.splitlines() if line.startswith("{")]
+    assert [(worker["RANK"], worker["WORLD_SIZE"]) for worker in workers] == [("1", "2"), ("0", "2")]
 
 
 def test_explain_says_who_decides_and_what_it_becomes(folder: Path) -> None:

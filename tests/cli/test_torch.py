@@ -247,14 +247,16 @@ def test_a_shell_script_runs_as_workers_where_their_number_is_given(tmp_path: Pa
     assert said == [f"rank {rank} of {size}" for rank in range(size)]
 
 
-def test_workers_that_a_launcher_of_their_own_would_start_are_warned_about(tmp_path: Path) -> None:
+def test_a_launcher_of_its_own_that_would_train_on_each_node_alone_starts_nothing(tmp_path: Path) -> None:
     program = tmp_path / "accelerate"
     program.write_text("#!/bin/sh\necho started\n")
     program.chmod(0o755)
     ended = launch("local", "--nodes", "2", "--", str(program), "launch", "--cpu", "x.py")
-    assert ended.stdout.count("started") == 2
-    assert ended.stderr.count("Each of the 2 nodes trains alone unless accelerate launch's own options") == 2
-    assert "trainer-launch run -- x.py" in ended.stderr
+    assert (ended.returncode, "started" in ended.stdout) == (2, False), ended
+    assert ended.stderr.count("accelerate launch would train on each of the 2 nodes alone") >= 2
+    assert "type: trainer-launch run -- x.py" in ended.stderr
+    told = launch("run", "--nodes", "1", "--", str(program), "launch", "--cpu", "x.py")
+    assert (told.returncode, told.stdout) == (0, "started\n"), told.stderr
 
 
 @both_ways

@@ -76,6 +76,40 @@ def test_fabric_run_of_one_node_is_refused_in_a_job_of_two(tmp_path: Path) -> No
     assert "it starts 1 node (--nnodes=1), but the job has 2 nodes" in output
 
 
+SLURM_STEP = {
+    "SLURM_JOB_ID": "7",
+    "SLURM_JOB_NAME": "train",
+    "SLURM_JOB_NUM_NODES": "1",
+    "SLURM_STEP_ID": "0",
+    "SLURM_STEP_NUM_NODES": "1",
+    "SLURM_STEP_NUM_TASKS": "1",
+    "SLURM_STEP_NODELIST": "localhost",
+    "SLURM_NODEID": "0",
+    "SLURM_PROCID": "0",
+    "SLURM_LOCALID": "0",
+    "SLURM_NTASKS": "1",
+}
+TRAINER = """
+import lightning
+
+trainer = lightning.Trainer(accelerator="cpu", devices=2, strategy="ddp", logger=False, enable_checkpointing=False)
+print(f"rank {trainer.global_rank} of {trainer.world_size}", flush=True)
+"""
+
+
+@pytest.mark.parametrize(
+    "script", [FABRIC.replace("Fabric()", "Fabric(devices=2)\nfabric.launch()"), TRAINER], ids=["fabric", "trainer"]
+)
+def test_lightning_in_a_slurm_step_has_the_launchers_ranks_not_slurms(script: str, tmp_path: Path) -> None:
+    (tmp_path / "train.py").write_text(script)
+    words = (*frameworks.launcher("lightning"), "run", "--nproc-per-node", "2", "--no-prefix", "--", "train.py")
+    env = frameworks.env(SLURM_STEP)
+    done = subprocess.run(words, cwd=tmp_path, env=env, text=True, capture_output=True, timeout=RUN_S, check=False)
+    assert done.returncode == 0, done.stderr
+    assert "contract=slurm engine=torch node=0/1 workers=2" in done.stderr
+    assert set(re.findall(r"rank (\d) of 2", done.stdout)) == set("01")
+
+
 def test_trl_sft_trains_with_the_ranks_of_the_job(tmp_path: Path) -> None:
     (tmp_path / "make.py").write_text(TINY)
     subprocess.run([frameworks.python("trl"), "make.py", "."], cwd=tmp_path, env=frameworks.env(), check=True)

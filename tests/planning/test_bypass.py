@@ -9,8 +9,8 @@ import pytest
 from msgspec.structs import replace
 
 from tests.planning.requests import request
-from trainer_launch.model import Job, NodeRange, Origin
-from trainer_launch.model.errors import UsageError
+from trainer_launch.model import Endpoint, Job, NodeRange, Origin
+from trainer_launch.model.errors import ContractError, LaunchError, UsageError
 from trainer_launch.planning import engines
 from trainer_launch.planning.job import overlay
 
@@ -58,7 +58,7 @@ def test_a_program_from_standard_input_has_one_worker() -> None:
         ("composer x.py --lr 1", asked(BARE), "trainer-launch run --nproc-per-node 2 -- x.py"),
         ("deepspeed --include localhost:0 x.py --lr 1", TORCH, "trainer-launch run -- x.py"),
         ("python -m torch.distributed.launch x.py", TORCH, "trainer-launch run -- x.py"),
-        ("deepspeed -m pkg", asked(TORCH), "trainer-launch run --nproc-per-node 2 -- -m pkg"),
+        ("deepspeed --num_nodes 2 -m pkg", asked(TORCH), "trainer-launch run --nproc-per-node 2 -- -m pkg"),
         ("bash -c 'torchrun x.py'", TORCH, "Put `trainer-launch run --` directly in front of torchrun"),
         ("env A=1 torchrun x.py", asked(BARE), "Put `trainer-launch run --` directly in front of torchrun"),
         ("bash -c 'mpirun x'", MPI, "Put `trainer-launch run --` directly in front of mpirun"),
@@ -74,13 +74,75 @@ def test_who_starts_workers_itself_is_told_what_is_lost_and_what_to_type(line: s
 def test_a_number_of_workers_that_has_no_effect_is_said() -> None:
     assert "--nproc-per-node 2 has no effect" in warning("deepspeed x.py", asked(BARE))
     assert "--nproc-per-node 2 has no effect" in warning("python train.py", asked(JAX))
-    assert "has no effect" not in warning("deepspeed x.py", TORCH)
+    assert "has no effect" not in warning("deepspeed --hostfile h x.py", TORCH)
 
 
-def test_nodes_that_each_train_alone_are_said() -> None:
-    assert "Each of the 2 nodes trains alone unless" in warning("deepspeed x.py", TORCH)
-    assert "alone" not in warning("bash -c 'torchrun x.py'", TORCH), "torchrun reads the platform's variables"
-    assert "alone" not in warning("deepspeed x.py", replace(TORCH, nodes=NodeRange(1, 1)))
+@pytest.mark.parametrize("line", ["deepspeed x.py", "composer x.py --lr 1", "lightning run model x.py"])
+def test_a_launcher_that_would_train_on_each_node_alone_is_refused(line: str) -> None:
+    with pytest.raises(
+        ContractError, match=r"train on each of the 2 nodes alone .* type: trainer-launch run -- x\.py"
+    ):
+        engines.plan(request(line, TORCH))
+    assert "alone" not in warning(line, replace(TORCH, nodes=NodeRange(1, 1)))
+    assert warning(line, TORCH, engine="plain") == "", "that was asked for"
+
+
+@pytest.mark.parametrize(
+    ("line", "env"),
+    [
+        ("deepspeed --hostfile hosts x.py", {}),
+        ("composer --world_size 16 --node_rank 1 --master_addr a x.py", {}),
+        ("lightning run model --num-nodes 2 --main-address a x.py", {}),
+        ("composer x.py", {"WORLD_SIZE": "16", "NODE_RANK": "1"}),
+        ("bash -c 'export NODE_RANK=1; composer x.py'", {}),
+    ],
+)
+def test_a_launcher_that_may_know_the_other_nodes_is_left_to_itself(line: str, env: dict[str, str]) -> None:
+    (said,) = engines.plan(request(line, TORCH, env)).warnings
+    assert "Each of the 2 nodes trains alone unless" in said
+
+
+def test_torchrun_in_a_script_reads_the_platforms_variables_and_trains_alone_nowhere() -> None:
+    assert "alone" not in warning("bash -c 'torchrun x.py'", TORCH)
+
+
+MEETING = Job(
+    contract="trainer-v2-torch",
+    nodes=NodeRange(2, 2),
+    node_rank=1,
+    nproc_per_node=4,
+    engine="torchrun",
+    coordinator=Endpoint("job-node-0-0.job", 29500),
+)
+
+
+def test_who_starts_torchrun_by_variables_of_its_own_gets_the_jobs_nodes() -> None:
+    env = engines.plan(request("llamafactory-cli train a.yaml", MEETING, {"NPROC_PER_NODE": "2"})).processes[0].env
+    expected = {"NNODES": "2", "NODE_RANK": "1", "MASTER_ADDR": "job-node-0-0.job", "MASTER_PORT": "29500"}
+    assert expected.items() <= env.items()
+    assert (env["NPROC_PER_NODE"], env["FORCE_TORCHRUN"]) == ("2", "1"), "what the pod says stands"
+    job = replace(MEETING, nodes=NodeRange(1, 1), node_rank=0)
+    assert "NNODES" not in engines.plan(request("llamafactory-cli train a.yaml", job)).processes[0].env
+
+
+def test_so_does_a_script_that_runs_such_a_program() -> None:
+    line = "bash -c 'cd /data && llamafactory-cli train a.yaml'"
+    assert engines.plan(request(line, MEETING)).processes[0].env["NNODES"] == "2"
+    assert "NNODES" not in engines.plan(request(line, replace(MEETING, node_rank=None))).processes[0].env
+    assert "NNODES" not in engines.plan(request("bash -c 'python x.py'", MEETING)).processes[0].env
+
+
+@pytest.mark.parametrize(
+    ("changes", "said"),
+    [
+        ({"coordinator": None}, "the address of node 0 is unknown"),
+        ({"node_rank": None}, "the rank of this node is unknown"),
+        ({"nodes": NodeRange(2, 4)}, "starts torchrun on a fixed number of nodes"),
+    ],
+)
+def test_who_cannot_be_told_the_jobs_nodes_does_not_train_alone(changes: dict[str, Any], said: str) -> None:
+    with pytest.raises(LaunchError, match=said):
+        engines.plan(request("swift sft --model m", replace(MEETING, **changes)))
 
 
 def test_a_shell_in_a_torch_pod_hears_that_it_runs_once_and_what_to_type() -> None:
@@ -113,7 +175,7 @@ def test_a_shell_in_a_torch_pod_hears_that_it_runs_once_and_what_to_type() -> No
     ],
 )
 def test_a_launcher_that_is_found_as_a_shim_needs_no_warning(line: str, script: str | None, typed: str) -> None:
-    asked_for = request(line, TORCH, shims="/s")
+    asked_for = request(line, replace(TORCH, coordinator=Endpoint("a", 1)), shims="/s")
     plan = engines.plan(replace(asked_for, command=replace(asked_for.command, shell=script)))
     assert (plan.warnings == ()) == (typed == ""), plan.warnings
     assert typed in "".join(plan.warnings)

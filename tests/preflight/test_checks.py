@@ -26,6 +26,7 @@ from trainer_launch.preflight.gpu_collect import Cards
 
 CPU_ONLY = {"gpus": Gpus(count=0, reason="none")}
 COORDINATOR = {"is_coordinator": True, "node_rank": 0}
+TWO_WAYS = (LO, ETH0, Interface(name="net1", addresses=("10.1.0.7",)))
 VETH = Interface(name="eth-veth1", addresses=("169.254.1.1",))
 
 
@@ -35,6 +36,13 @@ def limits(**changes: object) -> Limits:
 
 def of_names(**answers: object) -> Names:
     return Names(ADDRESSES | {"job-node-0-0.job": answers["node_0"]})
+
+
+def of_own_name(address: str | None, interfaces: tuple[Interface, ...] = (LO, ETH0)) -> Subject:
+    """A job without GPUs whose gloo goes by the own name; `run` mends it if it knows the way out."""
+    addresses = None if address is None else frozenset({address})
+    names, env = Names(ADDRESSES | {"job-node-0-1": addresses}), {"GLOO_SOCKET_IFNAME": ""}
+    return subject(host=CPU_ONLY, env=env, lookup=names, interfaces=interfaces)
 
 
 SICK_DNS = Names(ADDRESSES | {"job-node-0-0.job": None}, socket.EAI_AGAIN)
@@ -72,29 +80,9 @@ JOBS: list[tuple[str, Subject, str]] = [
     ),
     ("shm", subject(host={"shm_bytes": None, "shm_free_bytes": None}), "/dev/shm is not there"),
     ("shm", subject(write_problem=lambda size: errno.EROFS), "cannot be written: Read-only file system"),
-    (
-        "own-name",
-        subject(
-            host=CPU_ONLY,
-            env={"GLOO_SOCKET_IFNAME": ""},
-            lookup=Names(ADDRESSES | {"job-node-0-1": frozenset({"127.0.1.1"})}),
-        ),
-        "resolves to 127.0.1.1, which other nodes cannot reach",
-    ),
-    (
-        "own-name",
-        subject(
-            host=CPU_ONLY,
-            env={"GLOO_SOCKET_IFNAME": ""},
-            lookup=Names(ADDRESSES | {"job-node-0-1": frozenset({"10.0.0.99"})}),
-        ),
-        "resolves to 10.0.0.99, but this host has eth0 (10.0.0.7)",
-    ),
-    (
-        "own-name",
-        subject(host=CPU_ONLY, env={"GLOO_SOCKET_IFNAME": ""}, lookup=Names(ADDRESSES | {"job-node-0-1": None})),
-        "does not resolve",
-    ),
+    ("own-name", of_own_name("127.0.1.1", TWO_WAYS), "resolves to 127.0.1.1, which other nodes cannot reach"),
+    ("own-name", of_own_name("10.0.0.99", TWO_WAYS), "resolves to 10.0.0.99, but this host has eth0 (10.0.0.7)"),
+    ("own-name", of_own_name(None, TWO_WAYS), "does not resolve"),
     ("gloo-socket-ifname", subject(host=CPU_ONLY, env={"GLOO_SOCKET_IFNAME": "eth"}), "names eth, which is not"),
     ("gloo-socket-ifname", subject(host=CPU_ONLY, env={"GLOO_SOCKET_IFNAME": "^lo"}), "gloo knows no patterns"),
     ("gloo-socket-ifname", subject(host=CPU_ONLY, env={"GLOO_SOCKET_IFNAME": "lo"}), "takes loopback"),
@@ -166,6 +154,10 @@ NODES: list[tuple[str, Subject, str]] = [
 ]
 
 WARNINGS: list[tuple[str, Subject, str]] = [
+    ("tmpdir", subject(env={"TMPDIR": f"/scratch/{'x' * 70}"}), "is a path of 79 bytes, and sockets in it need"),
+    ("tmpdir", subject(env={"TMPDIR": "/no/such/folder"}), "/no/such/folder is no folder that can be written"),
+    ("own-name", of_own_name("127.0.1.1"), "resolves to 127.0.1.1, which other nodes cannot reach"),
+    ("own-name", replace(of_own_name(None, TWO_WAYS), route=lambda: "net1"), "does not resolve"),
     (
         "own-name",
         subject(lookup=Names(ADDRESSES | {"job-node-0-1": None})),

@@ -7,6 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from trainer_launch.host.network import AdapterPort, Interface
+from trainer_launch.planning import interfaces
 from trainer_launch.preflight import network_checks
 
 
@@ -48,20 +49,20 @@ PORTS = (
     ],
 )
 def test_nccls_list_of_interfaces(spec: str | None, names: str) -> None:
-    assert " ".join(found.name for found in network_checks.nccl_interfaces(spec, POD)) == names
+    assert " ".join(found.name for found in interfaces.nccl_interfaces(spec, POD)) == names
 
 
 def test_without_a_list_nccl_prefers_infiniband_and_takes_docker_and_loopback_last() -> None:
-    assert [found.name for found in network_checks.nccl_interfaces(None, (*POD, interface("ib0", "10.2.0.7")))] == [
+    assert [found.name for found in interfaces.nccl_interfaces(None, (*POD, interface("ib0", "10.2.0.7")))] == [
         "ib0"
     ]
-    assert [found.name for found in network_checks.nccl_interfaces(None, (POD[0], POD[4]))] == ["docker0"]
-    assert [found.name for found in network_checks.nccl_interfaces(None, POD[:1])] == ["lo"]
+    assert [found.name for found in interfaces.nccl_interfaces(None, (POD[0], POD[4]))] == ["docker0"]
+    assert [found.name for found in interfaces.nccl_interfaces(None, POD[:1])] == ["lo"]
 
 
 def test_nccl_can_be_told_one_family() -> None:
-    assert [found.name for found in network_checks.nccl_interfaces("eth", POD, "AF_INET6")] == ["eth1"]
-    assert [found.name for found in network_checks.nccl_interfaces("eth", POD, "AF_INET")] == ["eth0", "eth10"]
+    assert [found.name for found in interfaces.nccl_interfaces("eth", POD, "AF_INET6")] == ["eth1"]
+    assert [found.name for found in interfaces.nccl_interfaces("eth", POD, "AF_INET")] == ["eth0", "eth10"]
 
 
 @pytest.mark.parametrize(
@@ -84,7 +85,7 @@ def test_nccls_list_of_adapters(spec: str, ports: str) -> None:
 
 
 def test_gloo_takes_exact_names_and_misses_each_that_is_not_there() -> None:
-    found, missing = network_checks.gloo_interfaces("eth0,eth,^lo", POD)
+    found, missing = interfaces.gloo_interfaces("eth0,eth,^lo", POD)
     assert [one.name for one in found] == ["eth0"]
     assert missing == ("eth", "^lo")
 
@@ -93,7 +94,7 @@ def test_gloo_takes_exact_names_and_misses_each_that_is_not_there() -> None:
 def test_whatever_is_written_a_list_and_its_opposite_share_nothing(spec: str) -> None:
     plain = spec.lstrip("^")
     if len(plain) > 1:
-        taken = set(network_checks.nccl_interfaces(plain, POD))
-        left = set(network_checks.nccl_interfaces("^" + plain, POD))
+        taken = set(interfaces.nccl_interfaces(plain, POD))
+        left = set(interfaces.nccl_interfaces("^" + plain, POD))
         assert taken | left == {found for found in POD if found.is_up}
         assert not taken & left

@@ -58,7 +58,7 @@ def main(parsed: Parsed) -> int:
     job = reading.job
     if path:
         _save(path, snapshot.snapshot_of(reading.pod, job))
-    plan, memory, odd, problem = _plan(reading, settings)
+    plan, memory, odd, problem = _plan(reading, settings, is_here=not parsed.flags["pod"])
     explained: dict[str, Json] = {
         "contract": job.contract,
         "job": flat(job),
@@ -102,7 +102,7 @@ def _pod(parsed: Parsed) -> tuple[Pod, Settings]:
 
 
 def _plan(
-    reading: Reading, settings: Settings
+    reading: Reading, settings: Settings, *, is_here: bool
 ) -> tuple[dict[str, Json] | None, Decision, tuple[str, ...], LaunchError | None]:
     """This node's place, the plan and its warnings, or why there is none; without a command only the place."""
     memory = Decision()
@@ -121,6 +121,7 @@ def _plan(
             shims=f"{_SCRATCH}/{runtime_directory.SHIMS}" if reading.calls_others else None,
         )
         task = engines.task_of(reading, settings, trial)
+        task = engines.with_network(task) if is_here else task
         made = sshd.explained(task, settings) if is_worker else engines.plan(task)
         unheard = signal_policy.unheard(reading.pod.stop_signal or "SIGTERM", made.signals)
         plan = {

@@ -244,7 +244,7 @@ def _planned(settings: Settings, argv: Sequence[str], scratch: str) -> tuple[Tas
         copies_are_refused=refused,
         shims=_shims(scratch) if reading.calls_others else None,
     )
-    task = engines.task_of(reading, settings, trial)
+    task = engines.with_network(engines.task_of(reading, settings, trial))
     plan = engines.plan(task)
     plan = _with_preflights_findings(plan, settings)
     check_torch(plan.engine)
@@ -318,11 +318,12 @@ def _tell(task: Task, plan: Plan) -> None:
     if plan.workers is not None and plan.workers.bindings:
         _log.info("%s", task.trial.bindings[1])
     is_alone = job.contract == UNKNOWN.name and topology.pods == 1
+    rank = "ranked-by-arrival" if topology.by_arrival and topology.node_rank is None else topology.node_rank
     _log.info(
         "%s engine=%s node=%s/%s workers=%s%s",
         "no platform found; running as a single node:" if is_alone else f"contract={job.contract}",
         plan.engine,
-        "?" if topology.node_rank is None else topology.node_rank,
+        "?" if rank is None else rank,
         topology.nodes or "?",
         topology.local_world_size or "?",
         f" coordinator={topology.coordinator}" if topology.coordinator else "",

@@ -11,7 +11,7 @@ from enum import Enum
 from queue import Empty, Queue
 from typing import TypeAlias
 
-Addresses: TypeAlias = frozenset[str]
+Addresses: TypeAlias = frozenset[str] | tuple[str, ...]
 Lookup: TypeAlias = Callable[[str], Addresses]  # raises OSError while the name does not resolve
 
 _THREADS = 16
@@ -33,8 +33,8 @@ _ANSWERS = {
 }
 
 
-def lookup(name: str) -> Addresses:
-    """All addresses of a name, of both families, as a worker's own getaddrinfo would find them.
+def lookup(name: str) -> tuple[str, ...]:
+    """All addresses of a name, of both families and in the order of a worker's own getaddrinfo.
 
     Raises:
         OSError: it does not resolve.
@@ -43,7 +43,7 @@ def lookup(name: str) -> Addresses:
         found = socket.getaddrinfo(name, None, proto=socket.IPPROTO_TCP)
     except UnicodeError as problem:  # a label that is empty or too long
         raise socket.gaierror(socket.EAI_NONAME, str(problem)) from None
-    return frozenset(str(entry[4][0]).partition("%")[0] for entry in found)
+    return tuple(dict.fromkeys(str(entry[4][0]).partition("%")[0] for entry in found))
 
 
 def lookup_all(names: Sequence[str], limit_s: float, by: Lookup = lookup) -> Mapping[str, Addresses | Answer]:

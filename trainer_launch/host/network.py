@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import fcntl
 import ipaddress
 import os
 import random
 import resource
 import socket
+import struct
+import sys
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
@@ -18,6 +21,8 @@ from trainer_launch.host import files
 from trainer_launch.model import Endpoint, PortRange
 from trainer_launch.model.errors import NodeError
 from trainer_launch.model.units import listed
+
+MESH_PORTS = (15001, 15021)  # Istio's: what leaves the pod; health
 
 
 def free_port(among: PortRange | None = None) -> int:
@@ -63,6 +68,21 @@ def here_and_elsewhere(host: str) -> tuple[tuple[str, ...], tuple[str, ...]]:
     return own, tuple(address for address in elsewhere if address not in own)
 
 
+def may_share(host: str) -> bool:
+    """Whether other pods of the job, and so `host`, may be in this network: with hostNetwork, or in a rehearsal.
+
+    The kubelet says so in the first line of /etc/hosts. A rehearsal's pods are at 127.0.0.2 and up.
+    """
+    is_rehearsal = host.startswith("127.0.0.") and host != "127.0.0.1"
+    return is_rehearsal or "(host network)" in files.text("/etc/hosts").partition("\n")[0]
+
+
+def mesh_port() -> int | None:
+    """The port of a service mesh's proxy that listens in this pod."""
+    busy = ((port, port_error(port)) for port in MESH_PORTS)
+    return next((port for port, problem in busy if problem and problem[0] == errno.EADDRINUSE), None)
+
+
 def _can_bind(family: int, address: tuple[object, ...]) -> bool:
     with contextlib.suppress(OSError), socket.socket(family, socket.SOCK_STREAM) as probe:
         probe.bind(address)
@@ -94,6 +114,10 @@ def port_error(port: int) -> tuple[int, str] | None:
 # -- network interfaces and RDMA adapters ------------------------------------------------------
 
 
+_SIOCGIFCONF, _SIOCGIFFLAGS = 0x8912, 0x8913  # Linux, sockios.h
+_IFREQ_BYTES = 40 if sys.maxsize > 1 << 32 else 32
+_MOST_ADDRESSES = 4096
+_UP_AND_RUNNING = 0x41
 _ACTIVE = "4"  # as in "4: ACTIVE"
 _ERRORS = frozenset(
     (
@@ -140,19 +164,50 @@ class AdapterPort(Struct, frozen=True):
 
 def interfaces() -> tuple[Interface, ...]:
     """List those that have an IP address, in the kernel's order; none where a sandbox does not tell."""
-    import psutil  # only preflight needs it
-
+    by_name: dict[str, list[str]] = {}
     try:
-        stats, listed = psutil.net_if_stats(), psutil.net_if_addrs()
+        with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
+            for name, address in (*_ipv4_addresses(probe), *_ipv6_addresses()):
+                by_name.setdefault(name, []).append(address)
+            return tuple(
+                Interface(name=name, addresses=tuple(own), is_up=_is_up(probe, name))
+                for name, own in by_name.items()
+            )
     except OSError:
         return ()
-    found = []
-    for name, entries in listed.items():
-        families = (socket.AF_INET, socket.AF_INET6)
-        addresses = tuple(entry.address.partition("%")[0] for entry in entries if entry.family in families)
-        if addresses and name in stats:
-            found.append(Interface(name=name, addresses=addresses, is_up=stats[name].isup))
-    return tuple(found)
+
+
+def _ipv4_addresses(probe: socket.socket) -> Iterator[tuple[str, str]]:
+    """Names and addresses; an address with a label of its own, such as eth0:1, has that for a name."""
+    import array  # only who has other nodes, or names an interface, needs it
+
+    room = array.array("B", bytes(_IFREQ_BYTES * _MOST_ADDRESSES))
+    asked = struct.pack("iP", len(room), room.buffer_info()[0])
+    used, _ = struct.unpack("iP", fcntl.ioctl(probe, _SIOCGIFCONF, asked))
+    for at in range(0, used, _IFREQ_BYTES):
+        entry = room[at : at + _IFREQ_BYTES].tobytes()
+        yield entry[:16].partition(b"\0")[0].decode(errors="replace"), socket.inet_ntoa(entry[20:24])
+
+
+def _ipv6_addresses() -> Iterator[tuple[str, str]]:
+    for line in files.text("/proc/net/if_inet6").splitlines():
+        number, *_, name = line.split()
+        yield name, socket.inet_ntop(socket.AF_INET6, bytes.fromhex(number))
+
+
+def _is_up(probe: socket.socket, name: str) -> bool:
+    asked = struct.pack("16s24x", name.encode())
+    flags: int = struct.unpack_from("h", fcntl.ioctl(probe, _SIOCGIFFLAGS, asked), 16)[0]
+    return flags & _UP_AND_RUNNING == _UP_AND_RUNNING
+
+
+def interface_to(address: str, among: Sequence[Interface]) -> str:
+    """The interface from which the kernel would send to an address; "": there is no route, or it is not listed."""
+    try:
+        source = source_to(address)
+    except OSError:
+        return ""
+    return next((interface.name for interface in among if source in interface.addresses), "")
 
 
 def adapter_ports(root: Path = Path("/")) -> tuple[AdapterPort, ...]:

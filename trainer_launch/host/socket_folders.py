@@ -13,11 +13,26 @@ import os
 import re
 import socket
 import stat
+from collections.abc import Mapping
 
 from trainer_launch.host import files
 
+VARIABLES = ("TMPDIR", "TEMP", "TMP")  # as Python's tempfile reads them
+MOST_BYTES = 107 - len("/torch-shm-dir-123456/manager.sock")  # of a folder's path, for sockets' in it
 _FAMILIES = re.compile(r"pymp-\w{8}|torch-shm-dir-\w{6}")
 _MOST = 1000  # that one sweep looks at
+
+
+def too_long(env: Mapping[str, str]) -> str | None:
+    """Why sockets cannot be made in the folder for temporary files, by the length of its path."""
+    name = next((name for name in VARIABLES if env.get(name)), None)
+    size = 0 if name is None else len(os.fsencode(env[name]))
+    if size <= MOST_BYTES:
+        return None
+    return (
+        f"{name} is a path of {size} bytes, and sockets in it need one of at most {MOST_BYTES}: data loaders with "
+        f"workers and torch.multiprocessing may hang or fail"
+    )
 
 
 def sweep(place: str) -> int:

@@ -20,7 +20,7 @@ from typing import Any, Generic, TypeAlias, TypeVar
 from msgspec import Struct
 from msgspec.structs import replace
 
-from trainer_launch.host.network import tune
+from trainer_launch.host.network import is_here, may_share, mesh_port, tune
 from trainer_launch.host.runtime_directory import tell
 from trainer_launch.membership import protocol as msg
 from trainer_launch.membership import timeouts
@@ -35,10 +35,25 @@ from trainer_launch.membership.protocol import Claim
 from trainer_launch.model import Endpoint, Seats
 from trainer_launch.model.codec import MessageError
 from trainer_launch.model.errors import NodeError
+from trainer_launch.model.exit_codes import MISCONFIGURED
 from trainer_launch.model.units import counted
 
 _READ_BYTES = 65536
 _MAX_SEATS = 64  # that are asked for a coordinator before node 0 is asked again
+# A proxy takes connections for who is not there, and closes them or lets them wait.
+_THROUGH_MESH = (
+    "the proxy of a service mesh listens on port %d of this pod: exclude the job's port from it (Istio: "
+    "traffic.sidecar.istio.io/excludeInboundPorts and excludeOutboundPorts), or take the pods out of the mesh "
+    '(sidecar.istio.io/inject: "false")'
+)
+_NAMELESS = (
+    "; this node itself is the coordinator, to which all connect by that name: the job's headless Service gives it "
+    "an address, with the pods' subdomain and publishNotReadyAddresses: true"
+)
+_MISPLACED = (
+    "node 0's address %s leads to this node, whose rank is %s, and no other launcher listens here; "
+    "set MASTER_ADDR, PET_MASTER_ADDR or --master-addr to the address at which all nodes reach node 0"
+)
 _log = logging.getLogger(__name__)
 _M = TypeVar("_M")  # the messages of a conversation
 _Said = TypeVar("_Said")  # those of the client
@@ -117,7 +132,12 @@ class Lines(Generic[_M]):
 
     def challenged(self, until_s: float, otherwise: str) -> None:
         """Hear the server's first message; LostError where it is no challenge, or one that proves nothing."""
-        first = self.next(until_s)
+        try:
+            first = self.next(until_s)
+        except LostError as problem:
+            if (port := mesh_port()) is None:
+                raise
+            raise LostError(f"{problem}; {_THROUGH_MESH % port}") from None
         if not isinstance(first, msg.Challenge):
             raise LostError(otherwise)
         why = self._channel.challenged(first.nonce)
@@ -536,10 +556,22 @@ class Client(ReconnectingClient[msg.Message, msg.FromNode, News]):
             return socket.create_connection((endpoint.host, endpoint.port), timeout_s)
         except (socket.gaierror, UnicodeError) as problem:
             why = getattr(problem, "strerror", None) or problem
-            raise LostError(f"no address for {endpoint.host} yet: {why}") from None
+            more = _NAMELESS if self._is_beside else ""
+            raise LostError(f"no address for {endpoint.host} yet: {why}{more}") from None
         except OSError as problem:
+            if isinstance(problem, ConnectionRefusedError) and self._is_misplaced(endpoint):
+                reason = _MISPLACED % (endpoint.host, self._hello.node_rank)
+                self._is_over = True
+                self._tell(msg.GiveUp(reason, exit_code=MISCONFIGURED, cause="Misconfigured"))
             why = problem.strerror or "no answer in time"
             raise LostError(f"cannot connect to the coordinator at {endpoint}: {why}") from None
+
+    def _is_misplaced(self, endpoint: Endpoint) -> bool:
+        """Whether node 0's address leads to this node, which is another one, and no other launcher comes here."""
+        is_other = self._hello.node_rank not in (None, 0) and not (self._hello.arrives or self._was_let_in)
+        is_late = time.monotonic() - self._away_s > timeouts.NODE_0_HERE_S
+        host = endpoint.host
+        return is_other and is_late and endpoint == self._home and is_here(host) and not may_share(host)
 
     def _greet(self, sock: socket.socket, lines: Lines[msg.Message], endpoint: Endpoint) -> None:
         until_s = time.monotonic() + timeouts.GREETING_S

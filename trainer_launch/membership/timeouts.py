@@ -26,6 +26,8 @@ FIRST_PAUSE_S = 0.1  # before the second attempt to connect; then doubled
 SOON_PAUSE_S = 0.4  # the longest pause while a pod may just be starting again
 SOON_S = 20.0  # how long that is
 LONGEST_PAUSE_S = 2.0  # after that, for the name servers' sake
+NODE_0_HERE_S = 10.0  # for node 0 to come on this machine, where its address leads: two launchers on one machine
+SAY_AGAIN_S = 30.0  # between two lines about what this node waits for
 TAKEOVER_S = 4.0  # without node 0, until other candidates are asked: kubelet restarts a pod after 3
 STATUS_S = 5.0  # for a whole question about the job's status and its answer
 

@@ -6,7 +6,6 @@ while it trains; it asks a script of ours each second, which prints the hosts th
 
 from __future__ import annotations
 
-import contextlib
 import shlex
 import shutil
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -147,9 +146,6 @@ def horovod_env(given: Mapping[str, str], forward: Sequence[str], bin_folder: st
 
 def _interface(addresses: Iterable[str]) -> str | None:
     """Of this host the one that leads to the others: pods of one job have the same."""
-    names = []
-    for address in addresses:
-        with contextlib.suppress(OSError):
-            source = network.source_to(address)
-            names += [interface.name for interface in network.interfaces() if source in interface.addresses]
+    here = network.interfaces()
+    names = [name for address in addresses if (name := network.interface_to(address, here))]
     return next((name for name in names if name != "lo"), names[0] if names else None)

@@ -150,6 +150,7 @@ class MpiJob(RunLoop):
         self.phase = MpiPhase.WAITING
         self._members = self._hosts.members
         self._starts = 0
+        self._note = ""  # what it waited for when it was stopped
         self._failures = 0  # that cost the budget
         self._before: Death | None = None  # the failure before, if it came soon after its start
         self._early = 0  # starts in a row that did not last, and cost nothing
@@ -318,6 +319,7 @@ class MpiJob(RunLoop):
 
     def _start_or_wait(self, now_s: float) -> None:
         if self._stop_signal is not None:
+            self._note = f"it was waiting: {self._wait.who_is_missing()}".removesuffix("; missing: ")
             self._finish(None)
             return
         chosen = self._wait.chosen(now_s)
@@ -488,4 +490,5 @@ class MpiJob(RunLoop):
             cause = death if death is not None and death.exit_code != 0 else None
         failure = None if cause is None else self.classified(cause)
         exits = () if death is None else (death,)
-        return self.ended(failure, exits, max(1, self._starts), well=self._cause is None)
+        ended = self.ended(failure, exits, max(1, self._starts), well=self._cause is None)
+        return replace(ended, note=self._note)

@@ -19,7 +19,7 @@ from trainer_launch.planning.command import Command, CommandKind, launcher_in, p
 from trainer_launch.planning.job import place
 from trainer_launch.planning.mpi import HOROVODRUN, MPIRUN, SSHD
 from trainer_launch.planning.plain import FRONT_END, PLAIN
-from trainer_launch.planning.reading import Reading, has_name
+from trainer_launch.planning.reading import Reading, has_name, look_at_network
 from trainer_launch.planning.task import Engine, MachineTrial, Task, with_log_level
 from trainer_launch.planning.torch import TORCH, TORCHRUN
 
@@ -129,6 +129,13 @@ def task_of(reading: Reading, settings: Settings, trial: MachineTrial) -> Task:
     machine = numa.read(task.env, task.host.gpus)
     bindings = numa.bindings(machine, binding, task.topology.local_world_size or 1)
     return replace(task, trial=replace(task.trial, bindings=bindings))
+
+
+def with_network(task: Task) -> Task:
+    """The task with what torch workers find in this machine's network; others choose interfaces otherwise."""
+    if pick(task.job, task.command, task.settings.engine)[0] not in (TORCH, TORCHRUN):
+        return task
+    return replace(task, trial=replace(task.trial, network=look_at_network(task.topology, task.host, task.env)))
 
 
 def _label(source: str, pod: Pod) -> str:

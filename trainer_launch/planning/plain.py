@@ -6,15 +6,18 @@ A program is TensorFlow, XGBoost, Paddle, JAX, a script of a shell, anything. A 
 
 from __future__ import annotations
 
+import contextlib
 import json
+import re
 from pathlib import PurePosixPath
 
 import trainer_launch
 from trainer_launch.host import runtime_directory
 from trainer_launch.model import Job, Origin, Plan, Process
-from trainer_launch.model.errors import UsageError
+from trainer_launch.model.errors import ContractError, LaunchError, UsageError
 from trainer_launch.model.settings import JOB_FLAGS, variable_of
 from trainer_launch.model.value_parsers import named
+from trainer_launch.planning import torch
 from trainer_launch.planning.command import (
     OURS,
     Command,
@@ -49,6 +52,12 @@ def _plan(task: Task, reason: str) -> Plan:
         argv = through_shims(argv, task.trial.shims)
         env |= {"PATH": f"{task.trial.shims}:{env.get('PATH', '/usr/bin:/bin')}", **_typed(task.job)}
         reasons.append("launchers that it calls, such as torchrun, run under trainer-launch")
+    if _is_torchs(task.job) and task.topology.pods != 1:
+        if is_starter(command.argv):
+            env = {**_nodes_for_starters(task), **env}
+        elif any(is_starter((word,)) for word in " ".join((*command.argv, command.shell or "")).split()):
+            with contextlib.suppress(LaunchError):  # a script may say itself what is unknown here
+                env = {**_nodes_for_starters(task), **env}
     process = Process(
         name="program",
         argv=argv,
@@ -63,6 +72,27 @@ def _plan(task: Task, reason: str) -> Plan:
         warnings=_warnings(task),
         reasons=tuple(reasons),
     )
+
+
+def _nodes_for_starters(task: Task) -> dict[str, str]:
+    """What LLaMA-Factory, ms-swift and XTuner hand to torchrun as its options, and without it train alone.
+
+    Raises:
+        ContractError: the rank of this node or the address of node 0 is unknown.
+        UsageError: the number of nodes may vary, which they cannot say.
+    """
+    nodes = torch.nodes_of(task)
+    node_rank, coordinator = torch.own_place(task, nodes)
+    if nodes.fixed is None or node_rank is None:
+        raise UsageError(
+            f"{_shown(task.command)} starts torchrun on a fixed number of nodes, each with a rank; this job has "
+            f"{nodes} (contract {task.job.contract}); set --nodes and --node-rank, or run torchrun itself"
+        )
+    host, port = coordinator.host, str(coordinator.port)
+    size = task.topology.local_world_size
+    workers = {} if size is None or task.job.nproc_per_node is None else {"NPROC_PER_NODE": str(size)}
+    where = {"MASTER_ADDR": host, "MASTER_PORT": port, "ADDR": host, "PORT": port}
+    return {"FORCE_TORCHRUN": "1", "NNODES": str(nodes.max), "NODE_RANK": str(node_rank), **workers, **where}
 
 
 def _typed(job: Job) -> dict[str, str]:
@@ -112,20 +142,40 @@ def _is_torchs(job: Job) -> bool:
 
 
 def _starts_its_own(task: Task, launcher: Launcher, asked: str | None) -> str:
-    """deepspeed with options of its own, or a torchrun inside a shell."""
+    """deepspeed with options of its own, or a torchrun inside a shell.
+
+    Raises:
+        ContractError: it would train on this node alone.
+    """
     name, nodes = launcher.name, task.topology.nodes
     sentences = [f"{name} starts the workers itself, so trainer-launch cannot restart a failed worker in place."]
     if nodes is not None and nodes.max > 1 and not launcher.nodes_meet:
+        if not (launcher.is_inside or _names_nodes(task, launcher)):
+            raise ContractError(
+                f"{name} would train on each of the {nodes} nodes alone (contract {task.job.contract}); "
+                f"type: {_instead(task, launcher, asked)}, name the other nodes in {name}'s own options, or set "
+                f"--nodes 1 (TRAINER_LAUNCH_NODES) to train on this node alone"
+            )
         sentences.append(f"Each of the {nodes} nodes trains alone unless {name}'s own options name the others.")
     if asked is not None:
         sentences.append(f"--nproc-per-node {asked} has no effect.")
     if launcher.is_torchrun or launcher.is_mpi:
         sentences.append(f"Put `trainer-launch run --` directly in front of {name}.")
     else:
-        count = "N" if task.job.nproc_per_node is None else asked
-        flag = "" if count is None else f"--nproc-per-node {count} "
-        sentences.append(f"Instead, type: trainer-launch run {flag}-- {named(launcher.script)} …")
+        sentences.append(f"Instead, type: {_instead(task, launcher, asked)}")
     return " ".join(sentences)
+
+
+def _instead(task: Task, launcher: Launcher, asked: str | None) -> str:
+    count = "N" if task.job.nproc_per_node is None else asked
+    flag = "" if count is None else f"--nproc-per-node {count} "
+    return f"trainer-launch run {flag}-- {named(launcher.script)} …"
+
+
+def _names_nodes(task: Task, launcher: Launcher) -> bool:
+    """Whether the launcher may know the other nodes: by options, variables of its own, or deepspeed's hostfile."""
+    is_told = any(_OF_NODES.match(word.replace("-", "_")) for word in launcher.words)
+    return is_told or task.command.is_deepspeed or any(name in task.env for name in ("NODE_RANK", "WORLD_SIZE"))
 
 
 def _no_effect(job: Job, launcher: Launcher | None, asked: str) -> str:
@@ -154,6 +204,11 @@ def _shown(command: Command) -> str:
 # -- front ends --------------------------------------------------------------------------------
 
 
+# Options of launchers that speak of other nodes.
+_OF_NODES = re.compile(
+    r"__?(n?nodes|num_(nodes|machines)|host(file|s)?|world_size|(node|machine)_rank|ma(ster|in)_addr\w*|"
+    r"include|exclude|rdzv\w*|H|help|version)\b"
+)
 _PROGRAM = str(PurePosixPath(trainer_launch.__file__).parent / "pytorch" / "front_end.py")
 # Each one's own option for the number of nodes, by the beginning of its name.
 _NODES = {"accelerate": "--num_machines", "trl": "--num_machines", "fabric": "--num-nodes", "tune": "--nnodes"}

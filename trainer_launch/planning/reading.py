@@ -11,7 +11,8 @@ import os
 import re
 import shutil
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from ipaddress import ip_address
 from pathlib import Path
 
 from msgspec import Struct
@@ -19,13 +20,16 @@ from msgspec.structs import replace
 
 from trainer_launch.contracts import read_job
 from trainer_launch.contracts.source import MAX_FILE_BYTES, Pod
-from trainer_launch.host import network
+from trainer_launch.host import dns, network, socket_folders
 from trainer_launch.host.files import JOB_SECRET, LiveFiles
 from trainer_launch.host.machine import probe
-from trainer_launch.model import Fact, Host, Job, Origin
+from trainer_launch.host.network import Interface
+from trainer_launch.host.slow_files import in_time
+from trainer_launch.model import Endpoint, Fact, Host, Job, Origin, Topology
 from trainer_launch.model.errors import NotRunnableError, UsageError
 from trainer_launch.model.settings import Settings, job_options
 from trainer_launch.model.suggestions import did_you_mean, nearest
+from trainer_launch.planning import interfaces
 from trainer_launch.planning.command import (
     Command,
     CommandKind,
@@ -35,6 +39,7 @@ from trainer_launch.planning.command import (
     see_through,
     starts_launchers,
 )
+from trainer_launch.planning.interfaces import NodeNetwork
 from trainer_launch.planning.job import overlay, with_minimum, with_spares
 from trainer_launch.planning.task import grace, ports_of
 
@@ -45,6 +50,8 @@ _USUAL = ("python", "python3", "torchrun", "mpirun", "horovodrun", "accelerate",
 _SCRIPT_BYTES = 65_536  # of a script: launchers are looked for here
 _HOSTFILE = "/job/hostfile"  # from which `deepspeed` takes hosts that nobody typed
 _SHEBANG = re.compile(rb"#!\s*(\S+)(?:[ \t]+(\S+))?")
+_LOOKUP_S = 5.0  # for the own name, and node 0's
+_ANYWHERE = ("192.0.2.1", "2001:db8::1")  # of documentation: the default route leads there
 _EXEC_LINE = re.compile(rb'exec\' "?([^"\n]+?)"? "\$0"')  # where a path is too long for a first line
 
 
@@ -110,8 +117,10 @@ def _job(pod: Pod, settings: Settings, command: Command | None) -> Job:
     job = overlay(job, job_options(settings), Origin.FLAG)
     job = with_minimum(with_spares(job, settings.spares, platform.nodes), settings.min_nodes)
     job = _with_secret(job, pod, settings.secret_file)
-    _, warning = grace(settings, command, pod.env)
-    return replace(job, warnings=(*job.warnings, warning)) if warning else job
+    _, odd = grace(settings, command, pod.env)
+    long = socket_folders.too_long(pod.env)
+    warnings = (odd, long and f"{long}; set TMPDIR to a shorter one, such as /tmp")
+    return replace(job, warnings=(*job.warnings, *filter(None, warnings)))
 
 
 def _with_secret(job: Job, pod: Pod, given: str | None) -> Job:
@@ -141,7 +150,8 @@ def recognise(argv: Sequence[str], path: str | None) -> Command:
     command = parse_command(argv)
     chooses_hosts = command.is_deepspeed and os.path.isfile(_HOSTFILE)
     if chooses_hosts or (command.kind is CommandKind.FRONT_END and not _is_pythons(command, path)):
-        command = Command(argv=command.argv, kind=CommandKind.PROGRAM, program=command.argv)
+        argv = command.argv
+        command = Command(argv=argv, kind=CommandKind.PROGRAM, program=argv, is_deepspeed=chooses_hosts)
     return (
         replace(command, shell=_shells_script(command.argv, path))
         if command.kind is CommandKind.PROGRAM
@@ -162,6 +172,48 @@ def has_name(hostname: str, host: str) -> bool:
             f"and this is one of them; name the machine that shall be node 0, or set --node-rank in each pod"
         )
     return bool(here) or host.partition(".")[0] == hostname.partition(".")[0]
+
+
+def look_at_network(topology: Topology, host: Host, env: Mapping[str, str]) -> NodeNetwork:
+    """What torch workers find on this machine: the own name and the way to node 0 only where they matter."""
+    meets, cards = topology.coordinator, host.gpus
+    are_several = topology.pods != 1 or (topology.local_world_size or 1) > 1
+    node = NodeNetwork(
+        hostname=host.hostname,
+        env=env,
+        has_remote_peers=interfaces.has_remote_peers(topology),
+        needs_gloo=are_several and not cards.count,
+        needs_nccl=are_several and cards.cuda > 0,
+    )
+    if not (node.has_remote_peers or interfaces.GLOO in env or interfaces.NCCL in env):
+        return node
+    node = replace(node, interfaces=network.interfaces())
+    if node.has_remote_peers and not interfaces.chooses_for_gloo(env):
+        addresses, why_none = _addresses(host.hostname)
+        node = replace(node, addresses=addresses, why_none=why_none)
+    if next(interfaces.problems(node), None) is None:
+        return node
+    is_home = meets is not None and network.is_here(meets.host)
+    if is_home and not node.usable:
+        return replace(node, has_remote_peers=False)  # who meets here without any network is here
+    return replace(node, is_home=is_home, route=route_to(meets, node.interfaces) if node.usable[1:] else "")
+
+
+def _addresses(name: str) -> tuple[tuple[str, ...], str]:
+    """The addresses of a name, and why it has none."""
+    try:
+        addresses: tuple[str, ...] = in_time(f"the lookup of {name}", (), dns.lookup, name, wait_s=_LOOKUP_S)
+    except OSError as problem:
+        return (), problem.strerror or str(problem)
+    return addresses, "" if addresses else f"no answer within {_LOOKUP_S:g} s"
+
+
+def route_to(meets: Endpoint | None, among: Sequence[Interface]) -> str:
+    """The interface on the route to node 0; the default route's, where node 0 is here or has no address yet."""
+    addresses = () if meets is None else _addresses(meets.host)[0]
+    others = [address for address in addresses if not ip_address(address).is_loopback]
+    ways = (network.interface_to(address, among) for address in (*others[:1], *_ANYWHERE))
+    return next((way for way in ways if way), "")
 
 
 def interpreter(program: str, path: str | None) -> str | None:

@@ -2,18 +2,24 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 
 from msgspec import Struct
 
-from trainer_launch.model import Binding, Host, Job, Plan, PortRange, Topology, signal_policy, value_parsers
+from trainer_launch.model import Binding, Host, Job, Member, Plan, PortRange, Topology, signal_policy, value_parsers
 from trainer_launch.model.errors import UsageError
 from trainer_launch.model.settings import PREFIX, Settings
 from trainer_launch.model.signal_policy import SignalAction
+from trainer_launch.planning import interfaces
 from trainer_launch.planning.command import Command, grace_of
+from trainer_launch.planning.interfaces import NodeNetwork
 from trainer_launch.planning.job import usable_threads
 from trainer_launch.planning.torchrun_options import OPTIONS, check_value, from_variables
 
+_PROXIES = ("http_proxy", "https_proxy", "all_proxy", "grpc_proxy")
+_ONLY_WHERE_SET = ("no_grpc_proxy",)  # which gRPC reads in place of the others
+_BYPASSES = ("no_proxy", "NO_PROXY", *_ONLY_WHERE_SET)
+_MOST_HOSTS = 1000  # by name
 _PATIENCE_S = 30.0  # for a lost node, where --min-nodes lets a fixed job go on without it
 
 
@@ -31,6 +37,7 @@ class MachineTrial(Struct, frozen=True, kw_only=True):
     bindings: tuple[tuple[Binding, ...], str] = ((), "")  # CPUs by local rank, and a sentence about it
     front_end: tuple[str, str] = ("", "")  # the Python of a typed front end, and the path of its program
     launcher: tuple[str, ...] = ("trainer-launch", "run", "--")  # what a front end becomes, without the command
+    network: NodeNetwork | None = None  # what torch workers find here; None: nobody has looked
 
 
 class Task(Struct, frozen=True, kw_only=True):
@@ -127,6 +134,8 @@ def env_of_workers(task: Task) -> dict[str, str]:
     threads, _ = usable_threads(task.host, task.topology.local_world_size, env.get("OMP_NUM_THREADS"))
     if threads is not None:
         env["OMP_NUM_THREADS"] = threads
+    if task.trial.network is not None:
+        env |= interfaces.settled(task.trial.network)[0]
     return _for_children(task, env)
 
 
@@ -161,6 +170,27 @@ def sparing(task: Task, env: dict[str, str]) -> dict[str, str]:
     return env
 
 
+def past_proxies(task: Task, env: dict[str, str]) -> dict[str, str]:
+    """The environment with the job's hosts among those that no proxy is for: gRPC takes http_proxy (TF, JAX)."""
+    proxies = (env.get(name) or env.get(name.upper()) for name in _PROXIES)
+    if task.topology.pods == 1 or not any(proxies):
+        return env
+    members, coordinator = task.job.members or (), task.topology.coordinator
+    hosts = [member.host for member in members] if len(members) <= _MOST_HOSTS else _domains(members)
+    hosts = ["localhost", "127.0.0.1", task.host.hostname, *([coordinator.host] if coordinator else []), *hosts]
+    given = [host.strip() for name in _BYPASSES for host in env.get(name, "").split(",") if host.strip()]
+    if "*" in given:
+        return env
+    value = ",".join(dict.fromkeys([*given, *hosts]))
+    return {**env, **{name: value for name in _BYPASSES if name in env or name not in _ONLY_WHERE_SET}}
+
+
+def _domains(members: Sequence[Member]) -> list[str]:
+    """What stands for very many names; addresses have none."""
+    domains = (member.host.partition(".")[2] for member in members if not value_parsers.is_address(member.host))
+    return sorted({f".{domain}" for domain in domains if domain})
+
+
 def repaired(env: Mapping[str, str]) -> dict[str, str]:
     """PET_<FLAG> as 1 or 0: torchrun calls int() on them, and the v1 operator writes PET_STANDALONE=""."""
     fixed = dict(env)
@@ -178,5 +208,5 @@ def with_log_level(env: Mapping[str, str], settings: Settings) -> Mapping[str, s
 
 def _for_children(task: Task, env: dict[str, str]) -> dict[str, str]:
     """Who is watched for output must not keep it in a buffer."""
-    env = sparing(task, env)
+    env = past_proxies(task, sparing(task, env))
     return {"PYTHONUNBUFFERED": "1", **env} if task.settings.hang_timeout is not None else env

@@ -32,7 +32,7 @@ from trainer_launch.model import (
 from trainer_launch.model.errors import ContractError, UsageError
 from trainer_launch.model.signal_policy import STOP_SIGNALS, SignalAction
 from trainer_launch.model.units import counted
-from trainer_launch.planning import torchrun_options
+from trainer_launch.planning import interfaces, torchrun_options
 from trainer_launch.planning.command import Command, CommandKind, launcher_in
 from trainer_launch.planning.job import JOB_OPTIONS, MEET_AT_NODE_0, workers_asked_for
 from trainer_launch.planning.task import Engine, Task, env_of_workers, ports_of
@@ -267,7 +267,7 @@ def _rendezvous(task: Task, nodes: NodeRange) -> dict[str, str]:
     rendezvous = task.topology.rendezvous
     if rendezvous is not None and rendezvous.kind == "dynamic" and rendezvous.endpoint is not None:
         return _dynamic(task.topology, nodes, rendezvous, rendezvous.endpoint)
-    node_rank, coordinator = _own_place(task, nodes)
+    node_rank, coordinator = own_place(task, nodes)
     if nodes.fixed is None:
         raise UsageError(
             f"{nodes} nodes need an elastic rendezvous; "
@@ -460,6 +460,8 @@ def warnings(task: Task) -> Iterator[str]:
             f"1 worker starts in a pod with {gpus.count} accelerators ({gpus.reason}), and torch uses 1 of them; "
             f"add --nproc-per-node auto for a worker on each, or --nproc-per-node 1 if one is enough"
         )
+    if task.trial.network is not None:
+        yield from interfaces.settled(task.trial.network)[1]
     if task.trial.label == "" and task.topology.pods != 1:
         yield (
             "this node has no topology label, so its ranks come last; "
@@ -511,7 +513,7 @@ def _to_set(task: Task) -> str:
     return f"(contract {task.job.contract}){why}; set {flags}{alone}"
 
 
-def _own_place(task: Task, nodes: NodeRange) -> tuple[int | None, Endpoint]:
+def own_place(task: Task, nodes: NodeRange) -> tuple[int | None, Endpoint]:
     """This node's rank, None where it gets one by its arrival, and where the nodes meet."""
     topology = task.topology
     if topology.pods == 1:
@@ -536,7 +538,7 @@ class _Meeting(Struct, frozen=True):
 
 def _meeting(task: Task) -> _Meeting:
     nodes, spares, hostname = nodes_of(task), task.topology.spares, task.host.hostname
-    node_rank, coordinator = _own_place(task, nodes)
+    node_rank, coordinator = own_place(task, nodes)
     seats = None
     if node_rank is not None and (nodes.fixed is None or spares):
         seats = seats_by_index(coordinator, node_rank, hostname, nodes.max + spares)

@@ -29,8 +29,9 @@ from trainer_launch.model.findings import Fault, Finding, Report, Status
 from trainer_launch.model.settings import Settings
 from trainer_launch.planning import engines
 from trainer_launch.planning.command import Command
+from trainer_launch.planning.interfaces import NodeNetwork, has_remote_peers
 from trainer_launch.planning.job import hosts_no_rank, place
-from trainer_launch.planning.reading import Reading
+from trainer_launch.planning.reading import Reading, route_to
 from trainer_launch.planning.shared_memory import Need
 from trainer_launch.preflight.gpu_collect import Cards, collect
 from trainer_launch.preflight.rules import Observed, judged
@@ -139,6 +140,7 @@ class Subject(Struct, frozen=True, kw_only=True):
     limits: Limits = _NO_LIMITS
     pids: tuple[int, int] | None = None  # the limit, and how many it still allows
     interfaces: tuple[Interface, ...] = ()
+    route: Callable[[], str] = lambda: ""  # which of several interfaces leads to node 0
     adapters: tuple[AdapterPort, ...] = ()
     has_rdma: bool = False  # the container was given RDMA devices
     port_errors: Mapping[tuple[str, int, str], int] | None = None  # that its ports had before pairs were tested
@@ -183,10 +185,26 @@ class Subject(Struct, frozen=True, kw_only=True):
         return self.workers * (self.topology.nodes.max if self.topology.nodes else 1)
 
     @property
-    def way_out(self) -> str | None:
-        """The first interface that leads to other nodes."""
-        names = (interface.name for interface in self.interfaces if interface.is_up and not interface.is_local_only)
-        return next(names, None)
+    def network(self) -> NodeNetwork:
+        """What workers find here; the own name is looked up."""
+        addresses: tuple[str, ...] = ()
+        why_none = ""
+        try:
+            addresses = tuple(self.lookup(self.host.hostname))
+        except OSError as problem:
+            why_none = str(problem.strerror or problem)
+        node = NodeNetwork(
+            hostname=self.host.hostname,
+            addresses=addresses,
+            why_none=why_none,
+            interfaces=self.interfaces,
+            env=self.env,
+            has_remote_peers=self.has_remote_peers,
+            is_home=self.topology.is_coordinator,
+            needs_gloo=self.is_torch and not self.may_use_gpus and self.ranks != 1,
+            needs_nccl=self.host.gpus.cuda > 0 and self.ranks != 1,
+        )
+        return replace(node, route=self.route()) if node.usable[1:] else node
 
     @property
     def may_use_gpus(self) -> bool:
@@ -202,8 +220,7 @@ class Subject(Struct, frozen=True, kw_only=True):
     @property
     def has_remote_peers(self) -> bool:
         """Whether other nodes may be on other machines; no where they meet at a loopback address."""
-        coordinator = self.topology.coordinator
-        return self.has_peers and not (coordinator is not None and coordinator.is_loopback)
+        return has_remote_peers(self.topology)
 
 
 def subject_of(reading: Reading, settings: Settings, root: Path = Path("/")) -> Subject:
@@ -249,9 +266,11 @@ def with_gpus(subject: Subject, level: str) -> Subject:
 
 def with_network(subject: Subject, root: Path = Path("/")) -> Subject:
     """Add what a pod's containers share."""
+    here = network.interfaces()
     return replace(
         subject,
-        interfaces=network.interfaces(),
+        interfaces=here,
+        route=functools.cache(functools.partial(route_to, subject.topology.coordinator, here)),
         adapters=network.adapter_ports(root),
     )
 

@@ -2,10 +2,6 @@
 
 In an init container names resolve only if the Service publishes addresses of pods that are not ready. Kubeflow
 Trainer v2 sees to that; the older operators do not, so there an init container cannot know.
-
-NCCL (src/misc/socket.cc, src/misc/utils.cc): a list of prefixes, `=` before it makes them exact names, `^` in front
-of all that leaves them out. A value of one letter is as good as none. NCCL_IB_HCA likewise, with `:port` behind.
-gloo in torch (ProcessGroupGloo::createDefaultDevice): a list of exact names, each of which has to be there.
 """
 
 from __future__ import annotations
@@ -18,10 +14,11 @@ from collections.abc import Mapping, Sequence
 
 from trainer_launch.host import dns as resolver
 from trainer_launch.host.dns import Addresses, Answer
-from trainer_launch.host.network import AdapterPort, Interface, named
+from trainer_launch.host.network import AdapterPort, named
 from trainer_launch.model import value_parsers
 from trainer_launch.model.units import counted
-from trainer_launch.model.value_parsers import parse_number
+from trainer_launch.planning import interfaces
+from trainer_launch.planning.interfaces import NetworkProblem, set_to, takes
 from trainer_launch.preflight.check import Subject, check
 from trainer_launch.preflight.rules import Observed
 
@@ -45,7 +42,6 @@ _NO_DNS = "DNS does not work here: check the cluster's DNS pods, and network pol
 _SLOW = (
     "check the cluster's DNS pods and their CPU limits; ndots and search domains multiply each look-up (dnsConfig)"
 )
-_FAMILIES = {"AF_INET": ".", "AF_INET6": ":"}  # what an address of it has in it
 
 
 def _limit_s(subject: Subject) -> float:
@@ -133,122 +129,48 @@ def _leads_on(address: str) -> bool:
 @check("own-name")
 def own_name(subject: Subject) -> Observed:
     """This host's own name leads to an address of its own: elsewhere gloo listens on loopback or nowhere."""
-    name, problem = subject.host.hostname, ""
-    try:
-        addresses = subject.lookup(name)
-    except OSError as error:
-        addresses, problem = frozenset(), f"does not resolve ({error.strerror or error})"
-    if not subject.interfaces and not problem:
+    node = subject.network
+    if node.addresses and not node.interfaces:
         return Observed(unknown="the kernel does not list the network interfaces")
-    shown = ", ".join(sorted(addresses)) or "nothing"
-    own = {address for interface in subject.interfaces for address in interface.addresses}
-    are_loopback = all(ipaddress.ip_address(address).is_loopback for address in addresses)
-    if not problem and subject.has_remote_peers and are_loopback:
-        problem = f"resolves to {shown}, which other nodes cannot reach"
-    elif not problem and own.isdisjoint(addresses):
-        others = [interface for interface in subject.interfaces if not interface.is_loopback]
-        problem = f"resolves to {shown}, but this host has {named(others) or 'only loopback'}"
-    # Certain where gloo will be used and was not told better.
-    is_certain = subject.has_remote_peers and subject.is_torch and not subject.may_use_gpus
-    is_certain = is_certain and not subject.env.get("GLOO_SOCKET_IFNAME")
-    action = f"set GLOO_SOCKET_IFNAME={subject.way_out or 'INTERFACE'} (an exact name), or fix /etc/hosts"
-    return _of_setting(
-        f"this host's own name {name}", problem, f"resolves to {shown}", action, is_certain=is_certain
-    )
+    shown = ", ".join(node.addresses)
+    return _observed(interfaces.of_own_name(node), f"{node.hostname} resolves to {shown}", shown or "nothing")
 
 
-def nccl_interfaces(
-    spec: str | None, interfaces: Sequence[Interface], family: str | None = None
-) -> tuple[Interface, ...]:
-    """What NCCL bootstraps and sends through; without a spec, first ib*, else all but docker* and lo."""
-    mark = _FAMILIES.get(family or "", "")
-    able = [found for found in interfaces if found.is_up and any(mark in address for address in found.addresses)]
-    specs = (spec,) if spec is not None and len(spec) > 1 else ("ib", "^docker,lo,virbr", "docker", "lo")
-    choices = (tuple(found for found in able if _takes(each, found.name, None)) for each in specs)
-    return next(filter(None, choices), ())
-
-
-def gloo_interfaces(spec: str, interfaces: Sequence[Interface]) -> tuple[tuple[Interface, ...], tuple[str, ...]]:
-    """What gloo takes, and the names that are not there."""
-    by_name = {found.name: found for found in interfaces}
-    words = [word for word in spec.split(",") if word]
-    found = tuple(by_name[word] for word in words if word in by_name)
-    return found, tuple(word for word in words if word not in by_name)
+def _observed(problem: NetworkProblem | None, good: str, measured: str) -> Observed:
+    if problem is None:
+        return Observed(good=good, more={"measured": measured})
+    facts = {"wrong" if problem.is_fatal else "doubtful": problem.text, "action": problem.action}
+    return Observed(facts=facts, more={"measured": measured, "evidence": problem.evidence})
 
 
 def nccl_adapters(spec: str | None, ports: Sequence[AdapterPort]) -> tuple[AdapterPort, ...]:
     """The active ports that NCCL takes."""
     active = tuple(port for port in ports if port.is_active)
-    return tuple(port for port in active if _takes(spec, port.device, port.port)) if spec else active
-
-
-def _takes(spec: str, name: str, port: int | None) -> bool:
-    """Whether the list means this one, or `^`, does not leave it out."""
-    inverted = spec.startswith("^")
-    rest = spec[inverted:]
-    exact = rest.startswith("=")
-    words = [word for word in rest[exact:].split(",") if word]
-    return inverted != (not words or any(_fits(name, port, word, exact=exact) for word in words))
-
-
-def _fits(name: str, port: int | None, word: str, *, exact: bool) -> bool:
-    wanted, _, number = word.partition(":")
-    fits = name == wanted if exact else name.startswith(wanted)
-    told = parse_number(number, 0, 65535)
-    return fits and (port is None or told is None or told == port)
+    return tuple(port for port in active if takes(spec, port.device, port.port)) if spec else active
 
 
 @check("gloo-socket-ifname")
 def gloo_socket_ifname(subject: Subject) -> Observed:
     """GLOO_SOCKET_IFNAME names interfaces that are here: gloo wants exact names, and each of them."""
-    spec = subject.env.get("GLOO_SOCKET_IFNAME")
-    if spec is None or len(spec) < 2:  # torch passes over a single letter, too
+    spec = subject.env.get(interfaces.GLOO)
+    if spec is None or not interfaces.chooses_for_gloo(subject.env):
         return Observed(skipped="it is not set; own-name tells what gloo does then")
     if not subject.interfaces:
         return Observed(unknown="the kernel does not list the network interfaces")
-    chosen, missing = gloo_interfaces(spec, subject.interfaces)
-    problem = ""
-    if missing:
-        problem = f"names {', '.join(missing)}, which is not here: here are {named(subject.interfaces)}"
-        problem += "; gloo knows no patterns" if any(mark in spec for mark in "^=*:") else ""
-    elif subject.has_remote_peers and any(interface.is_loopback for interface in chosen):
-        problem = "takes loopback, which other nodes cannot reach"
-    is_certain = subject.is_torch and not subject.may_use_gpus  # beside NCCL it may not be used
-    action = f"set GLOO_SOCKET_IFNAME={subject.way_out}" if subject.way_out else "unset it"
-    return _of_setting(f"GLOO_SOCKET_IFNAME={spec}", problem, "is here", action, is_certain=is_certain)
+    return _observed(interfaces.of_gloos_variable(subject.network), f"{interfaces.GLOO}={spec} is here", spec)
 
 
 @check("nccl-socket-ifname")
 def nccl_socket_ifname(subject: Subject) -> Observed:
     """NCCL_SOCKET_IFNAME, or what NCCL takes without it, leaves an interface that other nodes can reach."""
-    spec = subject.env.get("NCCL_SOCKET_IFNAME")
+    spec = subject.env.get(interfaces.NCCL)
     if spec is None and subject.host.gpus.cuda == 0:
         return Observed(skipped="it is not set, and no GPU is here")
     if not subject.interfaces:
         return Observed(unknown="the kernel does not list the network interfaces")
-    chosen = nccl_interfaces(spec, subject.interfaces, subject.env.get("NCCL_SOCKET_FAMILY"))
-    names, problem, here = named(chosen), "", f"; here are {named(subject.interfaces)}"
-    is_certain = subject.host.gpus.cuda > 0  # without GPUs NCCL is not used, unless only this container sees none
-    if not chosen:
-        problem = f"leaves no interface here{here}"
-    elif subject.has_remote_peers and all(interface.is_loopback for interface in chosen):
-        problem = f"leaves only {names}, which other nodes cannot reach{here}"
-    elif subject.has_remote_peers and any(interface.is_local_only for interface in chosen):
-        problem, is_certain = f"takes {names}, not all of which lead to other nodes", False
-    usable = subject.way_out
-    action = f"set NCCL_SOCKET_IFNAME=={usable} (= for an exact name)" if usable else "give the pod a network"
-    setting = _set_to("NCCL_SOCKET_IFNAME", spec)
-    return _of_setting(setting, problem, f"takes {names}", action, is_certain=is_certain)
-
-
-def _of_setting(setting: str, problem: str, good: str, action: str, *, is_certain: bool) -> Observed:
-    """A failure of the job where it is certain that this will be used, else a warning."""
-    facts = {"wrong" if is_certain else "doubtful": f"{setting} {problem}" if problem else "", "action": action}
-    return Observed(facts=facts, good=f"{setting} {good}")
-
-
-def _set_to(name: str, value: str | None) -> str:
-    return f"{name} is not set" if value is None else f"{name}={value}"
+    names = named(interfaces.nccl_interfaces(spec, subject.interfaces, subject.env.get("NCCL_SOCKET_FAMILY")))
+    good = f"{set_to(interfaces.NCCL, spec)}: {names}"
+    return _observed(interfaces.of_nccls_interfaces(subject.network), good, names)
 
 
 def used_adapters(subject: Subject) -> tuple[AdapterPort, ...]:
@@ -257,7 +179,7 @@ def used_adapters(subject: Subject) -> tuple[AdapterPort, ...]:
     if without or not subject.has_rdma or not subject.may_use_gpus:
         return ()
     spec = subject.env.get("NCCL_IB_HCA", "")
-    return tuple(port for port in subject.adapters if _takes(spec, port.device, port.port))
+    return tuple(port for port in subject.adapters if takes(spec, port.device, port.port))
 
 
 @check("nccl-ib-hca")
@@ -275,7 +197,7 @@ def nccl_ib_hca(subject: Subject) -> Observed:
         return Observed(facts={"not given": text})
     chosen, setting, there = (
         nccl_adapters(spec, subject.adapters),
-        _set_to("NCCL_IB_HCA", spec),
+        set_to("NCCL_IB_HCA", spec),
         _shown(subject.adapters),
     )
     if not chosen:

@@ -26,6 +26,7 @@ CHECKS: tuple[Check[Any], ...] = (
     resource_limits.nofile,
     resource_limits.memlock,
     resource_limits.shm,
+    resource_limits.tmpdir,
     resource_limits.storage,
     network_checks.own_name,
     network_checks.dns,

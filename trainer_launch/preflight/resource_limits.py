@@ -12,6 +12,7 @@ from typing import Any
 
 from msgspec.structs import replace
 
+from trainer_launch.host import socket_folders
 from trainer_launch.host.deadline_subprocess import Tried
 from trainer_launch.host.files import LiveFiles
 from trainer_launch.model.units import MIB, counted, in_mib, in_units
@@ -153,6 +154,20 @@ def _bearable(subject: Subject, most: int) -> int:
     """Bytes that may be written or locked without the kernel killing somebody for it: they count as memory."""
     limit, used = subject.host.memory_limit_bytes, subject.host.memory_used_bytes or 0
     return most if limit is None else min(most, max(4096, (limit - used) // _HEADROOM))
+
+
+@check("tmpdir")
+def tmpdir(subject: Subject) -> Observed:
+    """The folder for temporary files can be written, and its path is short enough for sockets in it."""
+    name = next((name for name in socket_folders.VARIABLES if subject.env.get(name)), None)
+    path = "/tmp" if name is None else subject.env[name]
+    if (long := socket_folders.too_long(subject.env)) is not None:
+        return Observed(facts={"wrong": long, "action": "set TMPDIR to a shorter one, such as /tmp"})
+    if not (os.path.isdir(path) and os.access(path, os.W_OK | os.X_OK)):
+        text = f"{path} is no folder that can be written; Python takes another one, torch and MPI may not"
+        action = f"make it, correct {name or 'TMPDIR'}, or mount an emptyDir at /tmp"
+        return Observed(facts={"wrong": text, "action": action})
+    return Observed(good=f"temporary files go to {path}")
 
 
 @check("storage", limit_s=lambda subject: _STORAGE_CHILD_S + 2)

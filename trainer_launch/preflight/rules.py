@@ -218,6 +218,7 @@ RULES = (
     Rule("storage", "refused", bool, _JOB, FIX_JOB, "{value}"),
     Rule("storage", "fails", bool, _NODE, "", "{value}"),
     Rule("storage", "low", bool, _WARN, "", "{value}", "make room on the volume, or see why it is slow"),
+    Rule("tmpdir", "wrong", bool, _WARN, FIX_JOB, "{value}"),
     Rule("own-name", "wrong", bool, _JOB, FIX_JOB, "{value}"),
     Rule("own-name", "doubtful", bool, _WARN, FIX_JOB, "{value}"),
     Rule("dns", "other family", bool, _NODE, "", "{value}",

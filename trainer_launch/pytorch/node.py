@@ -149,7 +149,10 @@ class TorchNode(RunLoop):
         self._shared_step = 0  # of the newest state that workers have shared
         self._is_shared = False  # survivors of the last one have given their state
         self._lost: Death | None = None  # the first worker that has lost a peer, as it would have ended
-        self._waiting: set[str] = set()  # workers that have left their process groups
+        self._left: set[str] = set()  # workers that have left their process groups
+        self._waiting: say.Waiting | None = None  # what the coordinator said last of those that are missing
+        self._says_at_s = self._started_at_s + self._say_again_s  # what this node waits for
+        self._note = ""  # what it waited for when it was stopped
 
     def run(self) -> Outcome:
         """Run workers until the job is over for this node, and say how it ended."""
@@ -171,7 +174,16 @@ class TorchNode(RunLoop):
     def times(self) -> tuple[float | None, ...]:
         """When something is due; None: never."""
         own = self._away_until_s, self._stragglers.due_s, self._ending.stops_at_s, self._lost_until_s
-        return (*super().times(), *own)
+        return (*super().times(), self._says_at_s if self._is_waiting else None, *own)
+
+    @property
+    def _say_again_s(self) -> float:
+        return max(1.0, min(timeouts.SAY_AGAIN_S, self._membership.patience_s / 4))
+
+    @property
+    def _is_waiting(self) -> bool:
+        """Whether it waits for a coordinator, which would say what else it waits for."""
+        return self.phase is NodePhase.JOINING and self._away_until_s is not None
 
     @property
     def _away_until_s(self) -> float | None:
@@ -190,6 +202,9 @@ class TorchNode(RunLoop):
         self._hear_survivors(now_s)
         if self._away_until_s is not None and now_s >= self._away_until_s:
             self._on_lost_coordinator(now_s)
+        if self._is_waiting and self._away_until_s is not None and now_s >= self._says_at_s:
+            self._says_at_s = now_s + self._say_again_s
+            _log.info("%s; giving up in %.0f s", self._awaited(), self._away_until_s - now_s)
         if self._ending.stops_at_s is not None and now_s >= self._ending.stops_at_s:
             self._stop(now_s)
         self._stragglers.look(now_s)
@@ -238,9 +253,9 @@ class TorchNode(RunLoop):
                     lost = Death(process=name, code=exit_codes.FAILED, at_s=now_s, message=text)
                     self._lost = replace(lost, rank=place.rank, local_rank=place.local_rank)
                 case Waiting():
-                    self._waiting.add(name)
+                    self._left.add(name)
                     awaited = self._ending.awaited & self._processes.pids().keys()
-                    if awaited and awaited <= self._waiting:
+                    if awaited and awaited <= self._left:
                         self._stop(now_s)
                     self._keep_waiting(now_s)
                 case SharedState() if self.phase is NodePhase.RUNNING:
@@ -259,7 +274,7 @@ class TorchNode(RunLoop):
         """Workers that have left a generation which ends are kept for the next one."""
         if self.phase is not NodePhase.ENDING or self._ending.stops_at_s is not None:
             return
-        for name in self._waiting & self._processes.pids().keys() if self._may_keep else ():
+        for name in self._left & self._processes.pids().keys() if self._may_keep else ():
             self._group.keep(name)
         if not self._may_keep:
             self._stop(now_s)
@@ -276,7 +291,8 @@ class TorchNode(RunLoop):
             return
         self._is_shared = True
         new, kept, took_s = formed.world_size - shared.kept, shared.kept, now_s - self._ending_since_s
-        text = f"{counted(new, 'rank')} replaced in {took_s:.2f} s; {counted(kept, 'rank')} kept {'its' if kept == 1 else 'their'} state"
+        whose = "its" if kept == 1 else "their"
+        text = f"{counted(new, 'rank')} replaced in {took_s:.2f} s; {counted(kept, 'rank')} kept {whose} state"
         self._observer.tell("state_kept", ranks=kept, replaced=new, step=shared.step)
         level = logging.WARNING if self._is_first else logging.INFO
         _log.log(level, "generation %d: %s at step %d, no step is repeated", formed.generation, text, shared.step)
@@ -290,6 +306,9 @@ class TorchNode(RunLoop):
                 self._hear_note(news, now_s)
             case Disconnected():
                 self._away_since_s = now_s if self._away_since_s is None else self._away_since_s
+                self._says_at_s = now_s + self._say_again_s
+            case say.Waiting():
+                self._waiting = news
             case Connected():
                 self._away_since_s = None
                 if self.phase is NodePhase.DONE:  # it may have been lost with the connection
@@ -355,6 +374,17 @@ class TorchNode(RunLoop):
             self._stop(now_s)
         else:
             self._leave()
+
+    def _awaited(self) -> str:
+        """What this node waits for before a generation, in words."""
+        waiting = self._waiting
+        if self._away_since_s is not None:
+            return (
+                self._client.connection or f"no answer from the coordinator at {self._membership.coordinator} yet"
+            )
+        if self.phase is NodePhase.JOINING and waiting is not None and waiting.missing:
+            return f"{waiting.present} of {waiting.wanted} nodes, without {', '.join(waiting.missing)}"
+        return "the start of its workers" if self.phase is NodePhase.FORMED else "the other nodes"
 
     def _on_lost_coordinator(self, now_s: float) -> None:
         if self.phase is NodePhase.RUNNING:
@@ -440,7 +470,7 @@ class TorchNode(RunLoop):
             at_most = self._membership.max_restarts
             self._observer.tell("restarting", restart=self._starts, restarts_at_most=at_most)
         self.phase, self._ending, self._starts = NodePhase.RUNNING, Ending(), self._starts + 1
-        self._is_shared, self._lost, self._waiting = False, None, set()
+        self._is_shared, self._lost, self._left = False, None, set()
         kept = [*self._processes.kept]
         try:
             unstarted = self._starter.start(specs, group.places)
@@ -570,7 +600,7 @@ class TorchNode(RunLoop):
         if self._is_cause(ending):
             self._report()
         if awaits_s and awaited:  # who has written an error has nothing more to tell
-            awaited -= self._waiting | {death.process for death in self._dying()}
+            awaited -= self._left | {death.process for death in self._dying()}
         if awaits_s and awaited and not ending.wrote_error and not self._processes.asked:
             self._ending = replace(self._ending, awaited=awaited, stops_at_s=now_s + awaits_s)
         else:
@@ -661,6 +691,8 @@ class TorchNode(RunLoop):
                 self._report()
             self._ending = replace(self._ending, ends=self._ending.ends or self._ends_now())
         if self._stop_signal is not None:
+            if self.phase in (NodePhase.JOINING, NodePhase.FORMED):
+                self._note = f"it was waiting: {self._awaited()}"
             self._leave(ASKED)
         elif self._unstartable is not None and self.phase not in (*_LIVES, NodePhase.DONE):
             self._end = self._unstartable
@@ -730,6 +762,8 @@ class TorchNode(RunLoop):
         outcome = self.ended(
             self._cause(own), self._exits, max(1, self._starts), well=isinstance(end, say.Finished)
         )
+        if self._note:
+            return replace(outcome, note=self._note)
         if isinstance(end, say.GiveUp):
             self._hand_up(own)
             first = {"rank": end.rank, "exit_code": end.exit_code, "signal": end.signal}

@@ -257,9 +257,11 @@ SYMPTOMS = (
     ),
     _cause(
         "Misconfigured",
-        r"coordinator_address should be defined|(?:umber of processes|id of the current process) must be defined",
+        r"coordinator_\w*address should be defined|(?:of processes|of the current process) must be defined",
+        r"Cannot automatically initialize distributed workload|Kubernetes API Error: 403\b",  # where JAX asks it
         what="because JAX was not told the coordinator, the number of processes or its rank",
-        hint="call jax.distributed.initialize with coordinator_address, num_processes and process_id",
+        hint="call jax.distributed.initialize with coordinator_address, num_processes and process_id; a TrainJob "
+        "of JAX has them in JAX_COORDINATOR_ADDRESS, JAX_NUM_PROCESSES and JAX_PROCESS_ID",
         **_FINAL,
     ),
     _cause(

@@ -10,7 +10,7 @@ from tests.fuzz.registry import target
 from trainer_launch.host.network import AdapterPort, Interface
 from trainer_launch.model import redaction, value_parsers
 from trainer_launch.observability import html
-from trainer_launch.planning import shared_memory
+from trainer_launch.planning import interfaces, shared_memory
 from trainer_launch.preflight import network_checks
 from trainer_launch.rehearsal.controllers import pod_values
 from trainer_launch.rehearsal.faults import grammar
@@ -84,9 +84,9 @@ def _duration(text: str) -> None:
 
 
 def _interfaces(text: str) -> None:
-    assert set(network_checks.nccl_interfaces(text, _INTERFACES)) <= set(_INTERFACES)
+    assert set(interfaces.nccl_interfaces(text, _INTERFACES)) <= set(_INTERFACES)
     assert set(network_checks.nccl_adapters(text, _ADAPTERS)) <= set(_ADAPTERS)
-    found, absent = network_checks.gloo_interfaces(text, _INTERFACES)
+    found, absent = interfaces.gloo_interfaces(text, _INTERFACES)
     assert set(found) <= set(_INTERFACES)
     assert all(name in text for name in absent)
 

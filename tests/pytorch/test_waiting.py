@@ -1,0 +1,69 @@
+"""What a node says while it waits for its coordinator or for other nodes, and when it is stopped meanwhile."""
+
+from __future__ import annotations
+
+import logging
+import signal
+from pathlib import Path
+
+import pytest
+from msgspec.structs import replace
+
+from tests.pytorch.nodes import MEMBER, PLAN, Here
+from trainer_launch.membership import protocol as say
+from trainer_launch.model import Plan, Verdict
+from trainer_launch.supervisor import outcome
+
+CLOSED = "the coordinator has closed the connection"
+MISSING = say.Waiting(present=1, wanted=3, missing=("node 1 (job-node-0-1)", "node 2"))
+
+
+def waiting(tmp_path: Path, plan: Plan = PLAN) -> Here:
+    """A node that has not been connected yet."""
+    here = Here(tmp_path, plan=plan)
+    here.coordinator._news.clear()
+    here.coordinator._is_away = True
+    here.coordinator.connection = CLOSED
+    return here
+
+
+def plan_for(patience_s: float) -> Plan:
+    return replace(PLAN, membership=replace(MEMBER, patience_s=patience_s))
+
+
+def test_what_a_node_waits_for_is_said_again_with_the_time_left(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.INFO)
+    ended = waiting(tmp_path, plan_for(100.0)).run()
+    again = [line for line in caplog.messages if line.startswith(CLOSED)]
+    assert again == [f"{CLOSED}; giving up in {left} s" for left in (75, 50, 25)]
+    assert ended.verdict is Verdict.FAILED
+
+
+def test_a_node_that_was_connected_says_nothing_of_it(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.INFO)
+    here = Here(tmp_path)
+    here.coordinator.forms = False
+    here.system.signalled(200, signal.SIGTERM)
+    here.run()
+    assert "giving up" not in caplog.text
+
+
+@pytest.mark.parametrize(
+    ("news", "said"),
+    [
+        (None, f"it was waiting: {CLOSED}"),
+        (MISSING, "it was waiting: 1 of 3 nodes, without node 1 (job-node-0-1), node 2"),
+    ],
+)
+def test_a_node_that_is_stopped_while_it_waits_says_for_what(
+    news: say.Waiting | None, said: str, tmp_path: Path
+) -> None:
+    here = waiting(tmp_path) if news is None else Here(tmp_path).hears(1, news)
+    here.coordinator.forms = False
+    here.system.signalled(5, signal.SIGTERM)
+    ended = here.run()
+    line = outcome.summary(ended)
+    assert line.startswith("reason=Stopped exit=143 ")
+    assert line.endswith(f" | {said}")
