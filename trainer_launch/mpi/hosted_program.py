@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 import threading
 from abc import ABC, abstractmethod
 from collections import deque
@@ -10,7 +11,7 @@ from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 
 from msgspec.structs import replace
 
-from trainer_launch.host import files, logs, runtime_directory
+from trainer_launch.host import executables, files, logs, runtime_directory
 from trainer_launch.model import Death, Destination, Member, Process
 from trainer_launch.model.errors import NodeError
 from trainer_launch.model.units import counted
@@ -26,6 +27,11 @@ _KEPT_LINES = 60
 _RULER = "----"  # around mpirun's own messages
 _STDOUT, _STDERR = 1, 2
 _LINE_BYTES = 4096
+# Of each resource manager what shows a job of its own, its list of hosts where it has one, and its starter of ranks.
+_MANAGERS = {
+    **dict.fromkeys(("SLURM_JOB_ID", "SLURM_JOBID", "SLURM_NODELIST", "SLURM_JOB_NODELIST"), "srun"),
+    **{"PBS_NODEFILE": "pbsdsh", "PE_HOSTFILE": "qrsh", "LSB_MCPU_HOSTS": "blaunch", "COBALT_NODEFILE": "aprun"},
+}
 
 
 class HostedProgram(ABC):
@@ -126,6 +132,20 @@ class HostedProgram(ABC):
         fills_slots = not has_own and mpi_options.fills_slots(self.typed, self._process.env)
         return mpirun_messages.located(end, members) if fills_slots else end
 
+    def room(self, message: str, members: Sequence[Member]) -> str:
+        """What a refusal does not tell: how many slots there are, and why a program of this host cannot be run."""
+        if "not enough slots" in message:
+            slots, here = mpirun_command.total(members), self._access.spec.task.host.cpus
+            has = (
+                f"{here.affinity} CPUs and no list of hosts"
+                if not members
+                else f"{slots or 'an unknown number of'} slots"
+            )
+            return f" ({counted(len(members) or 1, 'host')} with {has})"
+        path, word = self._process.env.get("PATH"), self.typed.program[0]
+        why = executables.obstacle(shutil.which(word, path=path) or word, path)
+        return f" ({why})" if why and word in message else ""
+
     @abstractmethod
     def _hear(self, text: str, stream: int) -> None:
         """Take in a line of its output."""
@@ -158,12 +178,15 @@ class Mpirun(HostedProgram):
             hostfile=path,
             ssh_config=access.client.files.client if access.client else None,
             is_root=os.geteuid() == 0,
+            stray=_stray_variable(self._process.env),
         )
         given = self._process.env
         made = mpirun_command.command(self.typed, self._dialect, given, spec.forward, job_hosts)
         if members:
             _write(path, made.hostfile)
             logs.say(f"start {number}: mpirun on {counted(len(members), 'host')}")
+        if job_hosts.stray and number == 1:
+            logs.say(f"{job_hosts.stray} is set, but its resource manager is not here: mpirun does not ask it")
         if members and number == 1:
             _say_withheld(made.env, (*spec.forward, *self.typed.named))
         env = made.env if access.client is None else access.client.account.added_to(made.env)
@@ -174,6 +197,13 @@ class Mpirun(HostedProgram):
         self._said = heard(self._said, text)
         if text and stream == _STDERR and not text.startswith(_RULER):
             self._lines.append(text)
+
+
+def _stray_variable(env: Mapping[str, str]) -> str:
+    """One by which mpirun would ask a resource manager of which there is neither a program nor a list; "": none."""
+    names, path = [name for name in _MANAGERS if env.get(name)], env.get("PATH")
+    is_here = any(os.path.isfile(env[name]) or shutil.which(_MANAGERS[name], path=path) for name in names)
+    return "" if is_here or not names else names[0]
 
 
 def _write(path: str, text: str) -> None:

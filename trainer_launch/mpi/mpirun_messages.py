@@ -87,7 +87,11 @@ def _unreached(said: Said, found: re.Match[str]) -> Said:
     return replace(said, unreached=found.groupdict().get("host") or "", words=found[0].strip()[:200])
 
 
-_NOT_RUN = "mpirun was unable to (?:find the specified executable|launch the specified)|execvp error on file "
+_NOT_RUN = (
+    r"was unable to (?:find the specified executable|(?:launch|start) the specified application)|"
+    r'via the "execve" system call|execvp error on file |unable to change wdir to '
+)
+_PARAGRAPH_LINES, _ERROR_LINES = 5, 12  # of Open MPI's, and down to its "Error:"; Hydra says it in a line
 _Take = Callable[[Said, "re.Match[str]"], Said]
 _NAME = r"[A-Za-z0-9_][A-Za-z0-9_.:-]{0,252}"
 _HOST = rf"(?P<host>{_NAME})"
@@ -104,10 +108,10 @@ _PATTERNS: tuple[tuple[str, _Take], ...] = (
     (r"(?:ORTE|PRTE|PRRTE) .*has (?:lost communication|unexpectedly failed)", _without_daemon),
     (r"daemon failed to report back", _without_daemon),
     (r"unable to find the specified executable", _not_run(exit_codes.NOT_FOUND)),
-    (r"unable to launch the specified application as it could not access", _not_run(exit_codes.NOT_EXECUTABLE)),
+    (r'unable to (?:launch|start) the specified application|via the "execve"', _not_run(exit_codes.NOT_EXECUTABLE)),
     # -- Hydra --
     (r"execvp error on file .*\(No such file", _not_run(exit_codes.NOT_FOUND)),
-    (r"execvp error on file .*\(Permission denied", _not_run(exit_codes.NOT_EXECUTABLE)),
+    (r"execvp error on file |unable to change wdir to ", _not_run(exit_codes.NOT_EXECUTABLE)),
     (rf"^=\s+(?:RANK {_RANK} )?PID \d+ RUNNING AT {_HOST}", _failed),
     (r"^=\s+EXIT CODE: (?P<end>\d+)", _failed),
     (rf"^=\s+KILLED BY SIGNAL: {_SIGNAL}", _failed),
@@ -217,10 +221,8 @@ class MpirunEnd(Struct, frozen=True):
 def death_of(end: MpirunEnd, attempt: int) -> Death:
     """The death of the first failed rank, with its last error; of a lost peer where only that is known."""
     said, error = end.said, _error_of(end).strip()
-    if said.rank is None:  # in mpirun's own words, which are a paragraph
-        own = (n for n, line in enumerate(end.lines) if re.search(f"{MPIRUN_REFUSES}|{_NOT_RUN}", line))
-        text = next((" ".join(line.strip() for line in end.lines[n : n + 5] if line.strip(" -")) for n in own), "")
-        error = text or error
+    if said.rank is None:
+        error = _refusal(end.lines) or error
     is_not_run = said.rank is None and exit_codes.cannot_run(said.exit_code)
     return replace(
         end.death,
@@ -259,6 +261,20 @@ def located(end: MpirunEnd, hosts: Sequence[Member]) -> MpirunEnd:
             return replace(end, said=replace(end.said, host=member.host))
         rank -= member.slots
     return end
+
+
+def _refusal(lines: Sequence[str]) -> str:
+    """What mpirun itself says of why it starts nothing; "": it says nothing of the kind."""
+    for at, line in enumerate(lines):
+        words = " ".join(each.strip() for each in (line, *lines[at + 1 : at + 2]))
+        match = re.search(f"{MPIRUN_REFUSES}|{_NOT_RUN}", words)
+        if match and match.start() < len(line):
+            if line.startswith("["):
+                return line
+            end, last = at + _PARAGRAPH_LINES, at + _ERROR_LINES
+            error = (text for text in lines[end:last] if text.lstrip().startswith("Error: "))
+            return " ".join(" ".join((*lines[at:end], *error)).split())
+    return ""
 
 
 def _error_of(end: MpirunEnd) -> str:

@@ -21,6 +21,7 @@ from trainer_launch.model.errors import UsageError
 from trainer_launch.model.settings import PREFIX
 from trainer_launch.planning.torchrun_options import (
     OPTIONS,
+    QUESTIONS,
     TorchrunCommand,
     check_value,
     deepspeed_as_torchrun,
@@ -97,7 +98,7 @@ def parse_command(argv: Sequence[str]) -> Command:
         variable = PREFIX + words[0].partition("=")[0].lstrip("-").replace("-", "_").upper()
         ours = f"; an option of the launcher goes before --, or into {variable}" if words[0][:2] == "--" else ""
         raise UsageError(f"the command starts with {words[0]!r}; name a program, or -m and a Python module{ours}")
-    if name == "torchrun":
+    if name == "torchrun" and not _asks(words):
         return Command(argv=words, kind=CommandKind.TORCHRUN, torchrun=split_command(words[1:]))
     if name == _DEEPSPEED[0]:
         return _deepspeed(words, (), words[1:])
@@ -128,7 +129,7 @@ def _python_command(words: tuple[str, ...]) -> Command:
 
 def _module(words: tuple[str, ...], python: tuple[str, ...], program: tuple[str, ...]) -> Command:
     """`[python] -m module …`, which may be torchrun, deepspeed or a front end."""
-    if program[0] == _TORCHRUN:
+    if program[0] == _TORCHRUN and not _asks(program):
         return Command(argv=words, kind=CommandKind.TORCHRUN, python=python, torchrun=split_command(program[1:]))
     if program[0] == _DEEPSPEED[1]:
         return _deepspeed(words, python, program[1:])
@@ -223,6 +224,7 @@ class Launcher(Struct, frozen=True):
     name: str  # such as torchrun, accelerate launch
     words: tuple[str, ...]  # itself and what follows
     is_inside: bool = False  # behind a wrapper or in a shell's text, where our own parsers do not look
+    is_hidden: bool = False  # behind a program that hides our shims from it, such as one that changes the user
 
     @property
     def is_torchrun(self) -> bool:
@@ -232,7 +234,7 @@ class Launcher(Struct, frozen=True):
     @property
     def is_shim(self) -> bool:
         """Whether a shim of this name would be found in its place."""
-        return self.words[0] in SHIMS
+        return self.words[0] in SHIMS and not self.is_hidden
 
     @property
     def is_mpi(self) -> bool:
@@ -255,15 +257,17 @@ class Launcher(Struct, frozen=True):
         return "SCRIPT.py"
 
 
-def launcher_in(argv: Sequence[str], *, is_inside: bool = False) -> Launcher | None:
+def launcher_in(argv: Sequence[str], *, is_inside: bool = False, is_hidden: bool = False) -> Launcher | None:
     """The launcher in a command, if it is recognised; one of ours is found before all others."""
     words = _without_assignments(tuple(argv))
     while (name := _named(words)) is None and (behind := _behind(words)) is not None:
+        is_hidden |= _base(words[0]) in _HIDE_SHIMS
         words, is_inside = behind, True
     if name is not None:
-        return Launcher(name, words, is_inside)
+        return Launcher(name, words, is_inside, is_hidden)
+    is_hidden |= bool(words) and _base(words[0]) in _HIDE_SHIMS
     parts = _COMMANDS.split(_shells_text(words) or "")
-    launchers = [launcher_in(part.split(), is_inside=True) for part in parts if part.strip()]
+    launchers = [launcher_in(part.split(), is_inside=True, is_hidden=is_hidden) for part in parts if part.strip()]
     return min(filter(None, launchers), key=lambda launcher: launcher.name != OURS, default=None)
 
 
@@ -275,15 +279,17 @@ def launcher_of(command: Command) -> Launcher | None:
 
 def starts_launchers(command: Command) -> bool:
     """Whether a command is a shell, a wrapper or a program that may start a launcher, whose shim it would find."""
-    if command.kind is not CommandKind.PROGRAM:
+    if command.kind is not CommandKind.PROGRAM or _base(command.argv[0]) in _HIDE_SHIMS:
         return False
     launcher = launcher_in(command.argv)
-    return command.shell is not None or is_starter(command.argv) or (launcher is not None and launcher.is_inside)
+    is_inside = launcher is not None and launcher.is_inside and not launcher.is_hidden
+    return is_inside or command.shell is not None or is_starter(command.argv)
 
 
 def is_starter(argv: Sequence[str]) -> bool:
-    """Whether a program starts torchrun or accelerate as a child, and nothing else."""
-    return _base(argv[0]) in _STARTS_LAUNCHERS
+    """Whether a program starts torchrun or accelerate as a child: it is made for that, or it is told to."""
+    is_told = launcher_in(argv) is None and any(word in SHIMS for word in argv[1:])
+    return is_told or _base(argv[0]) in _STARTS_LAUNCHERS
 
 
 def through_shims(argv: tuple[str, ...], shims: str) -> tuple[str, ...]:
@@ -301,9 +307,16 @@ def through_shims(argv: tuple[str, ...], shims: str) -> tuple[str, ...]:
     return argv
 
 
+def _asks(words: tuple[str, ...]) -> bool:
+    """Whether a program is only asked about itself."""
+    return len(words) > 1 and words[1] in QUESTIONS
+
+
 def _named(words: tuple[str, ...]) -> str | None:
     """The launcher that these words begin with."""
     name, following = _base(words[0]) if words else "", words[1] if len(words) > 1 else ""
+    if _asks(words):
+        return None
     if name in _LAUNCHERS:
         needed = _LAUNCHERS[name]
         return name if not needed else f"{name} {following}" if following in needed.split() else None
@@ -322,21 +335,358 @@ _COMMANDS = re.compile(r"[;&|\n({]+")  # what stands between two commands of a s
 _SHELLS_OWN = re.compile(r"""[$`&|;<>(){}*?~#!\n\\[\]]""")  # what only a shell understands, apart from quotes
 _KEYWORDS = frozenset({"if", "for", "while", "case", "until", "cd", "export", "source", ".", "set", "eval", "time"})
 _ASSIGNMENT = re.compile(r"[A-Za-z_]\w*=.*", re.DOTALL)
-_BEFORE_A_COMMAND = frozenset({"exec", "then", "do", "else", "!", "time", "command", "sudo"})
+_BEFORE_A_COMMAND = frozenset({"exec", "then", "do", "else", "!", "time", "command"})
+CHANGE_USER = ("setpriv", "gosu", "su-exec", "setuidgid", "s6-setuidgid", "chpst")  # and become the command
 # Programs that become the command, and options with which they do not, or take the platform's variables away.
 _BECOME_THE_COMMAND = {
     "env": ("-i", "-S", "--split-string", "--ignore-environment", "-"),
     "taskset": ("-p", "--pid"),
-    **dict.fromkeys(("nice", "ionice", "nohup", "numactl", "stdbuf"), ()),
+    "chrt": ("-p", "--pid"),
+    "prlimit": ("-p", "--pid"),
+    **dict.fromkeys(("nice", "ionice", "nohup", "numactl", "stdbuf", "hwloc-bind", *CHANGE_USER), ()),
 }
+# Behind them our shims are out of reach: another user may not read our folder, another root has no such folder.
+_HIDE_SHIMS = frozenset((*CHANGE_USER, "runuser", "su", "sudo", "doas", "chroot"))
 _INITS = ("tini", "dumb-init", "catatonit")
 _WRAPPER = re.compile(
-    "|".join((*_BECOME_THE_COMMAND, *_INITS)) + "|uvx?|poetry|pipenv|pdm|pixi|hatch|rye|conda|(?:micro)?mamba|"
-    "setsid|timeout|catchsegv|xvfb-run|nsys|ncu|rocprof|py-spy|strace|ltrace|unshare|gosu"
+    "|".join((*_BECOME_THE_COMMAND, *_INITS, *sorted(_HIDE_SHIMS)))
+    + "|uvx?|poetry|pipenv|pdm|pixi|hatch|rye|conda|(?:micro)?mamba|"
+    "setsid|timeout|catchsegv|xvfb-run|nsys|ncu|rocprof|py-spy|strace|ltrace|unshare"
 )
 _TAKES_A_VALUE = re.compile(r"--(?:with(?:-\w+)?|extra|group|package|python|name|prefix|unset|chdir)|-[a-zA-Z]")
-_FLAGS = frozenset({"numactl -l", "taskset -a", "ionice -t", "catatonit -g", "dumb-init -v", "dumb-init -c"})
-_FLAGS |= {f"tini -{letter}" for letter in "sgvw"}  # letters that take no value
+_LETTERS = (  # that take no value
+    "numactl l, taskset a, ionice t, catatonit g, dumb-init vc, tini sgvw, env i0v, timeout v, chpst vVP, "
+    "unshare muinpUCTrcf, sudo EHnisSbkP"
+)
+_FLAGS = frozenset("bBdEiIOPqRsSuvx")
+_FLAGS_WITH_VALUE = frozenset("WX")
+_PLAIN_THEN_M = re.compile(r"-[bBdEiIOPqRsSuvx]+m")
+_TORCHRUN = "torch.distributed.run"
+_DEEPSPEED = ("deepspeed", "deepspeed.launcher.runner")
+
+
+class CommandKind(str, Enum):
+    """What kind of program a command starts."""
+
+    SCRIPT = "script"
+    MODULE = "module"
+    TORCHRUN = "torchrun"
+    FRONT_END = "front end"
+    PROGRAM = "program"
+
+
+class Command(Struct, frozen=True, kw_only=True):
+    """The command as typed, and its parts."""
+
+    argv: tuple[str, ...]
+    kind: CommandKind
+    python: tuple[str, ...] = ()  # the interpreter and its own flags, when typed
+    program: tuple[str, ...] = ()  # script or module name, and its arguments
+    torchrun: TorchrunCommand | None = None
+    is_deepspeed: bool = False  # torchrun's options were typed as those of `deepspeed`
+    front_end: str = ""  # such as `accelerate launch`, which calls torch.distributed.run itself
+    shell: str | None = None  # the script that a shell runs; "": none; None: there is no shell
+
+    @property
+    def is_worker(self) -> bool:
+        """Whether it is a Python program that an engine may start as a worker; a launcher of its own is none."""
+        return self.kind is CommandKind.SCRIPT or (
+            self.kind is CommandKind.MODULE and self.program[0] not in MODULES
+        )
+
+    @property
+    def reads_stdin(self) -> bool:
+        """Whether it is a Python that reads its program from standard input."""
+        if self.kind is not CommandKind.PROGRAM or not _PYTHON.fullmatch(_base(self.argv[0])):
+            return False
+        at = _end_of_flags(self.argv)
+        return at is not None and self.argv[at : at + 1] in ((), ("-",))
+
+
+def parse_command(argv: Sequence[str]) -> Command:
+    """Recognise `train.py …`, `-m pkg.mod …`, `python …`, `torchrun …`, `accelerate launch …`, or any program.
+
+    Raises:
+        UsageError: missing command, or torchrun's options do not parse.
+    """
+    words = tuple(argv)
+    if not words or not words[0]:
+        raise UsageError(
+            "missing command; write it after --, as in: -- python train.py --lr 1e-3 "
+            "(in a manifest: the container's args)"
+        )
+    if words[0].startswith("-m") and words[0] != "-m":  # python takes -mpkg.mod for -m pkg.mod
+        words = ("-m", words[0][2:], *words[1:])
+    name = _base(words[0])
+    if words[0] == "-m" and len(words) > 1:
+        return _module(words, (), words[1:])
+    if words[0].startswith("-"):
+        variable = PREFIX + words[0].partition("=")[0].lstrip("-").replace("-", "_").upper()
+        ours = f"; an option of the launcher goes before --, or into {variable}" if words[0][:2] == "--" else ""
+        raise UsageError(f"the command starts with {words[0]!r}; name a program, or -m and a Python module{ours}")
+    if name == "torchrun" and not _asks(words):
+        return Command(argv=words, kind=CommandKind.TORCHRUN, torchrun=split_command(words[1:]))
+    if name == _DEEPSPEED[0]:
+        return _deepspeed(words, (), words[1:])
+    if _PYTHON.fullmatch(name):
+        return _python_command(words)
+    if name.endswith(".py"):
+        return Command(argv=words, kind=CommandKind.SCRIPT, program=words)
+    front_end = _front_end(words)
+    if front_end:
+        return Command(argv=words, kind=CommandKind.FRONT_END, front_end=front_end)
+    return Command(argv=words, kind=CommandKind.PROGRAM, program=words)
+
+
+def _python_command(words: tuple[str, ...]) -> Command:
+    """`python [flags] script.py …` or `python [flags] -m module …`; anything else is just a program."""
+    at = _end_of_flags(words)
+    if at is None:
+        return Command(argv=words, kind=CommandKind.PROGRAM, program=words)
+    python, rest = words[:at], words[at:]
+    if rest and _PLAIN_THEN_M.fullmatch(rest[0]):
+        python, rest = (*python, rest[0][:-1]), ("-m", *rest[1:])  # python -um module
+    if rest[:1] == ("-m",) and len(rest) > 1:
+        return _module(words, python, rest[1:])
+    if rest and rest[0] not in ("-m", "-c", "-"):
+        return Command(argv=words, kind=CommandKind.SCRIPT, python=python, program=rest)
+    return Command(argv=words, kind=CommandKind.PROGRAM, program=words)
+
+
+def _module(words: tuple[str, ...], python: tuple[str, ...], program: tuple[str, ...]) -> Command:
+    """`[python] -m module …`, which may be torchrun, deepspeed or a front end."""
+    if program[0] == _TORCHRUN and not _asks(program):
+        return Command(argv=words, kind=CommandKind.TORCHRUN, python=python, torchrun=split_command(program[1:]))
+    if program[0] == _DEEPSPEED[1]:
+        return _deepspeed(words, python, program[1:])
+    front_end = _front_end(program)
+    if front_end and "." in program[0]:
+        return Command(argv=words, kind=CommandKind.FRONT_END, python=python, front_end=front_end)
+    return Command(argv=words, kind=CommandKind.MODULE, python=python, program=program)
+
+
+def _deepspeed(words: tuple[str, ...], python: tuple[str, ...], typed: tuple[str, ...]) -> Command:
+    """`deepspeed …` as torchrun; where an option has no equivalent, it is a program like any other."""
+    torchrun = deepspeed_as_torchrun(typed)
+    if torchrun is not None:
+        return Command(argv=words, kind=CommandKind.TORCHRUN, python=python, torchrun=torchrun, is_deepspeed=True)
+    if python or words[0] == "-m":
+        return Command(argv=words, kind=CommandKind.MODULE, python=python, program=(_DEEPSPEED[1], *typed))
+    return Command(argv=words, kind=CommandKind.PROGRAM, program=words)
+
+
+def _end_of_flags(words: tuple[str, ...]) -> int | None:
+    """Where Python's own options end: at -m, - or the script; None when they are of a kind that we leave alone."""
+    at = 1
+    while (
+        at < len(words)
+        and words[at].startswith("-")
+        and words[at] not in ("-", "-m")
+        and not _PLAIN_THEN_M.fullmatch(words[at])
+    ):
+        letters = words[at][1:]
+        values = [place for place, letter in enumerate(letters) if letter in _FLAGS_WITH_VALUE]
+        plain = letters[: values[0]] if values else letters
+        if not letters or not set(plain) <= _PLAIN_FLAGS:
+            return None  # -c, --version, -mmodule …
+        at += 2 if values and values[0] == len(letters) - 1 else 1
+    return at
+
+
+# -- programs that start a job's workers themselves --------------------------------------------
+
+
+SHIMS = (
+    *("torchrun", "mpirun", "mpiexec", "horovodrun", "deepspeed"),
+    *("accelerate", "accelerate-launch", "fabric", "tune", "trl"),
+)
+# Front ends by name or module, with the words of which one has to follow; they call torch.distributed.run in
+# their own process, or start the script as a child. "": any word.
+_FRONT_ENDS = {
+    **dict.fromkeys(("accelerate", "accelerate.commands.accelerate_cli"), "launch"),
+    **dict.fromkeys(("accelerate-launch", "accelerate.commands.launch"), ""),
+    **dict.fromkeys(
+        ("fabric", "lightning.fabric.cli", "lightning_fabric.cli", "tune", "torchtune._cli.tune"), "run"
+    ),
+    "trl": "sft dpo grpo kto reward rloo",
+}
+_TUNE = ("tune", "torchtune._cli.tune")
+_HELP = ("", "-h", "--help")
+# Other launchers, likewise.
+_LAUNCHERS = {
+    **dict.fromkeys(("torchrun", "deepspeed", "composer", "dlrover-run", "ft_launcher", OURS), ""),
+    **dict.fromkeys(("hyperpodrun", "mpirun", "mpiexec", "mpiexec.hydra", "horovodrun"), ""),
+    **dict.fromkeys(("colossalai", "lightning"), "run"),
+    **{name: following for name, following in _FRONT_ENDS.items() if "." not in name},
+}
+MODULES = frozenset(
+    {
+        *(_TORCHRUN, "torch.distributed.launch", "paddle.distributed.launch", _DEEPSPEED[1]),
+        *(name for name in _FRONT_ENDS if "." in name),
+    }
+)
+# They start torchrun or accelerate as a child, which finds the shim in its place.
+_STARTS_LAUNCHERS = frozenset(("axolotl", "llamafactory-cli", "swift", "xtuner"))
+# Their nodes meet as the PET_* variables say, with torchrun's own parser.
+_TORCHRUN_NAMES = frozenset({"torchrun", _TORCHRUN})
+_LIKE_TORCHRUN = frozenset({"torch.distributed.launch", "dlrover-run", "ft_launcher", "hyperpodrun"})
+MPI = frozenset({"mpirun", "mpiexec", "mpiexec.hydra", "horovodrun"})
+
+
+def _front_end(words: tuple[str, ...]) -> str:
+    """The front end that a command or a module with its arguments is; "": none."""
+    name, following, option = (_base(words[0]), *words[1:3], "", "")[:3]
+    needed = _FRONT_ENDS.get(name)
+    if needed is None or (needed and following not in needed.split()):
+        return ""
+    if name in _TUNE and (option in _HELP or not option.startswith("-")):
+        return ""  # without an option of torchrun it runs the recipe in its own process
+    return f"{name} {following}" if needed else name
+
+
+class Launcher(Struct, frozen=True):
+    """A program that starts workers, as it was typed."""
+
+    name: str  # such as torchrun, accelerate launch
+    words: tuple[str, ...]  # itself and what follows
+    is_inside: bool = False  # behind a wrapper or in a shell's text, where our own parsers do not look
+    is_hidden: bool = False  # behind a program that hides our shims from it, such as one that changes the user
+
+    @property
+    def is_torchrun(self) -> bool:
+        """Whether trainer-launch takes this command over with its options."""
+        return self.name in _TORCHRUN_NAMES
+
+    @property
+    def is_shim(self) -> bool:
+        """Whether a shim of this name would be found in its place."""
+        return self.words[0] in SHIMS and not self.is_hidden
+
+    @property
+    def is_mpi(self) -> bool:
+        """Whether it starts the ranks of MPI or Horovod."""
+        return self.name in MPI
+
+    @property
+    def nodes_meet(self) -> bool:
+        """Whether its nodes find each other by the platform's variables."""
+        return self.is_torchrun or self.is_mpi or self.name in _LIKE_TORCHRUN
+
+    @property
+    def script(self) -> str:
+        """The training program it is to start, as our own command line begins with it."""
+        for at, word in enumerate(self.words[1:], 1):
+            if word in ("-m", "--module") and at + 1 < len(self.words) and self.words[at + 1] not in MODULES:
+                return f"-m {self.words[at + 1]}"
+            if word.endswith(".py"):
+                return word
+        return "SCRIPT.py"
+
+
+def launcher_in(argv: Sequence[str], *, is_inside: bool = False, is_hidden: bool = False) -> Launcher | None:
+    """The launcher in a command, if it is recognised; one of ours is found before all others."""
+    words = _without_assignments(tuple(argv))
+    while (name := _named(words)) is None and (behind := _behind(words)) is not None:
+        is_hidden |= _base(words[0]) in _HIDE_SHIMS
+        words, is_inside = behind, True
+    if name is not None:
+        return Launcher(name, words, is_inside, is_hidden)
+    is_hidden |= bool(words) and _base(words[0]) in _HIDE_SHIMS
+    parts = _COMMANDS.split(_shells_text(words) or "")
+    launchers = [launcher_in(part.split(), is_inside=True, is_hidden=is_hidden) for part in parts if part.strip()]
+    return min(filter(None, launchers), key=lambda launcher: launcher.name != OURS, default=None)
+
+
+def launcher_of(command: Command) -> Launcher | None:
+    """The launcher in a command, or in the script that its shell runs."""
+    launcher = launcher_in(command.argv)
+    return launcher_in(("sh", "-c", command.shell)) if launcher is None and command.shell else launcher
+
+
+def starts_launchers(command: Command) -> bool:
+    """Whether a command is a shell, a wrapper or a program that may start a launcher, whose shim it would find."""
+    if command.kind is not CommandKind.PROGRAM or _base(command.argv[0]) in _HIDE_SHIMS:
+        return False
+    launcher = launcher_in(command.argv)
+    is_inside = launcher is not None and launcher.is_inside and not launcher.is_hidden
+    return is_inside or command.shell is not None or is_starter(command.argv)
+
+
+def is_starter(argv: Sequence[str]) -> bool:
+    """Whether a program starts torchrun or accelerate as a child: it is made for that, or it is told to."""
+    is_told = launcher_in(argv) is None and any(word in SHIMS for word in argv[1:])
+    return is_told or _base(argv[0]) in _STARTS_LAUNCHERS
+
+
+def through_shims(argv: tuple[str, ...], shims: str) -> tuple[str, ...]:
+    """The command where a wrapper or a login shell would put another folder before the shims in PATH."""
+    launcher = launcher_in(argv)
+    at = 0 if launcher is None else len(argv) - len(launcher.words)
+    if launcher is not None and at and argv[at:] == launcher.words and launcher.is_shim:
+        return (*argv[:at], f"{shims}/{argv[at]}", *argv[at + 1 :])
+    for shell, word in enumerate(argv):
+        text = _shells_text(argv[shell:]) if is_shell(word) else None
+        if text is not None:
+            at = argv.index(text, shell)
+            is_login = any(_LOGIN.fullmatch(option) for option in argv[shell:at])
+            return (*argv[:at], f"PATH={shlex.quote(shims)}:$PATH; {text}", *argv[at + 1 :]) if is_login else argv
+    return argv
+
+
+def _asks(words: tuple[str, ...]) -> bool:
+    """Whether a program is only asked about itself."""
+    return len(words) > 1 and words[1] in QUESTIONS
+
+
+def _named(words: tuple[str, ...]) -> str | None:
+    """The launcher that these words begin with."""
+    name, following = _base(words[0]) if words else "", words[1] if len(words) > 1 else ""
+    if _asks(words):
+        return None
+    if name in _LAUNCHERS:
+        needed = _LAUNCHERS[name]
+        return name if not needed else f"{name} {following}" if following in needed.split() else None
+    if _ANY_PYTHON.fullmatch(name):
+        words = tuple(itertools.dropwhile(lambda word: word[0:1] == "-" and word != "-m", words[1:]))
+    return words[1] if words[:1] == ("-m",) and words[1:2] and words[1] in MODULES else None
+
+
+# -- what stands in front of a command ---------------------------------------------------------
+
+
+_SHELL = re.compile(r"(?:ba|da|z|a|k|)sh")
+_SHELLS_TEXT = re.compile(r"-[a-zA-Z]*c")
+_LOGIN = re.compile(r"-[a-zA-Z]*[li][a-zA-Z]*|--login")  # its profile may set PATH anew
+_COMMANDS = re.compile(r"[;&|\n({]+")  # what stands between two commands of a shell
+_SHELLS_OWN = re.compile(r"""[$`&|;<>(){}*?~#!\n\\[\]]""")  # what only a shell understands, apart from quotes
+_KEYWORDS = frozenset({"if", "for", "while", "case", "until", "cd", "export", "source", ".", "set", "eval", "time"})
+_ASSIGNMENT = re.compile(r"[A-Za-z_]\w*=.*", re.DOTALL)
+_BEFORE_A_COMMAND = frozenset({"exec", "then", "do", "else", "!", "time", "command"})
+CHANGE_USER = ("setpriv", "gosu", "su-exec", "setuidgid", "s6-setuidgid", "chpst")  # and become the command
+# Programs that become the command, and options with which they do not, or take the platform's variables away.
+_BECOME_THE_COMMAND = {
+    "env": ("-i", "-S", "--split-string", "--ignore-environment", "-"),
+    "taskset": ("-p", "--pid"),
+    "chrt": ("-p", "--pid"),
+    "prlimit": ("-p", "--pid"),
+    **dict.fromkeys(("nice", "ionice", "nohup", "numactl", "stdbuf", "hwloc-bind", *CHANGE_USER), ()),
+}
+# Behind them our shims are out of reach: another user may not read our folder, another root has no such folder.
+_HIDE_SHIMS = frozenset((*CHANGE_USER, "runuser", "su", "sudo", "doas", "chroot"))
+_INITS = ("tini", "dumb-init", "catatonit")
+_WRAPPER = re.compile(
+    "|".join((*_BECOME_THE_COMMAND, *_INITS, *sorted(_HIDE_SHIMS)))
+    + "|uvx?|poetry|pipenv|pdm|pixi|hatch|rye|conda|(?:micro)?mamba|"
+    "setsid|timeout|catchsegv|xvfb-run|nsys|ncu|rocprof|py-spy|strace|ltrace|unshare"
+)
+_TAKES_A_VALUE = re.compile(r"--(?:with(?:-\w+)?|extra|group|package|python|name|prefix|unset|chdir)|-[a-zA-Z]")
+_LETTERS = {  # that take no value
+    **{"numactl": "l", "taskset": "a", "ionice": "t", "catatonit": "g", "dumb-init": "vc", "tini": "sgvw"},
+    **dict(env="i0v", timeout="v", unshare="muinpUCTrcf", sudo="EHnisSbkP", chpst="vVP"),
+}
+_FLAGS = frozenset(
+    f"{wrapper} -{letter}" for wrapper, letters in map(str.split, _LETTERS.split(", ")) for letter in letters
+)
 
 
 class Seen(NamedTuple):
@@ -349,7 +699,7 @@ class Seen(NamedTuple):
 def see_through(argv: Sequence[str]) -> Seen:
     """Take off what can be taken off safely; the command as it is where nothing can."""
     prefix: tuple[str, ...] = ()
-    command = tuple(argv)
+    command, changes_user = tuple(argv), False
     while command:
         name, inner = _base(command[0]), None
         if is_shell(name):
@@ -361,8 +711,9 @@ def see_through(argv: Sequence[str]) -> Seen:
             break
         if name in _BECOME_THE_COMMAND:
             prefix += command[: len(command) - len(inner)]
+            changes_user |= name in CHANGE_USER
         command = inner
-    if not command or not (_trains(command[0]) or launcher_in(command)):
+    if not command or not (_trains(command[0]) or launcher_in(command) or changes_user):
         return Seen((), tuple(argv))
     return Seen(prefix, command)
 
@@ -410,12 +761,12 @@ def _only_command(words: tuple[str, ...]) -> tuple[str, ...] | None:
 
 
 def _shells_text(argv: Sequence[str]) -> str | None:
-    """The commands in `bash -c "…"`."""
-    if argv and is_shell(argv[0]):
+    """The commands in `bash -c "…"` or `su USER -c "…"`."""
+    if argv and (is_shell(argv[0]) or _base(argv[0]) in ("su", "runuser")):
         for option, text in itertools.pairwise(argv[1:]):
             if _SHELLS_TEXT.fullmatch(option):
                 return text
-            if not option.startswith("-"):
+            if not option.startswith("-") and is_shell(argv[0]):
                 break
     return None
 

@@ -19,7 +19,7 @@ from msgspec.structs import replace
 
 from trainer_launch.contracts import read_job
 from trainer_launch.contracts.source import MAX_FILE_BYTES, Pod
-from trainer_launch.host import network
+from trainer_launch.host import executables, network
 from trainer_launch.host.files import JOB_SECRET, LiveFiles
 from trainer_launch.host.machine import probe
 from trainer_launch.model import Fact, Host, Job, Origin
@@ -258,7 +258,11 @@ def is_our_python(word: str, path: str | None) -> bool:
 
 
 def _check_executable(name: str, path: str | None) -> None:
-    if shutil.which(name, path=path) is not None:
+    found = shutil.which(name, path=path)
+    obstacle = executables.obstacle(found or name, path)
+    if obstacle is not None and (found is not None or "/" in name):
+        raise NotRunnableError(f"{found or name!r} cannot be executed: {obstacle}", found=True)
+    if found is not None:
         return
     if "/" not in name:
         here = f"the working directory has it: write ./{name}" if os.path.isfile(name) else ""

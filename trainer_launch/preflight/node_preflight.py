@@ -36,6 +36,7 @@ from trainer_launch.preflight.check import states as check_states
 from trainer_launch.preflight.cluster import node_facts, participation, present_nodes
 from trainer_launch.preflight.cluster.nodes import PairTests
 from trainer_launch.preflight.report_formats import ReportPlace
+from trainer_launch.supervisor.inherited import stays_ignored
 
 LOUD = (Status.FAIL, Status.WARN)
 _UNDO_S = 5.0
@@ -207,7 +208,8 @@ class PreflightProgress:
         self._write_message = write_message
         self._began_s = time.monotonic()
         for number in STOP_SIGNALS:
-            signal.signal(number, self._stop)
+            if not stays_ignored(number):
+                signal.signal(number, self._stop)
 
     def steps(self) -> list[tuple[str, str, str]]:
         """For a terminal: checks that found something or still run, how many others have ended, and the wait."""
