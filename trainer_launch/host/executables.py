@@ -1,4 +1,4 @@
-"""Why the kernel does not execute a file: its first line, its interpreter, its format, its mount. Nothing is run."""
+"""Why the kernel does not execute a file: its first line, interpreter, format or mount. Nothing is run."""
 
 from __future__ import annotations
 

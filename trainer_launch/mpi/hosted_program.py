@@ -27,10 +27,12 @@ _KEPT_LINES = 60
 _RULER = "----"  # around mpirun's own messages
 _STDOUT, _STDERR = 1, 2
 _LINE_BYTES = 4096
-# Of each resource manager what shows a job of its own, its list of hosts where it has one, and its starter of ranks.
-_MANAGERS = {
-    **dict.fromkeys(("SLURM_JOB_ID", "SLURM_JOBID", "SLURM_NODELIST", "SLURM_JOB_NODELIST"), "srun"),
-    **{"PBS_NODEFILE": "pbsdsh", "PE_HOSTFILE": "qrsh", "LSB_MCPU_HOSTS": "blaunch", "COBALT_NODEFILE": "aprun"},
+# What shows a job of a resource manager, such as its list of hosts, and the program with which it starts ranks.
+_MANAGERS = dict.fromkeys(("SLURM_JOB_ID", "SLURM_JOBID", "SLURM_NODELIST", "SLURM_JOB_NODELIST"), "srun") | {
+    "PBS_NODEFILE": "pbsdsh",
+    "PE_HOSTFILE": "qrsh",
+    "LSB_MCPU_HOSTS": "blaunch",
+    "COBALT_NODEFILE": "aprun",
 }
 
 
