@@ -114,7 +114,7 @@ def test_what_mpirun_refuses_itself_is_misconfigured_and_not_tried_again(
     job = MpiRun(tmp_path, "a b", *[Life(Program(ends_s=0.1, code=1), text)] * 4)
     failure = failure_of(job.run())
     assert len(job.starts) == 1
-    assert (failure.reason, failure.exit_code, failure.restart_helps) == ("Misconfigured", 1, False)
+    assert (failure.reason, failure.exit_code, failure.restart_helps) == ("Misconfigured", 2, False)
     assert words in failure.message
     assert "--oversubscribe" in (failure.hint or "")
 

@@ -283,7 +283,7 @@ SYMPTOMS = (
         "Misconfigured",
         MPIRUN_REFUSES,
         code=exit_codes.MISCONFIGURED,  # its own may ask a controller for a restart: 213, 255
-        what="because mpirun rejected what it was asked to start",
+        what="because mpirun refuses what it was asked to start",
         hint="correct its options; where ranks are more than slots, lower -np, raise slots=N of the hosts, or add "
         "--oversubscribe; where CPUs to bind to are missing, add --bind-to none",
         **_FINAL,
