@@ -119,7 +119,7 @@ def test_a_pod_that_was_stopped_is_named_too():
 
 
 def test_a_refusal_has_the_same_first_line():
-    words = "reason=NotStarted host=pod-0 exit=2 retryable=false | no way\n"
+    words = "reason=Misconfigured host=pod-0 exit=2 retryable=false | no way\n"
     assert outcome.refusal("no\nway", 2, "pod-0") == words
     assert len(outcome.refusal("ä" * 9000, 2, "pod-0").encode()) <= 4096
 

@@ -34,7 +34,7 @@ def obstacle(path: str, search: str | None) -> str | None:
     if start.startswith(_BOM + b"#!"):
         return "a byte-order mark stands before its #!; save it as UTF-8 without one"
     if "\r" in program + name:
-        return f"its lines end as on Windows, and no interpreter is called {line}; write: sed -i 's/\\r$//' {path}"
+        return f"its lines end as on Windows (CRLF), also the first: {line}; write: sed -i 's/\\r$//' {path}"
     if first and not os.path.exists(program):
         return f"its interpreter does not exist: {line}; install it in the image, or correct the line"
     if name and shutil.which(name, path=search) is None:

@@ -134,19 +134,16 @@ class HostedProgram(ABC):
         fills_slots = not has_own and mpi_options.fills_slots(self.typed, self._process.env)
         return mpirun_messages.located(end, members) if fills_slots else end
 
-    def room(self, message: str, members: Sequence[Member]) -> str:
-        """What a refusal does not tell: how many slots there are, and why a program of this host cannot be run."""
-        if "not enough slots" in message:
-            slots, here = mpirun_command.total(members), self._access.spec.task.host.cpus
-            has = (
-                f"{here.affinity} CPUs and no list of hosts"
-                if not members
-                else f"{slots or 'an unknown number of'} slots"
-            )
-            return f" ({counted(len(members) or 1, 'host')} with {has})"
+    def explained(self, refusal: str, members: Sequence[Member]) -> str:
+        """A refusal of mpirun's own, with the number of slots, or why this host cannot run the program."""
+        if "not enough slots" in refusal:
+            slots, cpus = mpirun_command.total(members), self._access.spec.task.host.cpus.affinity
+            room = f"{slots or 'an unknown number of'} slots" if members else f"{cpus} CPUs, as there is no list"
+            return f"{refusal} ({counted(len(members) or 1, 'host')} with {room})"
         path, word = self._process.env.get("PATH"), self.typed.program[0]
-        why = executables.obstacle(shutil.which(word, path=path) or word, path)
-        return f" ({why})" if why and word in message else ""
+        file = shutil.which(word, path=path) or word
+        why = executables.obstacle(file, path) or (executables.of_format(file) if "format error" in refusal else "")
+        return f"mpirun cannot run {word!r}: {why}" if why and word in refusal else refusal
 
     @abstractmethod
     def _hear(self, text: str, stream: int) -> None:

@@ -440,8 +440,9 @@ class MpiJob(RunLoop):
         end = mpirun_messages.first_failure(end)
         death, is_early = mpirun_messages.death_of(end, self._starts), lasted_s < timeouts.START_S
         if end.said.rank is None and death.message:
-            death = replace(death, message=death.message + self._program.room(death.message, self._running))
-        death = failure.with_symptom(death, Evidence(last_lines=end.lines))
+            death = replace(death, message=self._program.explained(death.message, self._running))
+        started = self._program.typed.program if is_early else ()
+        death = failure.with_symptom(death, Evidence(last_lines=end.lines), started=started)
         why = retry_policy.why_not_again(death, self._before, is_early=is_early)
         self._before = death if is_early else None
         self._on_failure(death, why, now_s)

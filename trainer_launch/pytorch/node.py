@@ -143,6 +143,7 @@ class TorchNode(RunLoop):
         self._unstartable: Death | None = None  # why no worker can be started; looked at only by the next start
         self._was_prepared = not self._workers.forks  # workers could be started, which the coordinator knows
         self._starts = 0  # generations whose workers were started
+        self._started_s = 0.0  # when the last ones were
 
     def run(self) -> Outcome:
         """Run workers until the job is over for this node, and say how it ended."""
@@ -374,6 +375,7 @@ class TorchNode(RunLoop):
             at_most = self._membership.max_restarts
             self._observer.tell("restarting", restart=self._starts, restarts_at_most=at_most)
         self.phase, self._ending, self._starts = NodePhase.RUNNING, Ending(), self._starts + 1
+        self._started_s = now_s
         try:
             unstarted = self._starter.start(specs, group.places)
         except (NodeError, OSError) as problem:
@@ -402,7 +404,9 @@ class TorchNode(RunLoop):
         death = worker_ends.with_last_words(death, self._system.last_lines(name))
         if death.exit_code != 0 and self._stop_signal is None:
             evidence = Evidence(last_lines=self._system.last_lines(name))
-            death = failure.with_symptom(death, evidence, None if self._go is None else self._go.port)
+            is_early = death.at_s < self._started_s + timeouts.START_S
+            started = self._workers.argv if is_early else ()
+            death = failure.with_symptom(death, evidence, None if self._go is None else self._go.port, started)
         return death
 
     def _with_error(self, death: Death, path: str | None, *, was_ended: bool) -> Death:

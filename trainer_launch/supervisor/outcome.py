@@ -67,7 +67,9 @@ def summary(outcome: Outcome) -> str:
 
 def refusal(message: str, code: int, host: str) -> str:
     """Return the termination message of a run that could not begin."""
-    line = " ".join(["reason=NotStarted", f"host={host}", f"exit={code}", *_retryable(exit_codes.retryable(code))])
+    reason = "NotRunnable" if exit_codes.cannot_run(code) else "NotStarted"
+    reason = "Misconfigured" if code == exit_codes.MISCONFIGURED else reason
+    line = " ".join([f"reason={reason}", f"host={host}", f"exit={code}", *_retryable(exit_codes.retryable(code))])
     return _cut(f"{line} | {_one_line(message)}\n", TERMINATION_MESSAGE_BYTES)
 
 

@@ -133,7 +133,8 @@ def sentence(it: Worker, code: int) -> str:
     lines = [line for line in it.log().splitlines() if "error:" in line]
     assert len(lines) == 1, it.log()
     assert "Traceback" not in it.log()
-    assert it.last_words().startswith(f"reason=NotStarted host={os.uname().nodename} exit={code} ")
+    reason = "Misconfigured" if code == 2 else "NotStarted"
+    assert it.last_words().startswith(f"reason={reason} host={os.uname().nodename} exit={code} ")
     return lines[0]
 
 
