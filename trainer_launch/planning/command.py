@@ -322,7 +322,8 @@ def _named(words: tuple[str, ...]) -> str | None:
         return name if not needed else f"{name} {following}" if following in needed.split() else None
     if _ANY_PYTHON.fullmatch(name):
         words = tuple(itertools.dropwhile(lambda word: word[0:1] == "-" and word != "-m", words[1:]))
-    return words[1] if words[:1] == ("-m",) and words[1:2] and words[1] in MODULES else None
+    is_module = words[:1] == ("-m",) and len(words) > 1 and words[1] in MODULES and not _asks(words[1:])
+    return words[1] if is_module else None
 
 
 # -- what stands in front of a command ---------------------------------------------------------
@@ -459,6 +460,28 @@ def _without_assignments(words: tuple[str, ...]) -> tuple[str, ...]:
 
 def _base(word: str) -> str:
     return word.rpartition("/")[2]
+
+
+# -- references that nobody has expanded -----------------------------------------------------------
+
+
+# Kubernetes', and a shell's; torchrun itself replaces its own.
+_REFERENCE = re.compile(r"(?<!\$)\$(?:\(([A-Za-z_][\w.-]*)\)|\{(\w+)\}|([A-Za-z_]\w*))")
+
+
+def unexpanded(argv: Sequence[str], env: Mapping[str, str]) -> str | None:
+    """A warning about an argument that refers to a variable; None: none does, or a shell reads them."""
+    if any(is_shell(word) for word in argv):
+        return None
+    for word in argv[1:]:
+        match = _REFERENCE.search(word)
+        name = match[match.lastindex or 0] if match else ""
+        start = f"nobody has replaced {match[0] if match else ''} in the argument {word[:60]!r}"
+        if match and match[1]:
+            return f"{start}: Kubernetes does so where the container's env defines {name}; define it there"
+        if match and name in env:
+            return f"{start}: no shell reads the command; in a manifest write $({name}), or run it with bash -c"
+    return None
 
 
 # -- seconds from SIGTERM to SIGKILL -----------------------------------------------------------

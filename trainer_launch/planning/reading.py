@@ -34,6 +34,7 @@ from trainer_launch.planning.command import (
     runs_one_program,
     see_through,
     starts_launchers,
+    unexpanded,
 )
 from trainer_launch.planning.job import overlay, with_minimum, with_spares
 from trainer_launch.planning.task import grace, ports_of
@@ -110,8 +111,8 @@ def _job(pod: Pod, settings: Settings, command: Command | None) -> Job:
     job = overlay(job, job_options(settings), Origin.FLAG)
     job = with_minimum(with_spares(job, settings.spares, platform.nodes), settings.min_nodes)
     job = _with_secret(job, pod, settings.secret_file)
-    _, warning = grace(settings, command, pod.env)
-    return replace(job, warnings=(*job.warnings, warning)) if warning else job
+    odd = (grace(settings, command, pod.env)[1], unexpanded(pod.command, pod.env))
+    return replace(job, warnings=(*job.warnings, *filter(None, odd)))
 
 
 def _with_secret(job: Job, pod: Pod, given: str | None) -> Job:
