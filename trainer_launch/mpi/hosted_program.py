@@ -43,6 +43,7 @@ class HostedProgram(ABC):
     hands_signals_on = True  # to its ranks
     leaves_ranks = False  # on hosts, when it fails
     ends_itself = False  # when it has lost a host
+    is_hydras = False  # whether it is one of MPICH or Intel MPI
     first_hosts: int | None = None  # with which it may start; None: as at later starts
     least_hosts: int | None = None  # with which it may start again; None: all
 
@@ -128,22 +129,25 @@ class HostedProgram(ABC):
     def end(self, death: Death, members: Sequence[Member]) -> MpirunEnd:
         """How it ended on these hosts, with what it has said."""
         with self._lock:
-            end = MpirunEnd(death, self._said, tuple(self._last_lines())[-_KEPT_LINES:])
+            end = MpirunEnd(death, self._said, tuple(self._last_lines())[-_KEPT_LINES:], self.is_hydras)
         # Open MPI 4 gives ranks of this host the first numbers, wherever the list has it.
         has_own = any(self._access.is_own(member.host) for member in members)
         fills_slots = not has_own and mpi_options.fills_slots(self.typed, self._process.env)
         return mpirun_messages.located(end, members) if fills_slots else end
 
     def explained(self, refusal: str, members: Sequence[Member]) -> str:
-        """A refusal of mpirun's own, with the number of slots, or why this host cannot run the program."""
+        """A refusal of mpirun's own, with numbers and an option, or why this host cannot run the program."""
         if "not enough slots" in refusal:
             slots, cpus = mpirun_command.total(members), self._access.spec.task.host.cpus.affinity
             room = f"{slots or 'an unknown number of'} slots" if members else f"{cpus} CPUs, as there is no list"
-            return f"{refusal} ({counted(len(members) or 1, 'host')} with {room})"
+            where = counted(len(members) or 1, "host")
+            refusal = f"{refusal} ({where} with {room}); lower -np, raise slots=N, or add --oversubscribe"
+        elif " bind" in refusal:
+            refusal += "; lower -np, or add --bind-to none"
         path, word = self._process.env.get("PATH"), self.typed.program[0]
         file = shutil.which(word, path=path) or word
         why = executables.obstacle(file, path) or (executables.of_format(file) if "format error" in refusal else "")
-        return f"mpirun cannot run {word!r}: {why}" if why and word in refusal else refusal
+        return f"mpirun cannot run {word!r}: {why}" if why and word in refusal else f"mpirun: {refusal}"
 
     @abstractmethod
     def _hear(self, text: str, stream: int) -> None:
@@ -161,7 +165,7 @@ class Mpirun(HostedProgram):
         self, process: Process, typed: Typed, access: HostAccess, dialect: Dialect, wake: Callable[[], object]
     ) -> None:
         self._dialect = dialect
-        self.ends_itself = not dialect.is_hydra
+        self.is_hydras, self.ends_itself = dialect.is_hydra, not dialect.is_hydra
         streams = (_STDOUT, _STDERR) if dialect.is_hydra else (_STDERR,)
         super().__init__(process, typed, access, streams=streams, wake=wake)
 

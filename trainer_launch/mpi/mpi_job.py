@@ -439,7 +439,7 @@ class MpiJob(RunLoop):
         """Ranks failed by themselves: this costs the budget, unless a restart will not help."""
         end = mpirun_messages.first_failure(end)
         death, is_early = mpirun_messages.death_of(end, self._starts), lasted_s < timeouts.START_S
-        if end.said.rank is None and death.message:
+        if death.message and death.reason in ("Misconfigured", "NotRunnable"):
             death = replace(death, message=self._program.explained(death.message, self._running))
         started = self._program.typed.program if is_early else ()
         death = failure.with_symptom(death, Evidence(last_lines=end.lines), started=started)

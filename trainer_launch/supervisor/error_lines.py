@@ -158,21 +158,6 @@ _XID = rf"\bXid\b[^\n]{{0,60}}?\b(?:{'|'.join(map(str, DEVICE_XIDS))})\b"  # 13,
 _GLOO = r"(?:gloo/\S*\.cc:\d+\]|\[gloo\]|\b[Gg]loo:)[^\n]{0,400}?"
 _START = rf"\A{_RANK}"
 _CUDA = r"(?:CUDA|HIP)(?: runtime)? error: |Cuda failure (?:\d+ )?'?|ROCm? error: "
-_MPIRUN = r"\b(?:mpirun|mpiexec|prterun|orterun)\S{0,20} "
-# What Open MPI 4 and 5 refuse, and Hydra, which says which of its functions does so.
-MPIRUN_REFUSES = (
-    r"There are not enough slots (?:available in the system|on the nodes)|"
-    rf"{_MPIRUN}Error: (?:unknown option|option \S+ did not have)|option was included on the {_MPIRUN}command line|"
-    r"parameter given to a command line option does not match|No executable was specified on the|"
-    r"The specified .{0,60} is not recognized|"
-    r"(?:unable to open|a parse error in|a bad parameter in) the hostfile|No nodes are available for this job|"
-    r"node not present in the allocation|found no available cpus|that would re(?:sult in|quire) binding|"
-    rf"Your job failed to map|{_MPIRUN}has detected an attempt to run as root|"
-    r"A requested component was not found, or was unable to be opened|"
-    r"\[(?:mpiexec|proxy:\S{1,20})@\S{1,253}\] \w+ \([^)]{1,99}\): (?:[Uu]nrecognized |[Mm]issing |"
-    r"unable to open host file|token .{1,60} not supported|mapping option .{1,60} larger than|"
-    r"unable to find interface)"
-)
 PEER_HINT = (
     "check the other pods (kubectl get pods): find the one that failed first, or why a missing one does not run"
 )
@@ -277,15 +262,6 @@ SYMPTOMS = (
         r"Unable to find address for: |[Nn]o socket interface found",
         what="because GLOO_SOCKET_IFNAME or NCCL_SOCKET_IFNAME names no interface of this node",
         hint="set the exact name of an interface that ip addr shows here; ^ and = are for NCCL's variable only",
-        **_FINAL,
-    ),
-    _cause(
-        "Misconfigured",
-        MPIRUN_REFUSES,
-        code=exit_codes.MISCONFIGURED,  # its own may ask a controller for a restart: 213, 255
-        what="because mpirun refuses what it was asked to start",
-        hint="correct its options; where ranks are more than slots, lower -np, raise slots=N of the hosts, or add "
-        "--oversubscribe; where CPUs to bind to are missing, add --bind-to none",
         **_FINAL,
     ),
     _cause(
