@@ -217,7 +217,7 @@ REFUSALS = (  # what it prints, and what is told of it
     ("A request was made to bind that would require binding\nprocesses to more cpus than are there", "more cpus"),
     ("mpirun has detected an attempt to run as root.", "run as root"),
     (
-        "A requested component was not found, or was unable to be opened\na\nb\nc\nd\ne\nFramework: plm\nComponent: x",
+        "A requested component was not found, or was unable to be opened\na\nb\nc\nd\nFramework: plm\nComponent: x",
         "d Framework: plm Component: x",
     ),
     ("[mpiexec@vm] match_arg (utils/args/args.c:163): unrecognized argument foo\n[mpiexec@vm] main (a): x", "foo"),
