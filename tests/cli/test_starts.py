@@ -244,3 +244,51 @@ def test_where_another_user_may_not_read_the_launcher_the_command_runs_without_a
     done = launch("run", "--", "gosu", "app", "torchrun", "t.py", env=env)
     assert (done.returncode, done.stdout) == (0, "the real one t.py\n"), done.stderr
     assert done.stderr.count("the command runs without the launcher: behind gosu") == 1
+
+
+# -- what the environment and files of other systems hold -----------------------------------------
+
+
+@pytest.mark.parametrize("mpirun", [OPEN_MPI, MPICH, "5"])
+def test_a_value_with_line_breaks_and_a_list_of_hosts_from_windows_hold_no_job_up(
+    tmp_path: Path, mpirun: str
+) -> None:
+    mpirun = open_mpi_5() if mpirun == "5" else mpirun
+    require(shutil.which(mpirun), f"needs {mpirun}")
+    (tmp_path / "hosts").write_bytes(b"localhost:2\r\n" if mpirun == MPICH else b"localhost slots=2\r\n")
+    env = {
+        "NCCL_NOTES": "first\nsecond",
+        "NOTES": "a\r\nb\n",
+        "NCCL_DEBUG": "WARN",
+        "TRAINER_LAUNCH_LOG_LEVEL": "info",
+    }
+    option = "-f" if mpirun == MPICH else "--hostfile"
+    words = ("--", mpirun, option, "hosts", "-np", "2", "sh", "-c", "echo rank $NCCL_DEBUG")
+    code, _, said = last_words(tmp_path, *words, env=env)
+    assert (code, said.count("rank WARN\n")) == (0, 2), said
+
+
+LOADER = """
+import os, subprocess, sys, time
+rank, restart = int(os.environ["RANK"]), os.environ["TORCHELASTIC_RESTART_COUNT"]
+if rank == 1 and restart == "0":
+    read, write = os.pipe()
+    child = subprocess.Popen(  # blocked in a pipe that nobody reads, in a session of its own, deaf to SIGTERM
+        [sys.executable, "-c", f"import os, signal; signal.signal(15, signal.SIG_IGN); "
+         f"open({sys.argv[1]!r}, 'w').write(str(os.getpid())); os.write({write}, bytes(1 << 20))"],
+        pass_fds=[read, write], start_new_session=True,
+    )
+    while not os.path.exists(sys.argv[1]) or not open(sys.argv[1]).read():
+        time.sleep(0.01)
+    os.kill(os.getpid(), 9)
+print("restart", restart, flush=True)
+"""
+
+
+@pytest.mark.torch
+def test_a_loader_that_its_killed_rank_left_blocked_in_a_pipe_is_gone_before_the_restart(tmp_path: Path) -> None:
+    pid = tmp_path / "pid"
+    done = launch("run", "--nproc-per-node", "2", "--grace", "2", "--", script(tmp_path, LOADER), str(pid))
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.count("restart 1") == 2, done.stdout
+    assert not os.path.exists(f"/proc/{pid.read_text()}")
