@@ -153,7 +153,7 @@ def test_a_shell_that_lacks_a_command_at_the_start_is_started_once(tmp_path: Pat
 
 
 LEAKED = {
-    "slurm": {"SLURM_JOB_ID": "1", "SLURM_NNODES": "2", "SLURM_TASKS_PER_NODE": "2(x2)"}
+    "slurm": {"SLURM_JOB_ID": "1", "SLURM_NNODES": "2", "SLURM_JOB_NUM_NODES": "2", "SLURM_TASKS_PER_NODE": "2(x2)"}
     | dict.fromkeys(("SLURM_NODELIST", "SLURM_JOB_NODELIST"), "node[1-2]"),
     "pbs": {"PBS_JOBID": "1.x", "PBS_ENVIRONMENT": "PBS_BATCH", "PBS_NODEFILE": "/var/spool/gone"},
     "lsf": {"LSB_JOBID": "7", "LSB_HOSTS": "node1", "LSB_MCPU_HOSTS": "node1 2"},
