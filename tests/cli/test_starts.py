@@ -13,13 +13,19 @@ from pathlib import Path
 import pytest
 
 from tests.cli.launching import LAUNCHER, clean_env, ended, launch, script
-from tests.conftest import require
+from tests.conftest import quick_first, require
 from tests.mpi.ssh.pods import opened
 from tests.process.world import ROOT
 from tests.waiting import eventually
 
 pytestmark = pytest.mark.process
 OPEN_MPI, MPICH = "mpirun.openmpi", "mpirun.mpich"
+LONG = pytest.mark.long("tests/cli/test_starts.py")
+
+
+def long(*values: object) -> object:
+    """Parameters that `make test` leaves out."""
+    return pytest.param(*values, marks=LONG)
 
 
 def last_words(folder: Path, *words: str, env: Mapping[str, str] | None = None) -> tuple[int, str, str]:
@@ -98,9 +104,9 @@ def open_mpi_5() -> str:
         (MPICH, "--foo -np 2 true", ("unrecognized argument foo",)),
         (MPICH, "-launcher bogus -np 2 true", ("unrecognized launcher: bogus",)),
         (MPICH, "-bind-to bogus -np 2 true", ('unrecognized directive "bogus"',)),
-        ("5", "-np 64 true", ("64 slots that were requested", "--oversubscribe")),
-        ("5", "--foo -np 2 true", ("unrecognized option", "Option: --foo")),
-        ("5", "--bind-to bogus -np 1 true", ("bindto directive is not recognized: Directive: bogus",)),
+        long("5", "-np 64 true", ("64 slots that were requested", "--oversubscribe")),
+        long("5", "--foo -np 2 true", ("unrecognized option", "Option: --foo")),
+        long("5", "--bind-to bogus -np 1 true", ("bindto directive is not recognized: Directive: bogus",)),
     ],
 )
 def test_what_mpirun_itself_refuses_is_misconfigured_and_started_once(
@@ -161,8 +167,8 @@ LEAKED = {
 }
 
 
-@pytest.mark.parametrize("manager", LEAKED)
-@pytest.mark.parametrize("mpirun", [OPEN_MPI, MPICH, "5"])
+@pytest.mark.parametrize("manager", quick_first(LEAKED, 2, LONG))
+@pytest.mark.parametrize("mpirun", [OPEN_MPI, MPICH, long("5")])
 def test_a_resource_manager_that_is_not_here_is_not_asked_for_hosts(
     tmp_path: Path, mpirun: str, manager: str
 ) -> None:
@@ -202,6 +208,15 @@ def test_another_installation_of_mpi_is_named_by_its_variable(tmp_path: Path) ->
     assert "and ended with exit code 1: " in message
     assert message.endswith("unset what names another installation of MPI: OPAL_PREFIX=/opt/other\n")
     assert message.startswith("reason=Misconfigured ")
+
+
+def test_an_mpirun_that_lacks_its_own_files_is_started_once_and_the_variable_is_named(tmp_path: Path) -> None:
+    require(shutil.which(OPEN_MPI), f"needs {OPEN_MPI}")
+    code, message, said = last_words(
+        tmp_path, "--", OPEN_MPI, "-np", "64", "true", env={"OPAL_PKGDATADIR": "/gone"}
+    )
+    assert (code, said.count("started mpirun")) == (2, 1), said
+    assert "installation of MPI: OPAL_PKGDATADIR=/gone" in message
 
 
 def test_a_missing_script_of_ranks_is_quoted(tmp_path: Path) -> None:
@@ -249,7 +264,7 @@ def test_where_another_user_may_not_read_the_launcher_the_command_runs_without_a
 # -- what the environment and files of other systems hold -----------------------------------------
 
 
-@pytest.mark.parametrize("mpirun", [OPEN_MPI, MPICH, "5"])
+@pytest.mark.parametrize("mpirun", [OPEN_MPI, MPICH, long("5")])
 def test_a_value_with_line_breaks_and_a_list_of_hosts_from_windows_hold_no_job_up(
     tmp_path: Path, mpirun: str
 ) -> None:

@@ -217,6 +217,10 @@ REFUSALS = (  # what it prints, and what is told of it
     ("A request was made to bind that would require binding\nprocesses to more cpus than are there", "more cpus"),
     ("mpirun has detected an attempt to run as root.", "run as root"),
     (
+        "Sorry!  You were supposed to get help about:\n    a:b\nBut I couldn't open the help file:\n    /x/h",
+        "file: /x/h",
+    ),
+    (
         "A requested component was not found, or was unable to be opened\na\nb\nc\nd\nFramework: plm\nComponent: x",
         "d Framework: plm Component: x",
     ),

@@ -144,6 +144,8 @@ class HostedProgram(ABC):
             refusal = f"{refusal} ({where} with {room}); lower -np, raise slots=N, or add --oversubscribe"
         elif " bind" in refusal:
             refusal += "; lower -np, or add --bind-to none"
+        elif "help file" in refusal and (names := mpirun_command.installation(self._process.env)):
+            refusal += f"; unset what names another installation of MPI: {', '.join(names)}"
         path, word = self._process.env.get("PATH"), self.typed.program[0]
         file = shutil.which(word, path=path) or word
         why = executables.obstacle(file, path) or (executables.of_format(file) if "format error" in refusal else "")

@@ -101,7 +101,7 @@ _REFUSED = (
     r"(?:unable to open|a parse error in|a bad parameter in) the hostfile|No nodes are available for this job|"
     r"node not present in the allocation|found no available cpus|that would re(?:sult in|quire) binding|"
     rf"Your job failed to map|{_MPIRUN}has detected an attempt to run as root|"
-    r"A requested component was not found, or was unable to be opened|"
+    r"A requested component was not found, or was unable to be opened|Sorry! +You were supposed to get help about|"
     r"\[(?:mpiexec|proxy:\S{1,20})@\S{1,253}\] \w+ \([^)]{1,99}\): (?:[Uu]nrecognized |[Mm]issing |"
     r"unable to open host file|token .{1,60} not supported|mapping option .{1,60} larger than|"
     r"unable to find interface)"
