@@ -145,6 +145,8 @@ def test_a_wrapper_that_becomes_the_command_stands_in_front_of_the_launcher(
         "taskset -p 0xf 1234",
         "stdbuf --help",
         "timeout 60 torchrun t.py",
+        "nice ./wrapper.bin python t.py",
+        "gosu app /opt/launch python t.py",
         "uv run torchrun t.py",
         "conda run -n x python t.py",
         "poetry run torchrun t.py",
@@ -292,6 +294,8 @@ def test_a_timeout_that_is_no_number_is_refused_with_its_name(env) -> None:
         ("s6-setuidgid app bash start.sh", "s6-setuidgid app", "bash start.sh"),
         ("tini -- gosu app bash -c 'torchrun t.py'", "gosu app", "torchrun t.py"),
         ("chrt -f 10 torchrun t.py", "chrt -f 10", "torchrun t.py"),
+        ("gosu app mpirun.openmpi -np 2 python t.py", "gosu app", "mpirun.openmpi -np 2 python t.py"),
+        ("env -C /job A=/b gosu app python t.py", "env -C /job A=/b gosu app", "python t.py"),
     ],
 )
 def test_a_program_that_changes_the_user_stands_in_front_of_the_launcher_also_before_a_shell(

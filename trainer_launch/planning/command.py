@@ -19,6 +19,7 @@ from msgspec import Struct
 
 from trainer_launch.model.errors import UsageError
 from trainer_launch.model.settings import PREFIX
+from trainer_launch.planning.mpi_options import is_mpirun
 from trainer_launch.planning.torchrun_options import (
     OPTIONS,
     QUESTIONS,
@@ -189,7 +190,7 @@ _HELP = ("", "-h", "--help")
 # Other launchers, likewise.
 _LAUNCHERS = {
     **dict.fromkeys(("torchrun", "deepspeed", "composer", "dlrover-run", "ft_launcher", OURS), ""),
-    **dict.fromkeys(("hyperpodrun", "mpirun", "mpiexec", "mpiexec.hydra", "horovodrun"), ""),
+    **dict.fromkeys(("hyperpodrun", "mpirun", "mpiexec", "horovodrun"), ""),
     **dict.fromkeys(("colossalai", "lightning"), "run"),
     **{name: following for name, following in _FRONT_ENDS.items() if "." not in name},
 }
@@ -204,7 +205,7 @@ _STARTS_LAUNCHERS = frozenset(("axolotl", "llamafactory-cli", "swift", "xtuner")
 # Their nodes meet as the PET_* variables say, with torchrun's own parser.
 _TORCHRUN_NAMES = frozenset({"torchrun", _TORCHRUN})
 _LIKE_TORCHRUN = frozenset({"torch.distributed.launch", "dlrover-run", "ft_launcher", "hyperpodrun"})
-MPI = frozenset({"mpirun", "mpiexec", "mpiexec.hydra", "horovodrun"})
+MPI = frozenset({"mpirun", "mpiexec", "horovodrun"})
 
 
 def _front_end(words: tuple[str, ...]) -> str:
@@ -315,6 +316,8 @@ def _asks(words: tuple[str, ...]) -> bool:
 def _named(words: tuple[str, ...]) -> str | None:
     """The launcher that these words begin with."""
     name, following = _base(words[0]) if words else "", words[1] if len(words) > 1 else ""
+    if name not in _LAUNCHERS and is_mpirun(name):  # mpirun.openmpi, prterun
+        name = "mpirun"
     if _asks(words):
         return None
     if name in _LAUNCHERS:
@@ -380,8 +383,10 @@ def see_through(argv: Sequence[str]) -> Seen:
         if is_shell(name):
             inner = _only_command(command)
         elif (behind := _behind(command)) and name in (*_BECOME_THE_COMMAND, *_INITS):
-            options = {word.partition("=")[0] for word in command[1 : len(command) - len(behind)]}
-            inner = behind if options.isdisjoint(_BECOME_THE_COMMAND.get(name, ())) else None
+            words = command[: len(command) - len(behind)]
+            options = {word.partition("=")[0] for word in words[1:]}
+            is_plain = options.isdisjoint(_BECOME_THE_COMMAND.get(name, ()))
+            inner = behind if is_plain and not any(map(_is_program, words, words[1:])) else None
         if not inner:
             break
         if name in _BECOME_THE_COMMAND:
@@ -391,6 +396,11 @@ def see_through(argv: Sequence[str]) -> Seen:
     if not command or not (_trains(command[0]) or launcher_in(command) or changes_user):
         return Seen((), tuple(argv))
     return Seen(prefix, command)
+
+
+def _is_program(before: str, word: str) -> bool:
+    """Whether a word behind a wrapper is a program that is not recognised, as ./prog in `nice ./prog python`."""
+    return "/" in word and not (word.startswith("-") or before.startswith("-") or _ASSIGNMENT.fullmatch(word))
 
 
 def is_shell(word: str) -> bool:
