@@ -29,12 +29,15 @@ def fill_standard_streams() -> None:
 
 
 def hear(numbers: Collection[int]) -> dict[int, Handler]:
-    """Take these signals but those that stay ignored, empty the mask; return the handlers there were."""
+    """Take these signals but those that stay ignored; return the handlers there were.
+
+    Children inherit the mask and what is ignored, as torchrun's do; nothing blocks a request to stop.
+    """
     old: dict[int, Handler] = {}
     for number in numbers:
         if not stays_ignored(number):
             old[number] = signal.signal(number, _note)
-    signal.pthread_sigmask(signal.SIG_SETMASK, [])
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, STOP_SIGNALS | {signal.SIGCHLD})
     return old
 
 
