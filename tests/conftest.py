@@ -16,8 +16,11 @@ import pytest
 
 from tests.timeouts import pytest_timeout_set_timer  # noqa: F401  a hook
 
-# Under nohup SIGHUP is ignored, and whatever is started inherits that; tests look at what children inherit.
-signal.signal(signal.SIGHUP, signal.SIG_DFL)
+# Under nohup, and behind a shell's &, signals are ignored, and launchers of tests would stay deaf to them.
+for _number in (signal.SIGHUP, signal.SIGQUIT):
+    signal.signal(_number, signal.SIG_DFL)
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 # On a busy machine any example may take a moment; every test has a timeout.
 hypothesis.settings.register_profile("trainer-launch", deadline=None)

@@ -189,3 +189,83 @@ def test_an_mpirun_that_was_killed_itself_is_told_so() -> None:
 )
 def test_an_mpirun_is_known_by_what_it_says_of_its_version(text: str, dialect: Dialect | None) -> None:
     assert recognised(text) == dialect
+
+
+# -- what mpirun refuses itself ---------------------------------------------------------------
+
+REFUSALS = (  # what it prints, and what is told of it
+    (
+        SLOTS := "There are not enough slots available in the system to satisfy the 4\nslots that were requested",
+        SLOTS,
+    ),
+    ('mpirun.openmpi: Error: unknown option "--foo"\nType for usage.', 'unknown option "--foo"'),
+    ('mpirun: Error: option "-np" did not have enough parameters (1)', 'option "-np"'),
+    ("An unrecognized option was included on the mpirun command line:\n  Option: --foo", "Option: --foo"),
+    (
+        "An option was included on the mpirun command line that requires\nan argument, but no\n  Option: --np",
+        "--np",
+    ),
+    (
+        "Open MPI has detected that a parameter given to a command line\noption does not match the\n  Param:  two",
+        "two",
+    ),
+    ("No executable was specified on the prterun command line.", "No executable"),
+    ("The specified mapby directive is not recognized:\n  Directive: bogus", "Directive: bogus"),
+    ("PRTE was unable to open the hostfile:\n   /nosuch", "/nosuch"),
+    ("Open RTE detected a parse error in the hostfile:\n    hosts\nIt occured on line number 1", "line number 1"),
+    ("While computing bindings, we found no available cpus on\nthe following node:", "no available cpus"),
+    ("A request was made to bind that would require binding\nprocesses to more cpus than are there", "more cpus"),
+    ("mpirun has detected an attempt to run as root.", "run as root"),
+    (
+        "Sorry!  You were supposed to get help about:\n    a:b\nBut I couldn't open the help file:\n    /x/h",
+        "file: /x/h",
+    ),
+    (
+        "A requested component was not found, or was unable to be opened\na\nb\nc\nd\nFramework: plm\nComponent: x",
+        "d Framework: plm Component: x",
+    ),
+    ("[mpiexec@vm] match_arg (utils/args/args.c:163): unrecognized argument foo\n[mpiexec@vm] main (a): x", "foo"),
+    ("[mpiexec@vm] HYDU_create_proxy_list (utils/alloc/alloc.c:436): Missing executable.", "Missing executable"),
+    ('[proxy:0:0@vm] get_hw_obj_list (topo_hwloc.c:354): unrecognized directive "bogus"', '"bogus"'),
+    ("[mpiexec@vm] HYDU_parse_hostfile (utils/args/args.c:319): unable to open host file: /nosuch", "/nosuch"),
+)
+
+
+def death_with(text: str, *, is_hydras: bool, code: int = 213) -> Death:
+    said, lines = Said(), text.splitlines()
+    for line in lines:
+        said = heard(said, line)
+    return death_of(MpirunEnd(Death(process="mpirun", code=code), said, tuple(lines), is_hydras), 1)
+
+
+@pytest.mark.parametrize(("text", "words"), REFUSALS)
+def test_what_mpirun_refuses_is_its_own_fault_and_quoted(text: str, words: str) -> None:
+    death = death_with(text, is_hydras=text.startswith("["))
+    assert death.reason == "Misconfigured"
+    assert " ".join(words.split()) in str(death.message)
+
+
+@pytest.mark.parametrize(("text", "words"), REFUSALS)
+def test_a_rank_that_prints_the_same_has_failed_by_itself(text: str, words: str) -> None:
+    is_hydras = text.startswith("[")
+    assert death_with(text, is_hydras=not is_hydras).reason is None, "another implementation has other words"
+    of_open_mpi = "  Process name: [[1,1],3]", "Primary job  terminated normally, but 1 process returned"
+    for end in ("=   RANK 3 PID 7 RUNNING AT a",) if is_hydras else of_open_mpi:
+        assert death_with(f"{text}\n{end}\n", is_hydras=is_hydras).reason is None
+
+
+@pytest.mark.parametrize(
+    ("text", "code"),
+    [
+        ("prterun was unable to launch the specified application as it could not\naccess an executable:", 126),
+        ("mpirun was unable to launch the specified application as it could not\nchange to the specified dir", 126),
+        ('PRTE tried to fork a new process via the "execve" system call but\nfailed.\n  Error:  Exec format', 126),
+        ("[proxy:0:0@vm] HYDU_create_process (launch.c:73): execvp error on file ./x (Exec format error)", 126),
+        ("[proxy:0:0@vm] HYDU_create_process (launch.c:73): execvp error on file ./x (No such file or dir)", 127),
+        ("[proxy:0:0@vm] launch_procs (pmip_cb.c:621): unable to change wdir to /nosuch (No such file)", 126),
+    ],
+)
+def test_a_program_that_no_rank_can_execute_ends_with_the_shells_code(text: str, code: int) -> None:
+    death = death_with(text, is_hydras=text.startswith("["))
+    assert (death.reason, death.exit_code) == ("NotRunnable", code)
+    assert str(death.message).startswith(text.split("\n")[0][:40])

@@ -12,6 +12,7 @@ from tests.planning.requests import request
 from trainer_launch.model import Endpoint, Job, NodeRange, Origin
 from trainer_launch.model.errors import ContractError, LaunchError, UsageError
 from trainer_launch.planning import engines
+from trainer_launch.planning.command import starts_launchers
 from trainer_launch.planning.job import overlay
 
 BARE = Job(contract="unknown")
@@ -239,3 +240,23 @@ def test_nothing_is_said_where_nothing_is_lost_or_it_was_asked_for(
 def test_a_pod_that_mpirun_has_to_reach_and_that_runs_no_sshd_is_told_so(line: str, is_told: bool) -> None:
     plan = engines.plan(request(line, Job(contract="trainer-v2-mpi", role="node", engine="sshd")))
     assert any("set the command to: trainer-launch sshd" in warning for warning in plan.warnings) is is_told
+
+
+@pytest.mark.parametrize(
+    "line", ["runuser -u app -- torchrun x.py", "su app -c 'torchrun x.py'", "chroot /r torchrun x"]
+)
+def test_a_launcher_that_another_user_or_root_starts_is_said_to_run_without_ours(line: str) -> None:
+    asked_for = request(line, TORCH)
+    assert not starts_launchers(asked_for.command)
+    assert "directly in front of torchrun" in warning(line, TORCH)
+
+
+def test_a_program_that_is_told_a_launcher_finds_the_shim_in_its_place() -> None:
+    plan = engines.plan(request("some-wrapper --x 1 torchrun x.py", TORCH, shims="/s"))
+    assert starts_launchers(request("some-wrapper --x 1 torchrun x.py", TORCH).command)
+    assert plan.warnings == ()
+    assert plan.processes[0].argv == ("some-wrapper", "--x", "1", "torchrun", "x.py"), "its words are its own"
+
+
+def test_help_of_torchrun_is_no_launcher_that_has_escaped() -> None:
+    assert warning("torchrun --help", BARE) == ""

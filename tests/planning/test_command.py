@@ -8,7 +8,14 @@ import pytest
 
 from tests.planning.requests import given
 from trainer_launch.model.errors import UsageError
-from trainer_launch.planning.command import CommandKind, grace_of, launcher_in, parse_command, see_through
+from trainer_launch.planning.command import (
+    CommandKind,
+    grace_of,
+    launcher_in,
+    parse_command,
+    see_through,
+    unexpanded,
+)
 
 
 @pytest.mark.parametrize(
@@ -138,6 +145,8 @@ def test_a_wrapper_that_becomes_the_command_stands_in_front_of_the_launcher(
         "taskset -p 0xf 1234",
         "stdbuf --help",
         "timeout 60 torchrun t.py",
+        "nice ./wrapper.bin python t.py",
+        "gosu app /opt/launch python t.py",
         "uv run torchrun t.py",
         "conda run -n x python t.py",
         "poetry run torchrun t.py",
@@ -268,3 +277,84 @@ def test_a_timeout_that_is_no_number_is_refused_with_its_name(env) -> None:
     with pytest.raises(UsageError) as refused:
         grace_of(25.0, PLAIN, env, is_given=False)
     assert str(refused.value).startswith(next(iter(env)))
+
+
+@pytest.mark.parametrize(
+    ("line", "prefix", "command"),
+    [
+        (
+            "setpriv --reuid=1000 --clear-groups torchrun t.py",
+            "setpriv --reuid=1000 --clear-groups",
+            "torchrun t.py",
+        ),
+        ("setpriv --reuid 1000 --regid 1000 -- python t.py", "setpriv --reuid 1000 --regid 1000 --", "python t.py"),
+        ("gosu app:app torchrun t.py", "gosu app:app", "torchrun t.py"),
+        ("su-exec 1000 mpirun -np 2 t", "su-exec 1000", "mpirun -np 2 t"),
+        ("chpst -u app torchrun t.py", "chpst -u app", "torchrun t.py"),
+        ("s6-setuidgid app bash start.sh", "s6-setuidgid app", "bash start.sh"),
+        ("tini -- gosu app bash -c 'torchrun t.py'", "gosu app", "torchrun t.py"),
+        ("chrt -f 10 torchrun t.py", "chrt -f 10", "torchrun t.py"),
+        ("gosu app mpirun.openmpi -np 2 python t.py", "gosu app", "mpirun.openmpi -np 2 python t.py"),
+        ("env -C /job A=/b gosu app python t.py", "env -C /job A=/b gosu app", "python t.py"),
+    ],
+)
+def test_a_program_that_changes_the_user_stands_in_front_of_the_launcher_also_before_a_shell(
+    line: str, prefix: str, command: str
+) -> None:
+    seen = see_through(shlex.split(line))
+    assert (seen.prefix, seen.command) == (tuple(shlex.split(prefix)), tuple(shlex.split(command)))
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "runuser -u app -- torchrun t.py",
+        "runuser app -c 'torchrun t.py'",
+        "su - app -c 'cd /x && torchrun t.py'",
+        "sudo -E -u app torchrun t.py",
+        "chroot /image torchrun t.py",
+        "bash -c 'cd /x; exec gosu app torchrun t.py'",
+        "env -i sudo torchrun t.py",
+    ],
+)
+def test_a_launcher_that_cannot_find_our_shims_is_recognised_as_hidden(line: str) -> None:
+    launcher = given(launcher_in(shlex.split(line)))
+    assert (launcher.name, launcher.is_hidden, launcher.is_shim) == ("torchrun", True, False)
+    assert see_through(shlex.split(line)).prefix == ()
+
+
+@pytest.mark.parametrize(
+    "line", ["env -i torchrun t.py", "timeout -v 60 torchrun t.py", "unshare -m torchrun t.py"]
+)
+def test_a_letter_that_takes_no_value_hides_no_launcher(line: str) -> None:
+    launcher = given(launcher_in(shlex.split(line)))
+    assert (launcher.name, launcher.is_inside, launcher.is_hidden) == ("torchrun", True, False)
+
+
+@pytest.mark.parametrize("line", ["torchrun --help", "python -m torch.distributed.run --print-completion bash"])
+def test_a_question_to_torchrun_is_left_to_it(line: str) -> None:
+    command = parse_command(shlex.split(line))
+    assert (command.torchrun, command.is_worker, launcher_in(command.argv)) == (None, False, None)
+
+
+@pytest.mark.parametrize(
+    ("line", "says"),
+    [
+        ("train.py $(STEPS)", "defines STEPS"),
+        ("python train.py --steps=$(STEPS) --dir $(OUT.DIR)", "in the argument '--steps=$(STEPS)'"),
+        ("mpirun -np $(N) ./a.out", "defines N"),
+        ("train.py ${DATA}/x", "write $(DATA)"),
+        ("train.py $DATA/x", "or run it with bash -c"),
+        ("train.py $NOT_SET", None),
+        ("train.py --local-rank=${local_rank}", None),
+        ("train.py --cost 5$ --text $$(STEPS)", None),
+        ("bash -c 'train.py $(date)'", None),
+        ("env A=1 sh -c 'train.py $DATA'", None),
+    ],
+)
+def test_a_reference_that_nobody_has_replaced_is_said_unless_a_shell_reads_it(line: str, says: str | None) -> None:
+    lexer = shlex.shlex(line, posix=True, punctuation_chars=False)
+    lexer.whitespace_split, lexer.commenters = True, ""
+    warning = unexpanded(list(lexer), {"DATA": "/data"})
+    assert (warning is None) == (says is None), warning
+    assert says is None or (says in str(warning) and "nobody has replaced $" in str(warning))

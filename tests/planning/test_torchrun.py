@@ -132,7 +132,10 @@ def test_every_pet_variable_reaches_torch_and_a_typed_option_wins() -> None:
 _VALUES = {"text": "x", "number": "7", "decimal": "0.5", "flag": "1"}
 
 
-@pytest.mark.parametrize("option", [o for o in OPTIONS.values() if o.env and o.name not in JOB_OPTIONS], ids=str)
+ELSEWHERE = {*JOB_OPTIONS, "log_line_prefix_template"}  # a variable of torchrun's own says it to every version
+
+
+@pytest.mark.parametrize("option", [o for o in OPTIONS.values() if o.env and o.name not in ELSEWHERE], ids=str)
 def test_each_variable_that_torchrun_reads_is_honoured(option: TorchrunOption) -> None:
     value = _VALUES.get(option.form) or option.form.split("|")[0]
     value = "SIGUSR1" if option.name == "signals_to_handle" else value
@@ -201,3 +204,10 @@ def test_what_torchrun_does_on_a_signal_is_accepted(given: str) -> None:
 def test_a_signal_on_which_torchrun_ends_the_job_is_no_failure_of_it() -> None:
     made = engines.plan(request("torchrun --signals-to-handle=SIGTERM,SIGUSR1 train.py", ALONE))
     assert made.signals == {signal.SIGUSR1: SignalAction.DRAIN}
+
+
+def test_a_template_for_lines_reaches_every_version_of_torchrun_by_its_own_variable() -> None:
+    words = "torchrun --tee 3 --log-line-prefix-template=[${rank}] --event-log-handler x train.py"
+    process = engines.plan(request(words, ALONE)).processes[0]
+    assert "template" not in " ".join(process.argv)
+    assert process.env["TORCHELASTIC_LOG_LINE_PREFIX_TEMPLATE"] == "[${rank}]"

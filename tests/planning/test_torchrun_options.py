@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import socket
 import subprocess
 import sys
 
@@ -13,6 +14,7 @@ from trainer_launch.planning.torchrun_options import (
     OPTIONS,
     check,
     check_value,
+    destinations,
     from_variables,
     render,
     split_command,
@@ -138,3 +140,16 @@ def test_a_program_without_python_is_no_module() -> None:
     ):
         with pytest.raises(UsageError, match="remove one of them"):
             split()
+
+
+def test_a_template_for_the_prefix_of_lines_is_taken_from_the_option_and_its_variable() -> None:
+    options = {"tee": "3", "log_line_prefix_template": "<${hostname} ${role_name} ${rank}/${local_rank} $other>"}
+    assert dict(split_command(["--log-line-prefix-template=[${rank}]", "x"]).options) == {
+        "log_line_prefix_template": "[${rank}]"
+    }
+    assert from_variables({"PET_LOG_LINE_PREFIX_TEMPLATE": "[${rank}]"}) == {
+        "log_line_prefix_template": "[${rank}]"
+    }
+    env = {"TORCHELASTIC_LOG_LINE_PREFIX_TEMPLATE": "older"}
+    streams = destinations(options, env, "trainer", {1: 5}, "/logs")
+    assert streams[1][1].prefix == f"<{socket.gethostname()} trainer 5/1 $other>"

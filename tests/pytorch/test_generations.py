@@ -20,6 +20,7 @@ from tests.cli.launching import clean_env, launch, script, start
 pytestmark = [pytest.mark.process, pytest.mark.torch, pytest.mark.timeout(300)]
 SCRIPT = str(Path(__file__).with_name("keeping.py"))
 STEPS = 40
+LONG = pytest.mark.long("tests/pytorch/test_generations.py")
 
 
 def train(tmp_path: Path, faults: dict[int, tuple[Any, str]], *options: str, steps: int = STEPS) -> tuple[int, str]:
@@ -161,8 +162,8 @@ def test_survivors_that_wait_for_a_pod_hear_a_request_to_stop(tmp_path: Path) ->
         ("3", "kill pod node=1 at=line:generation back=1s", 4),
         ("3", "kill pod node=0 at=line:generation back=1s", 4),
         ("3", "term pod node=2 at=line:generation back=1s", 4),
-        pytest.param("2:3", "kill pod node=1 at=line:generation back=8s", 4, marks=pytest.mark.long),
-        pytest.param("3", "partition node=1 at=line:generation for=8s", 6, marks=pytest.mark.long),
+        pytest.param("2:3", "kill pod node=1 at=line:generation back=8s", 4, marks=LONG),
+        pytest.param("3", "partition node=1 at=line:generation for=8s", 6, marks=LONG),
     ],
 )
 def test_of_several_nodes_the_survivors_keep_their_state(tmp_path: Path, size: str, fault: str, kept: int) -> None:
@@ -245,7 +246,7 @@ LEAKS = """
 """
 
 
-@pytest.mark.parametrize("kills", [20, pytest.param(200, marks=pytest.mark.long)])
+@pytest.mark.parametrize("kills", [20, pytest.param(200, marks=LONG)])
 def test_a_survivor_of_many_replacements_has_no_more_memory_threads_and_descriptors(
     tmp_path: Path, kills: int
 ) -> None:

@@ -18,7 +18,7 @@ from msgspec.structs import replace
 
 from trainer_launch.commands.options import Parsed
 from trainer_launch.contracts import UNKNOWN
-from trainer_launch.host import logs, process_tree, runtime_directory, shm
+from trainer_launch.host import deadline_subprocess, logs, process_tree, runtime_directory, shm
 from trainer_launch.host.files import LiveFiles, read_secret
 from trainer_launch.host.runtime_directory import private_folder
 from trainer_launch.host.slow_files import within
@@ -26,7 +26,7 @@ from trainer_launch.model import Outcome, Plan
 from trainer_launch.model.errors import NotRunnableError
 from trainer_launch.model.settings import Settings
 from trainer_launch.planning import engines, shared_memory
-from trainer_launch.planning.command import CommandKind, Seen, parse_command, see_through
+from trainer_launch.planning.command import CHANGE_USER, CommandKind, Seen, parse_command, see_through
 from trainer_launch.planning.mpi import HOROVODRUN, MPIRUN
 from trainer_launch.planning.plain import FRONT_END
 from trainer_launch.planning.reading import check_command, check_torch, live_pod, read
@@ -42,6 +42,7 @@ if TYPE_CHECKING:  # all else is loaded when the plan has been made, while the f
     from trainer_launch.supervisor.system import System
 
 _LIST_BYTES = 65_536
+_PROBE_S = 30.0
 _log = logging.getLogger(__name__)
 
 
@@ -55,10 +56,19 @@ def main(parsed: Parsed) -> int:
 
 def _start_behind(seen: Seen, words: int) -> NoReturn:
     """Become a program such as numactl, which becomes this launcher again; the command typed has so many words."""
-    program = seen.prefix[0]
+    program, own = seen.prefix[0], _own_words(words)
     if shutil.which(program) is None:
         raise NotRunnableError(f"{program!r} was not found in PATH; install it in the image", found=False)
-    os.execvp(program, [*seen.prefix, *_own_words(words), *seen.command])
+    if any(os.path.basename(word) in CHANGE_USER for word in seen.prefix):
+        probe = deadline_subprocess.run((*seen.prefix, own[0], "-c", f"import {__package__}"), None, _PROBE_S)
+        if probe.code != 0:
+            _log.warning(
+                "the command runs without the launcher: behind %s, %s cannot be used (%s); install trainer-launch "
+                "where that user may read it",
+                *(program, own[0], probe.failure or probe.why()),
+            )
+            own = ()
+    os.execvp(program, [*seen.prefix, *own, *seen.command])
 
 
 def _own_words(words: int) -> tuple[str, ...]:

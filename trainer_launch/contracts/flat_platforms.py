@@ -125,11 +125,14 @@ _STEP = Row(
 )
 
 
+_MPIRUN = re.compile(r"(?:.*/)?(?:mpirun|mpiexec)")  # it starts its ranks on all nodes of the job itself
+
+
 def _read_slurm(source: Source) -> Job:
     """Read a task of srun: one on each node is a launcher's; of several on a node each one is a rank."""
     if not source.has("SLURM_STEP_ID"):
         nodes = source.count("SLURM_JOB_NUM_NODES", "nodes")
-        if nodes > 1:
+        if nodes > 1 and not _MPIRUN.match("".join(source.pod.command[:1])):
             raise source.missing(
                 "SLURM_STEP_ID",
                 f"one launcher on each of the {nodes} nodes: start it with srun --ntasks-per-node=1",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 import threading
 from abc import ABC, abstractmethod
 from collections import deque
@@ -10,7 +11,7 @@ from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 
 from msgspec.structs import replace
 
-from trainer_launch.host import files, logs, runtime_directory
+from trainer_launch.host import executables, files, logs, runtime_directory
 from trainer_launch.model import Death, Destination, Member, Process
 from trainer_launch.model.errors import NodeError
 from trainer_launch.model.units import counted
@@ -26,6 +27,13 @@ _KEPT_LINES = 60
 _RULER = "----"  # around mpirun's own messages
 _STDOUT, _STDERR = 1, 2
 _LINE_BYTES = 4096
+# What shows a job of a resource manager, such as its list of hosts, and the program with which it starts ranks.
+_MANAGERS = dict.fromkeys(("SLURM_JOB_ID", "SLURM_JOBID", "SLURM_NODELIST", "SLURM_JOB_NODELIST"), "srun") | {
+    "PBS_NODEFILE": "pbsdsh",
+    "PE_HOSTFILE": "qrsh",
+    "LSB_MCPU_HOSTS": "blaunch",
+    "COBALT_NODEFILE": "aprun",
+}
 
 
 class HostedProgram(ABC):
@@ -35,6 +43,7 @@ class HostedProgram(ABC):
     hands_signals_on = True  # to its ranks
     leaves_ranks = False  # on hosts, when it fails
     ends_itself = False  # when it has lost a host
+    is_hydras = False  # whether it is one of MPICH or Intel MPI
     first_hosts: int | None = None  # with which it may start; None: as at later starts
     least_hosts: int | None = None  # with which it may start again; None: all
 
@@ -120,11 +129,27 @@ class HostedProgram(ABC):
     def end(self, death: Death, members: Sequence[Member]) -> MpirunEnd:
         """How it ended on these hosts, with what it has said."""
         with self._lock:
-            end = MpirunEnd(death, self._said, tuple(self._last_lines())[-_KEPT_LINES:])
+            end = MpirunEnd(death, self._said, tuple(self._last_lines())[-_KEPT_LINES:], self.is_hydras)
         # Open MPI 4 gives ranks of this host the first numbers, wherever the list has it.
         has_own = any(self._access.is_own(member.host) for member in members)
         fills_slots = not has_own and mpi_options.fills_slots(self.typed, self._process.env)
         return mpirun_messages.located(end, members) if fills_slots else end
+
+    def explained(self, refusal: str, members: Sequence[Member]) -> str:
+        """A refusal of mpirun's own, with numbers and an option, or why this host cannot run the program."""
+        if "not enough slots" in refusal:
+            slots, cpus = mpirun_command.total(members), self._access.spec.task.host.cpus.affinity
+            room = f"{slots or 'an unknown number of'} slots" if members else f"{cpus} CPUs, as there is no list"
+            where = counted(len(members) or 1, "host")
+            refusal = f"{refusal} ({where} with {room}); lower -np, raise slots=N, or add --oversubscribe"
+        elif " bind" in refusal:
+            refusal += "; lower -np, or add --bind-to none"
+        elif "help file" in refusal and (names := mpirun_command.installation(self._process.env)):
+            refusal += f"; unset what names another installation of MPI: {', '.join(names)}"
+        path, word = self._process.env.get("PATH"), self.typed.program[0]
+        file = shutil.which(word, path=path) or word
+        why = executables.obstacle(file, path) or (executables.of_format(file) if "format error" in refusal else "")
+        return f"mpirun cannot run {word!r}: {why}" if why and word in refusal else f"mpirun: {refusal}"
 
     @abstractmethod
     def _hear(self, text: str, stream: int) -> None:
@@ -142,7 +167,7 @@ class Mpirun(HostedProgram):
         self, process: Process, typed: Typed, access: HostAccess, dialect: Dialect, wake: Callable[[], object]
     ) -> None:
         self._dialect = dialect
-        self.ends_itself = not dialect.is_hydra
+        self.is_hydras, self.ends_itself = dialect.is_hydra, not dialect.is_hydra
         streams = (_STDOUT, _STDERR) if dialect.is_hydra else (_STDERR,)
         super().__init__(process, typed, access, streams=streams, wake=wake)
 
@@ -158,12 +183,15 @@ class Mpirun(HostedProgram):
             hostfile=path,
             ssh_config=access.client.files.client if access.client else None,
             is_root=os.geteuid() == 0,
+            stray=_stray_variable(self._process.env),
         )
         given = self._process.env
         made = mpirun_command.command(self.typed, self._dialect, given, spec.forward, job_hosts)
         if members:
             _write(path, made.hostfile)
             logs.say(f"start {number}: mpirun on {counted(len(members), 'host')}")
+        if job_hosts.stray and number == 1:
+            logs.say(f"{job_hosts.stray} is set, but its resource manager is not here: mpirun does not ask it")
         if members and number == 1:
             _say_withheld(made.env, (*spec.forward, *self.typed.named))
         env = made.env if access.client is None else access.client.account.added_to(made.env)
@@ -174,6 +202,13 @@ class Mpirun(HostedProgram):
         self._said = heard(self._said, text)
         if text and stream == _STDERR and not text.startswith(_RULER):
             self._lines.append(text)
+
+
+def _stray_variable(env: Mapping[str, str]) -> str:
+    """One by which mpirun would ask a resource manager of which there is neither a program nor a list; "": none."""
+    names, path = [name for name in _MANAGERS if env.get(name)], env.get("PATH")
+    is_here = any(os.path.isfile(env[name]) or shutil.which(_MANAGERS[name], path=path) for name in names)
+    return "" if is_here or not names else names[0]
 
 
 def _write(path: str, text: str) -> None:

@@ -30,7 +30,7 @@ from trainer_launch.model import Death, Failure, Member, Outcome, Plan, Process,
 from trainer_launch.model.errors import UsageError
 from trainer_launch.model.signal_policy import STOP_SIGNALS, SignalAction, name_of
 from trainer_launch.model.units import counted
-from trainer_launch.mpi import host_access, host_readiness, mpirun_messages
+from trainer_launch.mpi import host_access, host_readiness, mpirun_command, mpirun_messages
 from trainer_launch.mpi.horovod import Horovodrun
 from trainer_launch.mpi.host_access import HostAccess
 from trainer_launch.mpi.host_list import HostList
@@ -51,6 +51,7 @@ from trainer_launch.supervisor.system import System
 
 _THREADS = 64
 _VERSION_S = 20.0
+_VERSION_CHARS = 300
 MAX_RESTARTS = 3  # of failed ranks, unless the user says
 END_S = 4.0  # for mpirun to end its ranks: it gives them a second or two itself
 LINGER_S = 0.5  # for the last of its output, when somebody else still has it open
@@ -122,9 +123,14 @@ def _dialect(process: Process) -> Dialect:
         raise UsageError(f"{mpirun!r} cannot be run ({ended.problem.strerror}); install an MPI in this image")
     dialect = recognised(ended.out + ended.err)
     if dialect is None:
+        output = " ".join((ended.out + ended.err).split())[:_VERSION_CHARS]
+        elsewhere = mpirun_command.installation(process.env)
+        advice = "set --engine plain to run it as it is"
+        if elsewhere:
+            advice = f"unset what names another installation of MPI: {', '.join(elsewhere)}"
         raise UsageError(
-            f"{mpirun} --version says neither Open MPI nor MPICH nor Intel MPI; "
-            f"set --engine plain to run it as it is"
+            f"{mpirun} --version says neither Open MPI nor MPICH nor Intel MPI, and ended with exit code "
+            f"{ended.code}: {output or 'it printed nothing'}; {advice}"
         )
     return dialect
 
@@ -435,7 +441,10 @@ class MpiJob(RunLoop):
         """Ranks failed by themselves: this costs the budget, unless a restart will not help."""
         end = mpirun_messages.first_failure(end)
         death, is_early = mpirun_messages.death_of(end, self._starts), lasted_s < timeouts.START_S
-        death = failure.with_symptom(death, Evidence(last_lines=end.lines))
+        if death.message and death.reason in ("Misconfigured", "NotRunnable"):
+            death = replace(death, message=self._program.explained(death.message, self._running))
+        started = self._program.typed.program if is_early else ()
+        death = failure.with_symptom(death, Evidence(last_lines=end.lines), started=started)
         why = retry_policy.why_not_again(death, self._before, is_early=is_early)
         self._before = death if is_early else None
         self._on_failure(death, why, now_s)

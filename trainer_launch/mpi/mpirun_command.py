@@ -18,8 +18,15 @@ _OPEN = re.compile(r"(?:mpirun|mpiexec|orterun|prterun)\S* \((Open MPI|OpenRTE|P
 # A host that vanished is noticed after some 3 s, by mpirun and by its daemons alike (Open MPI: 8 minutes).
 _ALIVE = {"keepalive_time": "1", "keepalive_intvl": "1", "keepalive_probes": "2"}
 _LAUNCHERS = ("launcher", "bootstrap", "rmk")
+_MANAGERS = "^slurm,tm,pbs,lsf,gridengine,loadleveler,alps,pals,flux"  # none of Open MPI's for resource managers
 _ENVIRONMENTS = ("genvall", "genvnone", "genvlist", "envall", "envnone", "envlist")
 _HOST_FILES = ("HYDRA_HOST_FILE", "I_MPI_HYDRA_HOST_FILE")
+
+
+# By these variables MPI looks for its own files: those of another installation break it.
+_INSTALLATION = re.compile(
+    r"(?:OPAL|OMPI|PMIX|PRTE|OPENMPI|MPI|MPICH|HYDRA|I_MPI)_(?:\w+_)?(?:PREFIX|HOME|ROOT|\w*DIR)"
+)
 
 
 class Dialect(Struct, frozen=True):
@@ -50,6 +57,7 @@ class JobHosts(Struct, frozen=True, kw_only=True):
     hostfile: str  # where the list will be written
     ssh_config: str | None  # None: hosts are reached in a way of the user's or the platform's own
     is_root: bool
+    stray: str = ""  # variables of a resource manager that is not here, but for which mpirun would ask it
 
 
 def recognised(text: str) -> Dialect | None:
@@ -60,6 +68,11 @@ def recognised(text: str) -> Dialect | None:
     if "Intel(R) MPI" in text:
         return Dialect(INTEL)
     return Dialect(MPICH) if "HYDRA" in text or "MPICH" in text else None
+
+
+def installation(env: Mapping[str, str]) -> tuple[str, ...]:
+    """The variables that say where MPI is installed, with their values."""
+    return tuple(f"{name}={env[name]}" for name in sorted(env) if _INSTALLATION.fullmatch(name) and env[name])
 
 
 def command(
@@ -73,7 +86,7 @@ def command(
         env, text = _hydra_env(env, dialect.name, job_hosts.ssh_config), hostfile.render_hydra(hosts)
     else:
         words = _open_mpi_options(typed, job_hosts, number, allowed(env, forward))
-        env, text = _open_mpi_env(env, dialect.major, job_hosts.ssh_config), hostfile.render_open_mpi(hosts)
+        env, text = _open_mpi_env(env, dialect.major, job_hosts), hostfile.render_open_mpi(hosts)
     argv = (typed.mpirun, *words, *typed.kept, *typed.program)
     return MpirunCommand(argv=argv, env=env, hostfile=text)
 
@@ -107,7 +120,7 @@ def _open_mpi_options(
     return tuple(words)
 
 
-def _open_mpi_env(given: Mapping[str, str], major: int, ssh_config: str | None) -> dict[str, str]:
+def _open_mpi_env(given: Mapping[str, str], major: int, job_hosts: JobHosts) -> dict[str, str]:
     """The launcher's variables with ours; what is set already stands.
 
     Open MPI 5 reads those of its runtime by another name, and mostly under another word.
@@ -126,10 +139,12 @@ def _open_mpi_env(given: Mapping[str, str], major: int, ssh_config: str | None) 
     for name, value in _ALIVE.items():
         env.setdefault(f"{prefix}oob_tcp_{name}", value)
     env.setdefault(f"{prefix}{'prte' if new else 'orte'}_keep_fqdn_hostnames", "true")
-    if ssh_config is not None:
+    if job_hosts.stray:
+        env = {f"{prefix}ras": _MANAGERS, f"{prefix}plm": _MANAGERS, **env}
+    if job_hosts.ssh_config is not None:
         # The configuration is on this host only, so this host starts the daemons of all others itself.
         args = f"{prefix}{ssh}_args"
-        env[args] = f"-F {ssh_config} {env.get(args, '')}".strip()
+        env[args] = f"-F {job_hosts.ssh_config} {env.get(args, '')}".strip()
         env.setdefault(f"{prefix}{ssh}_no_tree_spawn", "1")
         env.setdefault(f"{prefix}{ssh}_agent", "ssh")
     return env
@@ -142,6 +157,8 @@ def _hydra_options(
     if job_hosts.hosts:
         words += ["-f", job_hosts.hostfile]
         words += ["-launcher", "ssh"] if typed.names.isdisjoint(_LAUNCHERS) else []
+    elif job_hosts.stray and typed.names.isdisjoint(_LAUNCHERS):
+        words += ["-rmk", "user", "-launcher", "fork"]
     if number is not None:
         words += ["-n", str(number)]
     if typed.names.isdisjoint(_ENVIRONMENTS):

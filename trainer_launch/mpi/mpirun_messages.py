@@ -14,7 +14,7 @@ from msgspec.structs import replace
 
 from trainer_launch.membership.retry_policy import is_of_code
 from trainer_launch.model import Death, Member, exit_codes
-from trainer_launch.supervisor.error_lines import MPIRUN_REFUSES, error_name, headline, with_places
+from trainer_launch.supervisor.error_lines import error_name, headline, with_places
 
 _FATAL = frozenset(
     (signal.SIGKILL, signal.SIGTERM, signal.SIGSEGV, signal.SIGABRT, signal.SIGBUS, signal.SIGILL, signal.SIGFPE)
@@ -87,7 +87,27 @@ def _unreached(said: Said, found: re.Match[str]) -> Said:
     return replace(said, unreached=found.groupdict().get("host") or "", words=found[0].strip()[:200])
 
 
-_NOT_RUN = "mpirun was unable to (?:find the specified executable|launch the specified)|execvp error on file "
+_NOT_RUN = (
+    r"was unable to (?:find the specified executable|(?:launch|start) the specified application)|"
+    r'via the "execve" system call|execvp error on file |unable to change wdir to '
+)
+_MPIRUN = r"\b(?:mpirun|mpiexec|prterun|orterun)\S{0,20} "
+# What Open MPI 4 and 5 refuse before they start any rank, and what Hydra does, each line of which begins with "[".
+_REFUSED = (
+    r"There are not enough slots (?:available in the system|on the nodes)|"
+    rf"{_MPIRUN}Error: (?:unknown option|option \S+ did not have)|option was included on the {_MPIRUN}command line|"
+    r"parameter given to a command line option does not match|No executable was specified on the|"
+    r"The specified .{0,60} is not recognized|"
+    r"(?:unable to open|a parse error in|a bad parameter in) the hostfile|No nodes are available for this job|"
+    r"node not present in the allocation|found no available cpus|that would re(?:sult in|quire) binding|"
+    rf"Your job failed to map|{_MPIRUN}has detected an attempt to run as root|"
+    r"A requested component was not found, or was unable to be opened|Sorry! +You were supposed to get help about|"
+    r"\[(?:mpiexec|proxy:\S{1,20})@\S{1,253}\] \w+ \([^)]{1,99}\): (?:[Uu]nrecognized |[Mm]issing |"
+    r"unable to open host file|token .{1,60} not supported|mapping option .{1,60} larger than|"
+    r"unable to find interface)"
+)
+_NAMED = re.compile(r" *(?:Error|Framework|Component): ")
+_PARAGRAPH_LINES, _ERROR_LINES = 5, 12  # of Open MPI's, and down to what it names at the end
 _Take = Callable[[Said, "re.Match[str]"], Said]
 _NAME = r"[A-Za-z0-9_][A-Za-z0-9_.:-]{0,252}"
 _HOST = rf"(?P<host>{_NAME})"
@@ -104,10 +124,10 @@ _PATTERNS: tuple[tuple[str, _Take], ...] = (
     (r"(?:ORTE|PRTE|PRRTE) .*has (?:lost communication|unexpectedly failed)", _without_daemon),
     (r"daemon failed to report back", _without_daemon),
     (r"unable to find the specified executable", _not_run(exit_codes.NOT_FOUND)),
-    (r"unable to launch the specified application as it could not access", _not_run(exit_codes.NOT_EXECUTABLE)),
+    (r'unable to (?:launch|start) the specified application|via the "execve"', _not_run(exit_codes.NOT_EXECUTABLE)),
     # -- Hydra --
     (r"execvp error on file .*\(No such file", _not_run(exit_codes.NOT_FOUND)),
-    (r"execvp error on file .*\(Permission denied", _not_run(exit_codes.NOT_EXECUTABLE)),
+    (r"execvp error on file |unable to change wdir to ", _not_run(exit_codes.NOT_EXECUTABLE)),
     (rf"^=\s+(?:RANK {_RANK} )?PID \d+ RUNNING AT {_HOST}", _failed),
     (r"^=\s+EXIT CODE: (?P<end>\d+)", _failed),
     (rf"^=\s+KILLED BY SIGNAL: {_SIGNAL}", _failed),
@@ -196,6 +216,7 @@ class MpirunEnd(Struct, frozen=True):
     death: Death  # its own
     said: Said
     lines: tuple[str, ...] = ()
+    is_hydras: bool = False
 
     @property
     def code(self) -> int:
@@ -216,12 +237,10 @@ class MpirunEnd(Struct, frozen=True):
 
 def death_of(end: MpirunEnd, attempt: int) -> Death:
     """The death of the first failed rank, with its last error; of a lost peer where only that is known."""
-    said, error = end.said, _error_of(end).strip()
-    if said.rank is None:  # in mpirun's own words, which are a paragraph
-        own = (n for n, line in enumerate(end.lines) if re.search(f"{MPIRUN_REFUSES}|{_NOT_RUN}", line))
-        text = next((" ".join(line.strip() for line in end.lines[n : n + 5] if line.strip(" -")) for n in own), "")
-        error = text or error
+    said, refusal = end.said, _refusal(end)
+    error = refusal or _error_of(end).strip()
     is_not_run = said.rank is None and exit_codes.cannot_run(said.exit_code)
+    reason = "NotRunnable" if is_not_run else "Misconfigured" if refusal else None
     return replace(
         end.death,
         attempt=attempt,
@@ -233,7 +252,7 @@ def death_of(end: MpirunEnd, attempt: int) -> Death:
         error=error_name(error),
         # "": it named no error, and mpirun's own last words are none.
         message=_CUT_OFF if said.cut_off else error if end.signal is None else None,
-        reason="PeerLost" if said.cut_off else "NotRunnable" if is_not_run else None,
+        reason="PeerLost" if said.cut_off else reason,
     )
 
 
@@ -259,6 +278,20 @@ def located(end: MpirunEnd, hosts: Sequence[Member]) -> MpirunEnd:
             return replace(end, said=replace(end.said, host=member.host))
         rank -= member.slots
     return end
+
+
+def _refusal(end: MpirunEnd) -> str:
+    """What mpirun says of why it starts no rank; "": nothing, or ranks have run, which may print the same."""
+    has_run = end.said.rank is not None or any(line.startswith("Primary job ") for line in end.lines)
+    lines = () if has_run else end.lines
+    for at, line in enumerate(lines):
+        words = " ".join(each.strip() for each in lines[at : at + 2])
+        match = re.search(f"{_REFUSED}|{_NOT_RUN}", words) if line.startswith("[") is end.is_hydras else None
+        if match and match.start() < len(line):
+            middle, last = at + _PARAGRAPH_LINES, at + _ERROR_LINES
+            named = (text for text in lines[middle:last] if _NAMED.match(text))
+            return line if end.is_hydras else " ".join(" ".join((*lines[at:middle], *named)).split())
+    return ""
 
 
 def _error_of(end: MpirunEnd) -> str:

@@ -19,8 +19,10 @@ from msgspec import Struct
 
 from trainer_launch.model.errors import UsageError
 from trainer_launch.model.settings import PREFIX
+from trainer_launch.planning.mpi_options import is_mpirun
 from trainer_launch.planning.torchrun_options import (
     OPTIONS,
+    QUESTIONS,
     TorchrunCommand,
     check_value,
     deepspeed_as_torchrun,
@@ -97,7 +99,7 @@ def parse_command(argv: Sequence[str]) -> Command:
         variable = PREFIX + words[0].partition("=")[0].lstrip("-").replace("-", "_").upper()
         ours = f"; an option of the launcher goes before --, or into {variable}" if words[0][:2] == "--" else ""
         raise UsageError(f"the command starts with {words[0]!r}; name a program, or -m and a Python module{ours}")
-    if name == "torchrun":
+    if name == "torchrun" and not _asks(words):
         return Command(argv=words, kind=CommandKind.TORCHRUN, torchrun=split_command(words[1:]))
     if name == _DEEPSPEED[0]:
         return _deepspeed(words, (), words[1:])
@@ -128,7 +130,7 @@ def _python_command(words: tuple[str, ...]) -> Command:
 
 def _module(words: tuple[str, ...], python: tuple[str, ...], program: tuple[str, ...]) -> Command:
     """`[python] -m module …`, which may be torchrun, deepspeed or a front end."""
-    if program[0] == _TORCHRUN:
+    if program[0] == _TORCHRUN and not _asks(program):
         return Command(argv=words, kind=CommandKind.TORCHRUN, python=python, torchrun=split_command(program[1:]))
     if program[0] == _DEEPSPEED[1]:
         return _deepspeed(words, python, program[1:])
@@ -188,7 +190,7 @@ _HELP = ("", "-h", "--help")
 # Other launchers, likewise.
 _LAUNCHERS = {
     **dict.fromkeys(("torchrun", "deepspeed", "composer", "dlrover-run", "ft_launcher", OURS), ""),
-    **dict.fromkeys(("hyperpodrun", "mpirun", "mpiexec", "mpiexec.hydra", "horovodrun"), ""),
+    **dict.fromkeys(("hyperpodrun", "mpirun", "mpiexec", "horovodrun"), ""),
     **dict.fromkeys(("colossalai", "lightning"), "run"),
     **{name: following for name, following in _FRONT_ENDS.items() if "." not in name},
 }
@@ -203,7 +205,7 @@ _STARTS_LAUNCHERS = frozenset(("axolotl", "llamafactory-cli", "swift", "xtuner",
 # Their nodes meet as the PET_* variables say, with torchrun's own parser.
 _TORCHRUN_NAMES = frozenset({"torchrun", _TORCHRUN})
 _LIKE_TORCHRUN = frozenset({"torch.distributed.launch", "dlrover-run", "ft_launcher", "hyperpodrun"})
-MPI = frozenset({"mpirun", "mpiexec", "mpiexec.hydra", "horovodrun"})
+MPI = frozenset({"mpirun", "mpiexec", "horovodrun"})
 
 
 def _front_end(words: tuple[str, ...]) -> str:
@@ -223,6 +225,7 @@ class Launcher(Struct, frozen=True):
     name: str  # such as torchrun, accelerate launch
     words: tuple[str, ...]  # itself and what follows
     is_inside: bool = False  # behind a wrapper or in a shell's text, where our own parsers do not look
+    is_hidden: bool = False  # behind a program that hides our shims from it, such as one that changes the user
 
     @property
     def is_torchrun(self) -> bool:
@@ -232,7 +235,7 @@ class Launcher(Struct, frozen=True):
     @property
     def is_shim(self) -> bool:
         """Whether a shim of this name would be found in its place."""
-        return self.words[0] in SHIMS
+        return self.words[0] in SHIMS and not self.is_hidden
 
     @property
     def is_mpi(self) -> bool:
@@ -255,15 +258,17 @@ class Launcher(Struct, frozen=True):
         return "SCRIPT.py"
 
 
-def launcher_in(argv: Sequence[str], *, is_inside: bool = False) -> Launcher | None:
+def launcher_in(argv: Sequence[str], *, is_inside: bool = False, is_hidden: bool = False) -> Launcher | None:
     """The launcher in a command, if it is recognised; one of ours is found before all others."""
     words = _without_assignments(tuple(argv))
     while (name := _named(words)) is None and (behind := _behind(words)) is not None:
+        is_hidden |= _base(words[0]) in _HIDE_SHIMS
         words, is_inside = behind, True
     if name is not None:
-        return Launcher(name, words, is_inside)
+        return Launcher(name, words, is_inside, is_hidden)
+    is_hidden |= bool(words) and _base(words[0]) in _HIDE_SHIMS
     parts = _COMMANDS.split(_shells_text(words) or "")
-    launchers = [launcher_in(part.split(), is_inside=True) for part in parts if part.strip()]
+    launchers = [launcher_in(part.split(), is_inside=True, is_hidden=is_hidden) for part in parts if part.strip()]
     return min(filter(None, launchers), key=lambda launcher: launcher.name != OURS, default=None)
 
 
@@ -275,15 +280,17 @@ def launcher_of(command: Command) -> Launcher | None:
 
 def starts_launchers(command: Command) -> bool:
     """Whether a command is a shell, a wrapper or a program that may start a launcher, whose shim it would find."""
-    if command.kind is not CommandKind.PROGRAM:
+    if command.kind is not CommandKind.PROGRAM or _base(command.argv[0]) in _HIDE_SHIMS:
         return False
     launcher = launcher_in(command.argv)
-    return command.shell is not None or is_starter(command.argv) or (launcher is not None and launcher.is_inside)
+    is_inside = launcher is not None and launcher.is_inside and not launcher.is_hidden
+    return is_inside or command.shell is not None or is_starter(command.argv)
 
 
 def is_starter(argv: Sequence[str]) -> bool:
-    """Whether a program starts torchrun or accelerate, and nothing else."""
-    return _base(argv[0]) in _STARTS_LAUNCHERS
+    """Whether a program starts torchrun or accelerate as a child: it is made for that, or it is told to."""
+    is_told = launcher_in(argv) is None and any(word in SHIMS for word in argv[1:])
+    return is_told or _base(argv[0]) in _STARTS_LAUNCHERS
 
 
 def through_shims(argv: tuple[str, ...], shims: str) -> tuple[str, ...]:
@@ -301,15 +308,25 @@ def through_shims(argv: tuple[str, ...], shims: str) -> tuple[str, ...]:
     return argv
 
 
+def _asks(words: tuple[str, ...]) -> bool:
+    """Whether a program is only asked about itself."""
+    return len(words) > 1 and words[1] in QUESTIONS
+
+
 def _named(words: tuple[str, ...]) -> str | None:
     """The launcher that these words begin with."""
     name, following = _base(words[0]) if words else "", words[1] if len(words) > 1 else ""
+    if name not in _LAUNCHERS and is_mpirun(name):  # mpirun.openmpi, prterun
+        name = "mpirun"
+    if _asks(words):
+        return None
     if name in _LAUNCHERS:
         needed = _LAUNCHERS[name]
         return name if not needed else f"{name} {following}" if following in needed.split() else None
     if _ANY_PYTHON.fullmatch(name):
         words = tuple(itertools.dropwhile(lambda word: word[0:1] == "-" and word != "-m", words[1:]))
-    return words[1] if words[:1] == ("-m",) and words[1:2] and words[1] in MODULES else None
+    is_module = words[:1] == ("-m",) and len(words) > 1 and words[1] in MODULES and not _asks(words[1:])
+    return words[1] if is_module else None
 
 
 # -- what stands in front of a command ---------------------------------------------------------
@@ -322,21 +339,32 @@ _COMMANDS = re.compile(r"[;&|\n({]+")  # what stands between two commands of a s
 _SHELLS_OWN = re.compile(r"""[$`&|;<>(){}*?~#!\n\\[\]]""")  # what only a shell understands, apart from quotes
 _KEYWORDS = frozenset({"if", "for", "while", "case", "until", "cd", "export", "source", ".", "set", "eval", "time"})
 _ASSIGNMENT = re.compile(r"[A-Za-z_]\w*=.*", re.DOTALL)
-_BEFORE_A_COMMAND = frozenset({"exec", "then", "do", "else", "!", "time", "command", "sudo"})
+_BEFORE_A_COMMAND = frozenset({"exec", "then", "do", "else", "!", "time", "command"})
+CHANGE_USER = ("setpriv", "gosu", "su-exec", "setuidgid", "s6-setuidgid", "chpst")  # and become the command
 # Programs that become the command, and options with which they do not, or take the platform's variables away.
 _BECOME_THE_COMMAND = {
     "env": ("-i", "-S", "--split-string", "--ignore-environment", "-"),
     "taskset": ("-p", "--pid"),
-    **dict.fromkeys(("nice", "ionice", "nohup", "numactl", "stdbuf"), ()),
+    "chrt": ("-p", "--pid"),
+    "prlimit": ("-p", "--pid"),
+    **dict.fromkeys(("nice", "ionice", "nohup", "numactl", "stdbuf", "hwloc-bind", *CHANGE_USER), ()),
 }
+# Behind them our shims are out of reach: another user may not read our folder, another root has no such folder.
+_HIDE_SHIMS = frozenset((*CHANGE_USER, "runuser", "su", "sudo", "doas", "chroot"))
 _INITS = ("tini", "dumb-init", "catatonit")
 _WRAPPER = re.compile(
-    "|".join((*_BECOME_THE_COMMAND, *_INITS)) + "|uvx?|poetry|pipenv|pdm|pixi|hatch|rye|conda|(?:micro)?mamba|"
-    "setsid|timeout|catchsegv|xvfb-run|nsys|ncu|rocprof|py-spy|strace|ltrace|unshare|gosu"
+    "|".join((*_BECOME_THE_COMMAND, *_INITS, *sorted(_HIDE_SHIMS)))
+    + "|uvx?|poetry|pipenv|pdm|pixi|hatch|rye|conda|(?:micro)?mamba|"
+    "setsid|timeout|catchsegv|xvfb-run|nsys|ncu|rocprof|py-spy|strace|ltrace|unshare"
 )
 _TAKES_A_VALUE = re.compile(r"--(?:with(?:-\w+)?|extra|group|package|python|name|prefix|unset|chdir)|-[a-zA-Z]")
-_FLAGS = frozenset({"numactl -l", "taskset -a", "ionice -t", "catatonit -g", "dumb-init -v", "dumb-init -c"})
-_FLAGS |= {f"tini -{letter}" for letter in "sgvw"}  # letters that take no value
+_LETTERS = (  # that take no value
+    "numactl l, taskset a, ionice t, catatonit g, dumb-init vc, tini sgvw, env i0v, timeout v, chpst vVP, "
+    "unshare muinpUCTrcf, sudo EHnisSbkP"
+)
+_FLAGS = frozenset(
+    f"{wrapper} -{letter}" for wrapper, letters in map(str.split, _LETTERS.split(", ")) for letter in letters
+)
 
 
 class Seen(NamedTuple):
@@ -349,22 +377,30 @@ class Seen(NamedTuple):
 def see_through(argv: Sequence[str]) -> Seen:
     """Take off what can be taken off safely; the command as it is where nothing can."""
     prefix: tuple[str, ...] = ()
-    command = tuple(argv)
+    command, changes_user = tuple(argv), False
     while command:
         name, inner = _base(command[0]), None
         if is_shell(name):
             inner = _only_command(command)
         elif (behind := _behind(command)) and name in (*_BECOME_THE_COMMAND, *_INITS):
-            options = {word.partition("=")[0] for word in command[1 : len(command) - len(behind)]}
-            inner = behind if options.isdisjoint(_BECOME_THE_COMMAND.get(name, ())) else None
+            words = command[: len(command) - len(behind)]
+            options = {word.partition("=")[0] for word in words[1:]}
+            is_plain = options.isdisjoint(_BECOME_THE_COMMAND.get(name, ()))
+            inner = behind if is_plain and not any(map(_is_program, words, words[1:])) else None
         if not inner:
             break
         if name in _BECOME_THE_COMMAND:
             prefix += command[: len(command) - len(inner)]
+            changes_user |= name in CHANGE_USER
         command = inner
-    if not command or not (_trains(command[0]) or launcher_in(command)):
+    if not command or not (_trains(command[0]) or launcher_in(command) or changes_user):
         return Seen((), tuple(argv))
     return Seen(prefix, command)
+
+
+def _is_program(before: str, word: str) -> bool:
+    """Whether a word behind a wrapper is a program that is not recognised, as ./prog in `nice ./prog python`."""
+    return "/" in word and not (word.startswith("-") or before.startswith("-") or _ASSIGNMENT.fullmatch(word))
 
 
 def is_shell(word: str) -> bool:
@@ -410,12 +446,12 @@ def _only_command(words: tuple[str, ...]) -> tuple[str, ...] | None:
 
 
 def _shells_text(argv: Sequence[str]) -> str | None:
-    """The commands in `bash -c "…"`."""
-    if argv and is_shell(argv[0]):
+    """The commands in `bash -c "…"` or `su USER -c "…"`."""
+    if argv and (is_shell(argv[0]) or _base(argv[0]) in ("su", "runuser")):
         for option, text in itertools.pairwise(argv[1:]):
             if _SHELLS_TEXT.fullmatch(option):
                 return text
-            if not option.startswith("-"):
+            if not option.startswith("-") and is_shell(argv[0]):
                 break
     return None
 
@@ -434,6 +470,28 @@ def _without_assignments(words: tuple[str, ...]) -> tuple[str, ...]:
 
 def _base(word: str) -> str:
     return word.rpartition("/")[2]
+
+
+# -- references that nobody has expanded -----------------------------------------------------------
+
+
+# Kubernetes', and a shell's; torchrun itself replaces its own.
+_REFERENCE = re.compile(r"(?<!\$)\$(?:\(([A-Za-z_][\w.-]*)\)|\{(\w+)\}|([A-Za-z_]\w*))")
+
+
+def unexpanded(argv: Sequence[str], env: Mapping[str, str]) -> str | None:
+    """A warning about an argument that refers to a variable; None: none does, or a shell reads them."""
+    if any(is_shell(word) for word in argv):
+        return None
+    for word in argv[1:]:
+        match = _REFERENCE.search(word)
+        name = match[match.lastindex or 0] if match else ""
+        start = f"nobody has replaced {match[0] if match else ''} in the argument {word[:60]!r}"
+        if match and match[1]:
+            return f"{start}: Kubernetes does so where the container's env defines {name}; define it there"
+        if match and name in env:
+            return f"{start}: no shell reads the command; in a manifest write $({name}), or run it with bash -c"
+    return None
 
 
 # -- seconds from SIGTERM to SIGKILL -----------------------------------------------------------

@@ -20,7 +20,7 @@ from msgspec.structs import replace
 
 from trainer_launch.contracts import read_job
 from trainer_launch.contracts.source import MAX_FILE_BYTES, Pod
-from trainer_launch.host import dns, network, socket_folders
+from trainer_launch.host import dns, executables, network, socket_folders
 from trainer_launch.host.files import JOB_SECRET, LiveFiles
 from trainer_launch.host.machine import probe
 from trainer_launch.host.network import Interface
@@ -38,6 +38,7 @@ from trainer_launch.planning.command import (
     runs_one_program,
     see_through,
     starts_launchers,
+    unexpanded,
 )
 from trainer_launch.planning.interfaces import NodeNetwork
 from trainer_launch.planning.job import overlay, with_minimum, with_spares
@@ -119,7 +120,11 @@ def _job(pod: Pod, settings: Settings, command: Command | None) -> Job:
     job = _with_secret(job, pod, settings.secret_file)
     _, odd = grace(settings, command, pod.env)
     long = socket_folders.too_long(pod.env)
-    warnings = (odd, long and f"{long}; set TMPDIR to a shorter one, such as /tmp")
+    warnings = (
+        odd,
+        unexpanded(pod.command, pod.env),
+        long and f"{long}; set TMPDIR to a shorter one, such as /tmp",
+    )
     return replace(job, warnings=(*job.warnings, *filter(None, warnings)))
 
 
@@ -310,7 +315,11 @@ def is_our_python(word: str, path: str | None) -> bool:
 
 
 def _check_executable(name: str, path: str | None) -> None:
-    if shutil.which(name, path=path) is not None:
+    found = shutil.which(name, path=path)
+    obstacle = executables.obstacle(found or name, path)
+    if obstacle is not None and (found is not None or "/" in name):
+        raise NotRunnableError(f"{found or name!r} cannot be executed: {obstacle}", found=True)
+    if found is not None:
         return
     if "/" not in name:
         here = f"the working directory has it: write ./{name}" if os.path.isfile(name) else ""

@@ -202,6 +202,7 @@ def plan_of_torchrun(task: Task, reason: str) -> Plan:
     options = _options(task)
     actions = signals_of(options, task.signals)
     unknown = task.command.torchrun.unknown if task.command.torchrun else ()
+    template = options.pop("log_line_prefix_template", None)  # by its variable, which torch before 2.15 reads, too
     # After "--" torch takes nothing of the program for an option of its own, such as --n=3 for --nnodes.
     words = (*torchrun_options.render(options), *unknown, "--", *program(task))
     failure = f"{task.trial.scratch}/{runtime_directory.FAILURE}"
@@ -212,6 +213,8 @@ def plan_of_torchrun(task: Task, reason: str) -> Plan:
         runtime_directory.VARIABLE: task.trial.scratch,
         "TORCHELASTIC_ERROR_FILE": failure,
     }
+    if template:
+        env[torchrun_options.PREFIX_VARIABLE] = template
     # torch kills workers that need longer, and does not know the grace.
     env[_SHUTDOWN_TIMEOUT] = env.get(_SHUTDOWN_TIMEOUT) or str(math.ceil(task.grace_s))
     torchrun = Process(

@@ -1,12 +1,13 @@
 """The options of torchrun and of `deepspeed` as plain data, and the grammar of such command lines.
 
 PID 1 imports neither of them, nor argparse: a table of options (compared with torch's own parser by a test) is all
-there is to know of a launcher. Written for torch 2.4 to 2.13.
+there is to know of a launcher. Written for torch 2.4 to 2.15.
 """
 
 from __future__ import annotations
 
 import re
+import socket
 from collections.abc import Mapping, Sequence
 from string import Template
 from types import MappingProxyType
@@ -74,6 +75,7 @@ OPTIONS: Mapping[str, TorchrunOption] = MappingProxyType(
             TorchrunOption("signals_to_handle"),
             TorchrunOption("shutdown_timeout", "number"),
             TorchrunOption("virtual_local_rank", "flag"),
+            TorchrunOption("log_line_prefix_template"),
         )
     }
 )
@@ -82,6 +84,7 @@ _BY_FLAG = {
     for option in OPTIONS.values()
     for flag in (option.flag, f"--{option.name}", *filter(None, [option.short]))
 }
+QUESTIONS = frozenset({"-h", "--help", "--print-completion"})  # about torchrun itself
 DEVICES = "CUDA_VISIBLE_DEVICES"
 _TRUE, _FALSE = ("1", "true", "yes", "on", ""), ("0", "false", "no", "off")
 
@@ -251,9 +254,10 @@ def visible_devices(env: Mapping[str, str]) -> tuple[str, ...] | None:
 # -- where torchrun sends its workers' output --------------------------------------------------
 
 
-NAMES = ("log_dir", "redirects", "tee", "local_ranks_filter")
+_TEMPLATE = "log_line_prefix_template"
+NAMES = ("log_dir", "redirects", "tee", "local_ranks_filter", _TEMPLATE)
 NOWHERE = "/dev/null"  # as --log-dir: torchrun writes no file at all
-_PREFIX = "TORCHELASTIC_LOG_LINE_PREFIX_TEMPLATE"
+PREFIX_VARIABLE = "TORCHELASTIC_LOG_LINE_PREFIX_TEMPLATE"
 _STREAMS = {1: "stdout", 2: "stderr"}
 _ALL = re.compile(r"[0-3]")
 _EACH = re.compile(r"\d{1,5}:[0-3](,\d{1,5}:[0-3])*")
@@ -301,7 +305,7 @@ def destinations(
         return {}
     found = {}
     for local_rank, rank in ranks.items():
-        prefix = _prefix(env, role, local_rank, rank)
+        prefix = _prefix(options.get(_TEMPLATE) or env.get(PREFIX_VARIABLE), role, local_rank, rank)
         both = {stream: _destination(options, attempt_folder, local_rank, stream, prefix) for stream in _STREAMS}
         found[local_rank] = {stream: to for stream, to in both.items() if to != PLAIN}
     return {local_rank: streams for local_rank, streams in found.items() if streams}
@@ -332,8 +336,8 @@ def _is_wanted(ranks: str, local_rank: int) -> bool:
     return not ranks or local_rank in [int(rank) for rank in ranks.split(",")]
 
 
-def _prefix(env: Mapping[str, str], role: str, local_rank: int, rank: int) -> str:
-    template = env.get(_PREFIX)
+def _prefix(template: str | None, role: str, local_rank: int, rank: int) -> str:
     if not template:
         return f"[{role}{local_rank}]:"
-    return Template(template).safe_substitute(role_name=role, rank=rank, local_rank=local_rank)
+    names = {"role_name": role, "rank": rank, "local_rank": local_rank, "hostname": socket.gethostname()}
+    return Template(template).safe_substitute(names)

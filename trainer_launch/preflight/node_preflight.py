@@ -40,6 +40,7 @@ from trainer_launch.preflight.cluster.nodes import PairTests
 from trainer_launch.preflight.policy import Policy
 from trainer_launch.preflight.remedies import with_remedy
 from trainer_launch.preflight.report_formats import ReportPlace
+from trainer_launch.supervisor.inherited import stays_ignored
 
 LOUD = (Status.FAIL, Status.WARN)
 UNDER_LOAD = frozenset(check.id for check in registry.CHECKS if check.needs_load)
@@ -264,7 +265,8 @@ class PreflightProgress:
         self._write_message = write_message
         self._began_s = time.monotonic()
         for number in STOP_SIGNALS:
-            signal.signal(number, self._stop)
+            if not stays_ignored(number):
+                signal.signal(number, self._stop)
 
     def steps(self) -> list[tuple[str, str, str]]:
         """For a terminal: checks that found something or still run, how many others have ended, and the wait."""

@@ -90,7 +90,8 @@ def main() -> None:
     for number in STOPS:
         code = 130 if number == signal.SIGINT else 143
         why = f"{number.name} stopped it before the training began"
-        signal.signal(number, lambda *_, code=code, why=why: leave(code, why))
+        if signal.getsignal(number) is not signal.SIG_IGN:
+            signal.signal(number, lambda *_, code=code, why=why: leave(code, why))
     import torch.distributed.run as torchrun  # as PID 1, signals have to be handled before
 
     parser_of = torchrun.get_args_parser

@@ -153,6 +153,7 @@ class TorchNode(RunLoop):
         self._waiting: say.Waiting | None = None  # what the coordinator said last of those that are missing
         self._says_at_s = self._started_at_s + self._say_again_s  # what this node waits for
         self._note = ""  # what it waited for when it was stopped
+        self._started_s = 0.0  # when the last ones were
 
     def run(self) -> Outcome:
         """Run workers until the job is over for this node, and say how it ended."""
@@ -472,6 +473,7 @@ class TorchNode(RunLoop):
         self.phase, self._ending, self._starts = NodePhase.RUNNING, Ending(), self._starts + 1
         self._is_shared, self._lost, self._left = False, None, set()
         kept = [*self._processes.kept]
+        self._started_s = now_s
         try:
             unstarted = self._starter.start(specs, group.places)
         except (NodeError, OSError) as problem:
@@ -500,7 +502,9 @@ class TorchNode(RunLoop):
         death = worker_ends.with_last_words(death, self._system.last_lines(name))
         if death.exit_code != 0 and self._stop_signal is None:
             evidence = Evidence(last_lines=self._system.last_lines(name))
-            death = failure.with_symptom(death, evidence, None if self._go is None else self._go.port)
+            is_early = death.at_s < self._started_s + timeouts.START_S
+            started = self._workers.argv if is_early else ()
+            death = failure.with_symptom(death, evidence, None if self._go is None else self._go.port, started)
         return death
 
     def _with_error(self, death: Death, path: str | None, *, was_ended: bool) -> Death:

@@ -159,10 +159,6 @@ _XID = rf"\bXid\b[^\n]{{0,60}}?\b(?:{'|'.join(map(str, DEVICE_XIDS))})\b"  # 13,
 _GLOO = r"(?:gloo/\S*\.cc:\d+\]|\[gloo\]|\b[Gg]loo:)[^\n]{0,400}?"
 _START = rf"\A{_RANK}"
 _CUDA = r"(?:CUDA|HIP)(?: runtime)? error: |Cuda failure (?:\d+ )?'?|ROCm? error: "
-MPIRUN_REFUSES = (
-    r"There are not enough slots (?:available in the system|on the nodes)|result in binding more processes than|"
-    r"\b(?:mpirun|mpiexec|prterun|orterun)\b.{0,200}(?:[Uu]nknown|[Uu]nrecognized) (?:option|argument)"
-)
 PEER_HINT = (
     "check the other pods (kubectl get pods): find the one that failed first, or why a missing one does not run"
 )
@@ -269,14 +265,6 @@ SYMPTOMS = (
         r"Unable to find address for: |[Nn]o socket interface found",
         what="because GLOO_SOCKET_IFNAME or NCCL_SOCKET_IFNAME names no interface of this node",
         hint="set the exact name of an interface that ip addr shows here; ^ and = are for NCCL's variable only",
-        **_FINAL,
-    ),
-    _cause(
-        "Misconfigured",
-        MPIRUN_REFUSES,
-        what="because mpirun refuses what it was asked to start",
-        hint="correct its options; where ranks are more than slots, lower -np, raise slots=N of the hosts, or add "
-        "--oversubscribe",
         **_FINAL,
     ),
     _cause(

@@ -13,6 +13,7 @@ from trainer_launch.model import Death, Failure, exit_codes
 from trainer_launch.model.redaction import presentable
 from trainer_launch.model.signal_policy import signal_name
 from trainer_launch.model.units import counted, in_units
+from trainer_launch.planning.command import is_shell
 from trainer_launch.supervisor import error_lines
 from trainer_launch.supervisor.error_lines import (
     MISADDRESSED,
@@ -88,6 +89,12 @@ _FIRST = (
         hint="mount an emptyDir with medium: Memory at /dev/shm, or use fewer data-loader workers",
     ),
 )
+_NOT_RUNNABLE = Cause(
+    reason="NotRunnable",
+    what="because it cannot be run",
+    hint="check the command, the image and the working directory",
+    again=False,
+)
 # Where more is known than how a process ended.
 _KNOWN = (
     Cause(
@@ -97,12 +104,7 @@ _KNOWN = (
         exit_code=exit_codes.INFRASTRUCTURE,
         again=True,
     ),
-    Cause(
-        reason="NotRunnable",
-        what="because it cannot be run",
-        hint="check the command, the image and the working directory",
-        again=False,
-    ),
+    _NOT_RUNNABLE,
     Cause(
         reason="Quarantined",
         hint="let the platform start this pod on another machine, and have this one checked (nvidia-smi -q, its "
@@ -261,18 +263,24 @@ def with_error_file(death: Death, content: dict[str, Any], *, was_ended: bool) -
     return replace(death, **_words_of(content), **ended)
 
 
-def with_symptom(death: Death, evidence: Evidence, store_port: int | None = None) -> Death:
+def with_symptom(
+    death: Death, evidence: Evidence, store_port: int | None = None, started: Sequence[str] = ()
+) -> Death:
     """The death with what its last error proves: that a device failed, or that a restart is in vain.
 
-    `store_port` is where the ranks of its generation meet: who looks for them elsewhere has lost no peer.
+    `store_port` is where the ranks of its generation meet: who looks for them elsewhere has lost no peer. `started`
+    is its command, where it ended soon after its start: a command that a shell lacks then is missing each time.
     """
     text = death.message or _error_text(death, evidence)
     cause, line = recognise(text) or (None, "")
     if store_port is not None and error_lines.is_misaddressed(text, store_port):
         cause = MISADDRESSED
+    is_shells = bool(started) and (is_shell(started[0]) or started[0].endswith(".sh"))
+    if cause is None and is_shells and exit_codes.cannot_run(death.code) and shells_words(evidence.last_lines):
+        cause = _NOT_RUNNABLE
     if cause is not None and cause.is_proof:
         death = replace(death, fault=presentable(line)[:_FAULT_CHARS])
-    if cause is None or not (cause.is_final or cause is MISADDRESSED) or death.reason is not None:
+    if cause is None or not (cause.is_final or cause in (MISADDRESSED, _NOT_RUNNABLE)) or death.reason is not None:
         return death
     return replace(death, reason=cause.reason, message=_message(death, evidence, cause, line))
 

@@ -12,6 +12,7 @@ from collections.abc import Callable, Collection, Mapping
 from types import FrameType
 
 from trainer_launch.model import exit_codes
+from trainer_launch.model.signal_policy import STOP_SIGNALS
 
 log = logging.getLogger(__name__)
 
@@ -28,22 +29,24 @@ def fill_standard_streams() -> None:
 
 
 def hear(numbers: Collection[int]) -> dict[int, Handler]:
-    """Take these signals, empty the mask, restore what was ignored; return the handlers there were.
+    """Take these signals but those that stay ignored; return the handlers there were.
 
-    Children inherit the mask and what is ignored. Two exceptions: SIGPIPE and SIGXFSZ are ignored by Python itself,
-    which Popen restores; an ignored SIGHUP is what nohup asks for.
+    Children inherit the mask and what is ignored, as torchrun's do; nothing blocks a request to stop.
     """
     old: dict[int, Handler] = {}
-    for number in signal.valid_signals() - {signal.SIGPIPE, signal.SIGXFSZ}:
-        ignored = signal.getsignal(number) is signal.SIG_IGN
-        if ignored and number == signal.SIGHUP:
-            continue
-        if number in numbers:
+    for number in numbers:
+        if not stays_ignored(number):
             old[number] = signal.signal(number, _note)
-        elif ignored:
-            signal.signal(number, signal.SIG_DFL)
-    signal.pthread_sigmask(signal.SIG_SETMASK, [])
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, STOP_SIGNALS | {signal.SIGCHLD})
     return old
+
+
+def stays_ignored(number: int) -> bool:
+    """Whether our parent wants a signal ignored, here and in all that we start, as nohup and a shell's `&` do.
+
+    Without SIGTERM no controller could stop a pod, and without SIGCHLD nobody hears of a child's end.
+    """
+    return number not in (signal.SIGTERM, signal.SIGCHLD) and signal.getsignal(number) is signal.SIG_IGN
 
 
 def adopt_orphans(yes: bool = True) -> bool:
@@ -117,8 +120,10 @@ _leaving: list[bool] = []  # not empty once the termination message is written
 
 def end_on_stop() -> None:
     """End at once when asked to stop: as PID 1 the kernel drops every signal that has no handler."""
+    signal.signal(signal.SIGCHLD, signal.SIG_DFL)  # where it is ignored, nobody can ask how a child has ended
     for number in (signal.SIGTERM, signal.SIGINT, signal.SIGQUIT, signal.SIGHUP):
-        signal.signal(number, _end)
+        if not stays_ignored(number):
+            signal.signal(number, _end)
 
 
 def open_streams() -> None:

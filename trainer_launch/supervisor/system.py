@@ -11,6 +11,7 @@ import errno
 import logging
 import os
 import selectors
+import shutil
 import signal
 import subprocess
 import time
@@ -21,7 +22,7 @@ from typing import TypeVar
 from msgspec import Struct
 from msgspec.structs import replace
 
-from trainer_launch.host import cgroup, process_tree, shm
+from trainer_launch.host import cgroup, executables, process_tree, shm
 from trainer_launch.model import Process, exit_codes
 from trainer_launch.model.errors import EXHAUSTED, LIMITS, NodeError, NotRunnableError
 from trainer_launch.model.signal_policy import RELAYED, STOP_SIGNALS
@@ -422,9 +423,6 @@ def _largest(folder: str) -> tuple[str, ...]:
 # -- spawn errors ------------------------------------------------------------------------------
 
 
-_SHOWN_BYTES = 120
-
-
 def exhausted(process: Process, error: OSError) -> NodeError:
     """This machine has run out of something."""
     return NodeError(f"cannot start {process.name}: {error.strerror}; {LIMITS} or start fewer processes")
@@ -438,19 +436,13 @@ def why(process: Process, error: OSError | ValueError) -> NodeError | NotRunnabl
     place = error.filename if isinstance(error, OSError) and error.filename else process.argv[0]
     found = number not in (errno.ENOENT, errno.ENOTDIR) or ("/" in place and os.path.exists(place))
     text = os.strerror(number) if number else str(error)
-    if number == errno.ENOENT and found:
-        text = f"its interpreter does not exist: {_first_line(place)}"
-    elif number == errno.ENOENT and "/" not in place:
+    if number == errno.ENOENT and "/" not in place:
         text = f"not found in PATH ({process.env.get('PATH', 'not set')})"
+    elif found:
+        file = shutil.which(place, path=process.env.get("PATH")) or place
+        text = executables.obstacle(file, process.env.get("PATH")) or text
+        if number == errno.ENOEXEC:
+            text = executables.of_format(file)
+        elif number == errno.ENOENT and (loader := executables.loader_of(file)):
+            text = f"its dynamic loader {loader} does not exist: it was built for another libc or distribution"
     return NotRunnableError(f"cannot run {place!r} for {process.name}: {text}", found=found)
-
-
-def _first_line(path: str) -> str:
-    try:
-        with open(path, "rb") as file:
-            line = file.readline(_SHOWN_BYTES)
-    except OSError as problem:
-        return str(problem.strerror)
-    return (
-        repr(line.decode(errors="replace").strip()) if line.startswith(b"#!") else "the dynamic loader of a binary"
-    )

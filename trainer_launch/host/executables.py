@@ -1,0 +1,73 @@
+"""Why the kernel does not execute a file: its first line, interpreter, format or mount. Nothing is run."""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+
+from trainer_launch.host.files import LiveFiles
+
+_START_BYTES = 4096
+_SHOWN_BYTES = 120
+_BOM, _ELF = b"\xef\xbb\xbf", b"\x7fELF"
+_FIRST_LINE = re.compile(rb"#![ \t]*([^ \t\n]+)[ \t]*([^ \t\n=]*)[^\n]*")  # an interpreter, and a word for it
+_LOADER = re.compile(rb"/[\w/.-]*/ld[\w.-]*\.so[\w.]*")
+# Of ELF's numbers those of machines that train, and what uname calls them.
+_MACHINES = {3: "i686", 21: "ppc64le", 22: "s390x", 40: "armv7l", 62: "x86_64", 183: "aarch64", 243: "riscv64"}
+
+
+def obstacle(path: str, search: str | None) -> str | None:
+    """What is sure to keep this file from being executed, and what to do; None: nothing that can be seen.
+
+    `search` is the PATH in which `#!/usr/bin/env NAME` looks. Which other formats there are only the kernel knows.
+    """
+    start = _start_of(path)
+    first = _FIRST_LINE.match(start)
+    program, word = map(os.fsdecode, first.groups()) if first else ("", "")
+    line = repr(first[0][:_SHOWN_BYTES].decode(errors="replace")) if first else ""
+    name = word if os.path.basename(program) == "env" and not word.startswith("-") else ""
+    if _is_on_noexec(path):
+        return "its file system is mounted noexec; copy it to another" + (
+            f", or write: {program} {path}" * bool(first)
+        )
+    if start.startswith(_BOM + b"#!"):
+        return "a byte-order mark stands before its #!; save it as UTF-8 without one"
+    if "\r" in program + name:
+        return f"its lines end as on Windows (CRLF), also the first: {line}; write: sed -i 's/\\r$//' {path}"
+    if first and not os.path.exists(program):
+        return f"its interpreter does not exist: {line}; install it in the image, or correct the line"
+    if name and shutil.which(name, path=search) is None:
+        return f"its interpreter {name!r} was not found in PATH ({search or 'not set'}): {line}"
+    return None
+
+
+def of_format(path: str) -> str:
+    """Why a file is of no format that this machine executes, once the kernel has said so, and what to do."""
+    start, here = _start_of(path), os.uname().machine
+    if start.startswith(_ELF):
+        number = int.from_bytes(start[18:20], "big" if start[5:6] == b"\2" else "little")
+        machine = _MACHINES.get(number, f"another processor (ELF machine {number})")
+        return f"it is a program for {machine}, and this machine is {here}; take the one for {here}"
+    if not start:
+        return "it is empty"
+    return f"no first line names its interpreter; add one, such as #!/bin/sh, or write: sh {path}"
+
+
+def loader_of(path: str) -> str:
+    """The dynamic loader that a binary names; "": none."""
+    start = _start_of(path)
+    match = _LOADER.search(start) if start.startswith(_ELF) else None
+    return match[0].decode() if match else ""
+
+
+def _start_of(path: str) -> bytes:
+    return LiveFiles(_START_BYTES).read(path) or b""
+
+
+def _is_on_noexec(path: str) -> bool:
+    try:
+        may_be_run = os.stat(path).st_mode & 0o111 != 0
+        return may_be_run and bool(os.statvfs(path).f_flag & os.ST_NOEXEC)
+    except (OSError, ValueError):
+        return False
