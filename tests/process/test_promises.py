@@ -161,17 +161,18 @@ def test_a_suspended_worker_hears_a_request_and_a_drain(tmp_path, signals):
         assert "saved" in launcher.notes()
 
 
-def test_children_inherit_nothing_odd(tmp_path, wrap):
+def test_children_inherit_what_we_were_started_with_but_hear_a_request_to_stop(tmp_path, wrap):
     block = (
-        "import signal, os, sys; signal.pthread_sigmask(0, [15, 10]); signal.signal(2, signal.SIG_IGN);"
+        "import signal, os, sys; signal.pthread_sigmask(0, [15, 10]);"
+        "[signal.signal(number, signal.SIG_IGN) for number in (2, 12)];"
         "os.execvp(sys.argv[1], sys.argv[1:])"
     )
     blocked = (sys.executable, "-c", block)
     with Launcher(tmp_path, worker("inherited"), wrap=(*wrap, *blocked)) as launcher:
         assert launcher.wait() == 0
         # a Python child ignores SIGPIPE and SIGXFSZ by itself
-        own = (1 << (signal.SIGPIPE - 1)) | (1 << (signal.SIGXFSZ - 1))
-        assert launcher.notes() == [f"mask 0 ignored {own}", "session True"]
+        own = (1 << (signal.SIGPIPE - 1)) | (1 << (signal.SIGXFSZ - 1)) | (1 << (signal.SIGUSR2 - 1))
+        assert launcher.notes() == [f"mask {1 << (signal.SIGUSR1 - 1)} ignored {own}", "session True"]
 
 
 def test_no_wake_up_when_nothing_happens(tmp_path):

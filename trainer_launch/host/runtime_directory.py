@@ -14,6 +14,7 @@ import json
 import os
 import time
 
+from trainer_launch.host import files
 from trainer_launch.host.slow_files import within
 from trainer_launch.model.errors import UsageError
 
@@ -27,7 +28,6 @@ NODE_LABEL = "TRAINER_LAUNCH_NODE_LABEL"  # a rehearsal, for its launchers: what
 INSIDE = "TRAINER_LAUNCH_INSIDE"  # a rehearsal, for itself in namespaces of its own: the number that it has there
 IN_COLOR = "TRAINER_LAUNCH_IN_COLOR"  # a rehearsal on a terminal, for its launchers: prefixes are colored
 LISTEN_AT = "TRAINER_LAUNCH_LISTEN_AT"  # a rehearsal, for a pod's sshd: the pod's own address on loopback
-_APPENDED = os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC | os.O_NONBLOCK | os.O_NOFOLLOW
 # Files, or how their names begin: who writes it, and who reads it.
 LAUNCHER = "launcher.json"  # PID 1, for status: how it stands
 FAILURE = "failure.json"  # torchrun, for PID 1: the first failure
@@ -91,7 +91,7 @@ def request(folder: str, line: bytes = b"\n") -> bool:
 
 
 def _append(path: str, data: bytes) -> None:
-    fd = os.open(path, _APPENDED, 0o600)
+    fd = files.appended(path)
     try:
         os.write(fd, data)
     finally:

@@ -29,21 +29,22 @@ def fill_standard_streams() -> None:
 
 
 def hear(numbers: Collection[int]) -> dict[int, Handler]:
-    """Take these signals, empty the mask, restore what was ignored; return the handlers there were.
+    """Take these signals, but for those that we were started to ignore; return the handlers there were.
 
-    Children inherit the mask and what is ignored. Two exceptions: SIGPIPE and SIGXFSZ are ignored by Python itself,
-    which Popen restores; an ignored SIGHUP is what nohup asks for.
+    Children inherit the mask and what is ignored, as torchrun's do. A request to stop reaches us and them in any
+    case, unless it is the SIGHUP of nohup. SIGPIPE and SIGXFSZ are ignored by Python itself, which Popen restores.
     """
     old: dict[int, Handler] = {}
+    needed = STOP_SIGNALS | {signal.SIGCHLD}
     for number in signal.valid_signals() - {signal.SIGPIPE, signal.SIGXFSZ}:
         ignored = signal.getsignal(number) is signal.SIG_IGN
-        if ignored and number == signal.SIGHUP:
+        if ignored and (number == signal.SIGHUP or number not in needed):
             continue
         if number in numbers:
             old[number] = signal.signal(number, _note)
         elif ignored:
             signal.signal(number, signal.SIG_DFL)
-    signal.pthread_sigmask(signal.SIG_SETMASK, [])
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, needed)
     return old
 
 
