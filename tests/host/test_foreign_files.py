@@ -100,7 +100,7 @@ def test_a_log_is_added_to_a_regular_file_or_not_at_all(tmp_path: Path, kind: st
         for _ in range(2):
             os.close(files.appended(str(tmp_path / "stdout.log")))
     else:
-        with pytest.raises(OSError, match="regular file|directory") as refused:
+        with pytest.raises(OSError, match=r"regular file|directory") as refused:
             files.appended(str(tmp_path / "stdout.log"))
         assert refused.value.filename == str(tmp_path / "stdout.log"), "an error names it"
     assert (tmp_path / "secret").read_text() == "x"
