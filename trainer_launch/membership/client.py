@@ -79,7 +79,7 @@ class Lines(Generic[_M]):
     ) -> None:
         self._sock = sock
         self._channel = Channel(secret)
-        self._parse = parse
+        self._parser = parse
         self._who = who  # is at the other end, for people
         self._ready: deque[_M] = deque()
         self._rest = b""
@@ -137,6 +137,12 @@ class Lines(Generic[_M]):
             self._sock.sendall(data)
         except OSError as problem:
             raise LostError(f"lost {self._who}: {problem.strerror or 'it does not read'}") from None
+
+    def _parse(self, line: bytes) -> _M:
+        message = self._parser(line)
+        if isinstance(message, msg.Refused):
+            message = replace(message, reason=msg.with_own_version(message.reason))
+        return message
 
     def _read(self, line: bytes) -> _M:
         try:
