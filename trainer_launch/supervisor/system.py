@@ -246,7 +246,7 @@ class System:
         name, value = self.mark or ("", "")
         if entry.pid in self._popens or entry.session in self._sessions:
             return True
-        if self._descent and process_tree.mark_of(entry.pid) == self._descent:
+        if process_tree.mark_of(entry.pid) & self._descent == self._descent:  # 0: nobody can be told apart
             return True
         return (process_tree.environment(entry.pid) or {}).get(name) == value
 
