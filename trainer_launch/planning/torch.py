@@ -561,6 +561,7 @@ def _hosting(task: Task, meeting: _Meeting) -> Hosting | None:
         seats=meeting.seats,
         seat=meeting.node_rank or 0,
         by_arrival=topology.by_arrival,
+        shares_port=_shares_port(task),
         finds_stragglers=settings.hang_report_after != "off",
     )
 
@@ -581,17 +582,25 @@ def _membership(task: Task, meeting: _Meeting, local_addr: str | None) -> Member
         secret_file=task.job.secret_file,
         nodes=0 if meeting.nodes.fixed is None else meeting.nodes.max + task.topology.spares,
         label=task.trial.label or "",
+        shares_port=_shares_port(task),
     )
 
 
-def _ports_of_store(task: Task) -> PortRange | None:
-    """Where the store may listen: a typed --master-port, with which a script may call init_process_group itself.
-
-    Nodes of a larger job meet at that port, so that their store has another one.
-    """
+def _typed_port(task: Task) -> int | None:
+    """A typed --master-port, with which a script may call init_process_group itself."""
     facts = (fact for fact in reversed(task.job.facts) if fact.field == "master_port")
-    typed = next((int(fact.value) for fact in facts if fact.origin in (Origin.COMMAND, Origin.FLAG)), None)
+    return next((int(fact.value) for fact in facts if fact.origin in (Origin.COMMAND, Origin.FLAG)), None)
+
+
+def _ports_of_store(task: Task) -> PortRange | None:
+    """Where the store may listen: a single node's at a typed port."""
+    typed = _typed_port(task)
     return PortRange(typed, typed) if typed and task.topology.pods == 1 else ports_of(task.settings)
+
+
+def _shares_port(task: Task) -> bool:
+    """Whether the port at which several nodes meet was typed: it leads scripts to their store."""
+    return _typed_port(task) is not None and task.topology.pods != 1
 
 
 def seats_by_index(home: Endpoint, node_rank: int, hostname: str, count: int) -> Seats | None:
