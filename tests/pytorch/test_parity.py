@@ -51,6 +51,7 @@ ONLY_OURS = {
 }
 GIVEN = ("--rdzv-id=job", "--max-restarts=2")
 # Arguments of the script. torchrun substitutes the second, for which each worker has to be a new interpreter.
+STORE = "TORCHELASTIC_USE_AGENT_STORE"  # rank 0 serves it where workers are executed: nothing else imports torch
 ARGUMENTS = {"forkserver": ("x", ""), "exec": ("x", "$$y", "${local_rank}")}
 # What a forked worker has besides. On the descriptors it answers PID 1, and writes its stacks when a signal asks
 # for them; glibc has two signals of its own, and uses one of them once a process has had threads.
@@ -154,7 +155,7 @@ def _compare_environments(their: dict[str, str], our: dict[str, str]) -> None:
         assert tail is None or their[name].endswith(tail.group()), (name, our[name])
         their[name] = our[name]
     if importlib.metadata.version("torch").startswith("2.4."):  # lets rank 0 serve the store that nodes meet by
-        their["TORCHELASTIC_USE_AGENT_STORE"] = our["TORCHELASTIC_USE_AGENT_STORE"]
+        their[STORE] = our[STORE]
     assert our.keys() - their.keys() <= ONLY_OURS.keys()
     assert {name: our[name] for name in their.keys() & our.keys()} == {
         **their,
@@ -229,7 +230,8 @@ def test_on_one_node(tmp_path: Path, name: str, method: str) -> None:
         ran((*case.within, *start), tmp_path / folder, nodes, method, case.env, case.program)
         for folder, start in {"torchrun": TORCHRUN, "ours": launcher}.items()
     )
-    for rank, (variable, values) in itertools.product(theirs, case.differ.items()):
+    differ = {**case.differ, **({STORE: ("True", "False")} if method == "exec" else {})}
+    for rank, (variable, values) in itertools.product(theirs, differ.items()):
         found = (one[rank]["first"]["environment"].pop(variable) for one in (theirs, ours))
         assert tuple(found) == values
     compare(theirs, ours)
@@ -248,6 +250,11 @@ def test_on_two_nodes_with_roles_and_different_numbers_of_workers(
     theirs = ran(TORCHRUN, tmp_path / "torchrun", nodes, "exec")
     ours = ran((*OURS, "exec", "--", "torchrun"), tmp_path / "ours", nodes, "exec")
     assert len(ours) == len(theirs) == 5
+    shared = {(one["first"]["environment"].pop(STORE), backend) for one in ours.values()}
+    assert shared == {("True", "static") if backend == "static" else ("False", "c10d")}, (
+        "a typed port is the store's"
+    )
+    assert all(one["first"]["environment"].pop(STORE) == "True" for one in theirs.values())
     if backend == "c10d":  # torchrun's nodes get their ranks as they come
         theirs, ours = by_role(theirs), by_role(ours)
     compare(theirs, ours)

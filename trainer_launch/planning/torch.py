@@ -124,7 +124,7 @@ def _workers(task: Task, options: Mapping[str, str]) -> tuple[Workers, str]:
         node_label=task.node if settings.prefix else None,
         bindings=trial.bindings[0],
         virtual_local_rank="virtual_local_rank" in options,
-        serve_store=task.env.get(_UNSHARED) == "1",
+        serve_store=_is_rank_0s(task),
         of_deepspeed=task.command.is_deepspeed,
         logs={name: value for name, value in options.items() if name in torchrun_options.NAMES},
     )
@@ -584,6 +584,12 @@ def _membership(task: Task, meeting: _Meeting, local_addr: str | None) -> Member
         label=task.trial.label or "",
         shares_port=_shares_port(task),
     )
+
+
+def _is_rank_0s(task: Task) -> bool:
+    """Whether rank 0 serves the store: as torchrun's switch says, else where no other process imports torch."""
+    is_lean = task.settings.start_method == "exec" and not _shares_port(task)
+    return task.env.get(_UNSHARED, str(int(is_lean))) == "1"
 
 
 def _typed_port(task: Task) -> int | None:
