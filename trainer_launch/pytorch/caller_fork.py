@@ -74,7 +74,6 @@ def _become_server(connection: socket.socket, launcher: int, work: Callable[[], 
 
     try:
         process_attributes.die_with_parent(signal.SIGKILL)
-        os.setsid()  # signals to all of the job spare this session
         process_tree.mark_descendants()  # as the launcher does, whose fork this is not
         handlers: dict[int, Any] = {number: signal.getsignal(number) for number in _IGNORED}
         mask = frozenset(signal.pthread_sigmask(signal.SIG_BLOCK, ()))

@@ -236,7 +236,8 @@ class System:
 
     def _ours(self) -> list[process_tree.ProcessEntry]:
         """What is below us, but for what is kept, with its session, and what carries no mark of ours."""
-        entries = [entry for entry in process_tree.descendants(os.getpid()) if entry.session not in self._kept]
+        below = process_tree.descendants(os.getpid())
+        entries = [entry for entry in below if self._kept.isdisjoint((entry.pid, entry.session))]
         if self.mark is not None:
             entries = [entry for entry in entries if self._is_marked(entry)]
         self._seen = {number for entry in entries for number in (entry.session, entry.group)}
