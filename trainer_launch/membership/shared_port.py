@@ -16,7 +16,7 @@ from collections.abc import Callable
 
 KNOCK = b"\n"
 _OF_TORCH = b"\0"  # the first query of TCPStore's clients
-_SILENT_S = 1.0
+_SILENT_S = 0.5
 _SEND_S = 10.0  # for one end to take what the other one has said
 _READ_BYTES = 65536
 Place = tuple[str, int]

@@ -15,6 +15,7 @@ from msgspec import Struct
 from trainer_launch.host import runtime_directory
 from trainer_launch.model import (
     Endpoint,
+    Fact,
     Hosting,
     Job,
     Membership,
@@ -77,11 +78,11 @@ def plan(task: Task, reason: str) -> Plan:
     options = task.torchrun_options | form_of_program(task)
     torchrun_options.check(options)
     _check_devices(task, options)
-    workers, why = _workers(task, options)
+    meeting, topology = _meeting(task), task.topology
+    workers, why = _workers(task, options, meeting)
     bound, binding = task.trial.bindings
     actions = signals_of(options, task.signals)
     signal_policy.stop_signal(actions)  # one has to be left that stops the job
-    meeting, topology = _meeting(task), task.topology
     # Node 0 asks itself, whatever its name.
     asks_itself = topology.is_coordinator or topology.pods == 1
     place = Endpoint("localhost", meeting.coordinator.port) if asks_itself else meeting.coordinator
@@ -99,7 +100,9 @@ def plan(task: Task, reason: str) -> Plan:
     )
 
 
-def _workers(task: Task, options: Mapping[str, str]) -> tuple[Workers, str]:
+def _workers(task: Task, options: Mapping[str, str], meeting: _Meeting) -> tuple[Workers, str]:
+    # No process of ours imports torch then, unless scripts look for a store at the typed port.
+    is_lean = task.settings.start_method == "exec" and not meeting.shares_port
     words, trial, settings = program(task), task.trial, task.settings
     forks, why = _way_to_start(task, options, words)
     env = env_of_workers(task)
@@ -124,7 +127,7 @@ def _workers(task: Task, options: Mapping[str, str]) -> tuple[Workers, str]:
         node_label=task.node if settings.prefix else None,
         bindings=trial.bindings[0],
         virtual_local_rank="virtual_local_rank" in options,
-        serve_store=_is_rank_0s(task),
+        serve_store=task.env.get(_UNSHARED, str(int(is_lean))) == "1",
         of_deepspeed=task.command.is_deepspeed,
         logs={name: value for name, value in options.items() if name in torchrun_options.NAMES},
     )
@@ -531,6 +534,7 @@ class _Meeting(Struct, frozen=True):
     nodes: NodeRange
     node_rank: int | None
     coordinator: Endpoint
+    shares_port: bool  # scripts that meet there are led to the workers' store
     seats: Seats | None  # where each node's coordinator is, where the job may do without one of them
 
 
@@ -540,7 +544,8 @@ def _meeting(task: Task) -> _Meeting:
     seats = None
     if node_rank is not None and (nodes.fixed is None or spares):
         seats = seats_by_index(coordinator, node_rank, hostname, nodes.max + spares)
-    return _Meeting(job_name(task.topology, hostname, coordinator), nodes, node_rank, coordinator, seats)
+    shares = seats is None and task.topology.pods != 1 and any(_typed(task))
+    return _Meeting(job_name(task.topology, hostname, coordinator), nodes, node_rank, coordinator, shares, seats)
 
 
 def _hosting(task: Task, meeting: _Meeting) -> Hosting | None:
@@ -561,7 +566,7 @@ def _hosting(task: Task, meeting: _Meeting) -> Hosting | None:
         seats=meeting.seats,
         seat=meeting.node_rank or 0,
         by_arrival=topology.by_arrival,
-        shares_port=_shares_port(task),
+        shares_port=meeting.shares_port,
         finds_stragglers=settings.hang_report_after != "off",
     )
 
@@ -582,31 +587,21 @@ def _membership(task: Task, meeting: _Meeting, local_addr: str | None) -> Member
         secret_file=task.job.secret_file,
         nodes=0 if meeting.nodes.fixed is None else meeting.nodes.max + task.topology.spares,
         label=task.trial.label or "",
-        shares_port=_shares_port(task),
+        shares_port=meeting.shares_port,
     )
 
 
-def _is_rank_0s(task: Task) -> bool:
-    """Whether rank 0 serves the store: as torchrun's switch says, else where no other process imports torch."""
-    is_lean = task.settings.start_method == "exec" and not _shares_port(task)
-    return task.env.get(_UNSHARED, str(int(is_lean))) == "1"
-
-
-def _typed_port(task: Task) -> int | None:
-    """A typed --master-port, with which a script may call init_process_group itself."""
-    facts = (fact for fact in reversed(task.job.facts) if fact.field == "master_port")
-    return next((int(fact.value) for fact in facts if fact.origin in (Origin.COMMAND, Origin.FLAG)), None)
-
-
 def _ports_of_store(task: Task) -> PortRange | None:
-    """Where the store may listen: a single node's at a typed port."""
-    typed = _typed_port(task)
+    """Where the store may listen: a single node's at a typed --master-port, where its script may meet as well."""
+    typed = next((int(fact.value) for fact in _typed(task) if fact.field == "master_port"), None)
     return PortRange(typed, typed) if typed and task.topology.pods == 1 else ports_of(task.settings)
 
 
-def _shares_port(task: Task) -> bool:
-    """Whether the port at which several nodes meet was typed: it leads scripts to their store."""
-    return _typed_port(task) is not None and task.topology.pods != 1
+def _typed(task: Task) -> Iterator[Fact]:
+    """What was typed of the place at which the nodes meet, the last first."""
+    for fact in reversed(task.job.facts):
+        if fact.field in ("master_port", "rdzv_endpoint") and fact.origin in (Origin.COMMAND, Origin.FLAG):
+            yield fact
 
 
 def seats_by_index(home: Endpoint, node_rank: int, hostname: str, count: int) -> Seats | None:
