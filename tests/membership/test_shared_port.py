@@ -11,6 +11,7 @@ from queue import Queue
 import pytest
 
 from trainer_launch.membership import shared_port
+from trainer_launch.membership.server import Connection
 from trainer_launch.membership.shared_port import KNOCK, Place, SharedPort
 
 DEADLINE_S = 30
@@ -101,3 +102,11 @@ def test_where_no_store_is_open_torch_is_told_at_once_and_tries_again(house: Hou
     with socket.create_server(("127.0.0.1", 0)) as gone:
         house.store = gone.getsockname()
     assert is_over(house.visit(b"\0"))
+
+
+def test_a_knock_where_no_port_is_shared_is_not_heard() -> None:
+    """As of a node that was started by another command than node 0."""
+    ours, theirs = socket.socketpair()
+    with ours, theirs:
+        ours.sendall(KNOCK + b"{}\n" + KNOCK)
+        assert Connection(theirs, 1, "127.0.0.1", None, 0.0).read() == [b"{}"]

@@ -89,7 +89,7 @@ class Connection:
         self._unread = rest
         if len(rest) >= MAX_SIGNED_BYTES:
             raise MessageError(f"a line is longer than {MAX_SIGNED_BYTES} bytes")
-        return [bytes(line) for line in lines]
+        return [bytes(line) for line in lines if line]  # an empty one is a knock; see shared_port.py
 
     def write(self, line: bytes) -> bool:
         """Take a line for sending; False when too much is unsent."""
