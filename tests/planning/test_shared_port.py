@@ -30,8 +30,6 @@ def test_a_typed_address_of_several_nodes_is_their_stores_as_well(
 ) -> None:
     plan = engines.plan(request("train.py", overlay(job, typed, origin)))
     assert given(plan.hosting).shares_port is given(plan.membership).shares_port is shares
-    # A store process has to serve who comes there; without it executed workers need none.
-    assert given(plan.workers).serve_store is not shares
 
 
 def test_where_another_node_may_take_the_coordinator_over_nobody_is_led_anywhere() -> None:

@@ -51,7 +51,6 @@ ONLY_OURS = {
 }
 GIVEN = ("--rdzv-id=job", "--max-restarts=2")
 # Arguments of the script. torchrun substitutes the second, for which each worker has to be a new interpreter.
-STORE = "TORCHELASTIC_USE_AGENT_STORE"  # rank 0 serves it where workers are executed: nothing else imports torch
 ARGUMENTS = {"forkserver": ("x", ""), "exec": ("x", "$$y", "${local_rank}")}
 # What a forked worker has besides. On the descriptors it answers PID 1, and writes its stacks when a signal asks
 # for them; glibc has two signals of its own, and uses one of them once a process has had threads.
@@ -155,7 +154,7 @@ def _compare_environments(their: dict[str, str], our: dict[str, str]) -> None:
         assert tail is None or their[name].endswith(tail.group()), (name, our[name])
         their[name] = our[name]
     if importlib.metadata.version("torch").startswith("2.4."):  # lets rank 0 serve the store that nodes meet by
-        their[STORE] = our[STORE]
+        their["TORCHELASTIC_USE_AGENT_STORE"] = our["TORCHELASTIC_USE_AGENT_STORE"]
     assert our.keys() - their.keys() <= ONLY_OURS.keys()
     assert {name: our[name] for name in their.keys() & our.keys()} == {
         **their,
@@ -230,8 +229,7 @@ def test_on_one_node(tmp_path: Path, name: str, method: str) -> None:
         ran((*case.within, *start), tmp_path / folder, nodes, method, case.env, case.program)
         for folder, start in {"torchrun": TORCHRUN, "ours": launcher}.items()
     )
-    differ = {**case.differ, **({STORE: ("True", "False")} if method == "exec" else {})}
-    for rank, (variable, values) in itertools.product(theirs, differ.items()):
+    for rank, (variable, values) in itertools.product(theirs, case.differ.items()):
         found = (one[rank]["first"]["environment"].pop(variable) for one in (theirs, ours))
         assert tuple(found) == values
     compare(theirs, ours)

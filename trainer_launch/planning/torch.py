@@ -78,11 +78,11 @@ def plan(task: Task, reason: str) -> Plan:
     options = task.torchrun_options | form_of_program(task)
     torchrun_options.check(options)
     _check_devices(task, options)
-    meeting, topology = _meeting(task), task.topology
-    workers, why = _workers(task, options, meeting)
+    workers, why = _workers(task, options)
     bound, binding = task.trial.bindings
     actions = signals_of(options, task.signals)
     signal_policy.stop_signal(actions)  # one has to be left that stops the job
+    meeting, topology = _meeting(task), task.topology
     # Node 0 asks itself, whatever its name.
     asks_itself = topology.is_coordinator or topology.pods == 1
     place = Endpoint("localhost", meeting.coordinator.port) if asks_itself else meeting.coordinator
@@ -100,9 +100,7 @@ def plan(task: Task, reason: str) -> Plan:
     )
 
 
-def _workers(task: Task, options: Mapping[str, str], meeting: _Meeting) -> tuple[Workers, str]:
-    # No process of ours imports torch then, unless scripts look for a store at the typed port.
-    is_lean = task.settings.start_method == "exec" and not meeting.shares_port
+def _workers(task: Task, options: Mapping[str, str]) -> tuple[Workers, str]:
     words, trial, settings = program(task), task.trial, task.settings
     forks, why = _way_to_start(task, options, words)
     env = env_of_workers(task)
@@ -127,7 +125,7 @@ def _workers(task: Task, options: Mapping[str, str], meeting: _Meeting) -> tuple
         node_label=task.node if settings.prefix else None,
         bindings=trial.bindings[0],
         virtual_local_rank="virtual_local_rank" in options,
-        serve_store=task.env.get(_UNSHARED, str(int(is_lean))) == "1",
+        serve_store=task.env.get(_UNSHARED) == "1",
         of_deepspeed=task.command.is_deepspeed,
         logs={name: value for name, value in options.items() if name in torchrun_options.NAMES},
     )
