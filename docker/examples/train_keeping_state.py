@@ -5,6 +5,7 @@ It runs under torchrun as well, where a lost rank is a restart from the last che
 """
 
 import os
+from collections.abc import Iterator
 
 import torch
 from torch import distributed as dist
@@ -33,7 +34,7 @@ class Position:
     def __init__(self, size: int) -> None:
         self.size, self.taken = size, 0
 
-    def batches(self, rank: int, world_size: int):
+    def batches(self, rank: int, world_size: int) -> Iterator[list[int]]:
         """The indices of this rank's batches, from the position on; every rank counts all of them."""
         while True:
             epoch, start = divmod(self.taken, self.size)

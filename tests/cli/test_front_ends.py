@@ -32,6 +32,7 @@ BODIES = {
     "namespace": "torchrun.run(torchrun.get_args_parser().parse_args(['--nproc-per-node', '2', 'worker.py']))",
     "head": "torchrun.main('--nnodes=2 --node_rank=0 --master_addr=head.invalid worker.py'.split())",
     "child": "subprocess.Popen([sys.executable, 'worker.py'], env={**os.environ, 'RANK_IS': '0'}).wait()",
+    "cpu": "subprocess.Popen([sys.executable, 'worker.py'], env={**os.environ, 'MASTER_ADDR': '127.0.0.1'}).wait()",
     "wrong": "sys.exit(3)",
     "slow": "print('begins', flush=True); time.sleep(60)",
 }
@@ -83,6 +84,16 @@ def test_a_script_that_it_starts_as_a_child_runs_under_the_launcher(folder: Path
     assert ended.returncode == 0, ended.stderr
     (worker,) = [json.loads(line) for line in ended.stdout.splitlines() if line.startswith("{")]
     assert (worker["RANK"], worker["LT_DEVICES"]) == ("0", "2")
+
+
+def test_a_loopback_address_that_it_makes_up_for_its_child_is_not_the_jobs(folder: Path) -> None:
+    """As of `accelerate launch --cpu --num_machines 2 --main_process_ip 127.0.0.1` in the pods of a PyTorchJob."""
+    fabric(folder, "cpu")
+    pod = {"MASTER_ADDR": "head.invalid", "MASTER_PORT": "23456", "RANK": "1", "WORLD_SIZE": "2"}
+    pod |= {"PET_NNODES": "2", "PET_NPROC_PER_NODE": "auto", "PET_NODE_RANK": "1"}
+    pod |= {f"PET_{name}": pod[name] for name in ("MASTER_ADDR", "MASTER_PORT")}
+    ended = launch("run", "--wait-timeout", "1", "--", "fabric", "run", "worker.py", cwd=folder, env=pod)
+    assert "node=1/2 workers=1 coordinator=head.invalid:23456" in ended.stderr
 
 
 def test_one_node_in_a_pod_of_several_is_an_error_in_words(folder: Path) -> None:

@@ -46,6 +46,9 @@ def collector(place: Path, lines: Callable[[], tuple[str, ...]] = tuple) -> Coll
 
 def test_a_value_with_a_line_break_forges_no_other_variable() -> None:
     assert incident_facts.environment({"A": "x\nB=y", "C": "z"}) == "A=x\\nB=y\nC=z\n"
+    values = {"ESCAPE": "\x1b[31m é", "NEXT\n": "a\rb\x85c\u2028d\udcff"}
+    shown = "ESCAPE=\\x1b[31m é\nNEXT\\n=a\\rb\\x85c\\u2028d\\udcff\n"
+    assert incident_facts.environment(values) == shown
 
 
 def test_where_no_thread_is_allowed_an_incident_is_kept_and_says_what_is_missing(

@@ -7,7 +7,7 @@ import http.client
 import math
 import socket
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -150,11 +150,21 @@ def test_other_questions_are_refused(port: int) -> None:
     assert ask(port)[0].status == 200
 
 
-def test_silent_clients_keep_nobody_out_and_take_no_threads(port: int) -> None:
+CLIENTS: dict[str, Callable[[socket.socket], object]] = {
+    "silent": lambda sock: None,
+    "in the middle of a word": lambda sock: sock.sendall(b"GET /met"),
+    "half closed": lambda sock: sock.shutdown(socket.SHUT_WR),
+    "deaf": lambda sock: sock.sendall(b"GET /metrics HTTP/1.1\r\n\r\n"),
+}
+
+
+@pytest.mark.parametrize("kind", CLIENTS)
+def test_500_clients_that_say_or_hear_nothing_keep_nobody_out_and_take_no_threads(port: int, kind: str) -> None:
     with contextlib.ExitStack() as stack:
-        for _ in range(3 * metrics.AT_ONCE):
-            stack.enter_context(socket.create_connection(("127.0.0.1", port), timeout=10)).sendall(b"GET /met")
-        assert ask(port)[0].status == 200
+        for _ in range(500):
+            CLIENTS[kind](stack.enter_context(socket.create_connection(("127.0.0.1", port), timeout=10)))
+        for _ in range(3):
+            assert ask(port)[0].status == 200
         serving = [thread for thread in threading.enumerate() if "process_request" in thread.name]
         assert len(serving) <= 2 * metrics.AT_ONCE
 

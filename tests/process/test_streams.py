@@ -53,9 +53,14 @@ def test_a_stream_that_is_not_shown_is_remembered_for_the_termination_message(tm
 
 
 def test_a_full_disk_ends_the_file_not_the_job(tmp_path: Path) -> None:
-    launcher = ran(tmp_path, {1: {"file": "/dev/full"}}, program="for i in 1 2 3; do echo $i; sleep 0.01; done")
+    file = tmp_path / "file"
+    file.write_bytes(bytes(1 << 20))
+    process = {"argv": ["sh", "-c", "for i in 1 2 3; do echo $i; done"], "streams": {1: {"file": str(file)}}}
+    no_larger = ("sh", "-c", 'ulimit -f 2048; exec "$@"', "sh")  # blocks of 512 bytes
+    with Launcher(tmp_path, process, wrap=no_larger) as launcher:
+        assert launcher.wait() == 0, launcher.log()
     assert launcher.output() == b"1\n2\n3\n"
-    assert launcher.log().count("cannot write to /dev/full: No space left on device; the job continues") == 1
+    assert launcher.log().count(f"cannot write to {file}: File too large; the job continues") == 1
 
 
 def test_a_generation_of_the_same_attempt_is_appended(tmp_path: Path) -> None:

@@ -17,6 +17,7 @@ from pathlib import Path
 from trainer_launch.commands.options import Parsed
 from trainer_launch.contracts import rank_process, read_job
 from trainer_launch.host import deadline_subprocess, runtime_directory
+from trainer_launch.host.files import LiveFiles
 from trainer_launch.model.errors import ContractError, LaunchError, NotRunnableError, UsageError
 from trainer_launch.model.signal_policy import STOP_SIGNALS
 from trainer_launch.observability import node_view
@@ -73,10 +74,7 @@ def write(folder: Path) -> None:
 
 def is_shim(path: Path) -> bool:
     """Whether the file is a shim that this command has written."""
-    try:
-        return _MARK.encode() in path.read_bytes()[:200]
-    except OSError:
-        return False
+    return _MARK.encode() in (LiveFiles(200).read(str(path)) or b"")
 
 
 # -- as a shim ---------------------------------------------------------------------------------

@@ -119,7 +119,7 @@ def _fork_server(plan: Plan) -> ForkServer | None:
 
     if workers.caller is not None:
         return CallerFork(*workers.caller)
-    inherited.hear(())  # workers get the signal mask and what is ignored from the server
+    inherited.hear(())  # workers get from the server what hears a request to stop
     process_tree.mark_descendants()
     try:
         return ForkServer(workers)

@@ -16,12 +16,11 @@ round trip; half of the trip is its error.
 
 from __future__ import annotations
 
-import linecache
 import logging
 import re
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Annotated, ClassVar, TypeAlias
+from typing import TYPE_CHECKING, Annotated, ClassVar, TypeAlias
 
 from msgspec import Meta, Struct, field
 from msgspec.structs import replace
@@ -32,11 +31,15 @@ from trainer_launch.diagnosis.recorder_questions import Recorders
 from trainer_launch.diagnosis.worker_samples import WorkerPlace
 from trainer_launch.host import runtime_directory
 from trainer_launch.host.deadline_subprocess import begin_thread
+from trainer_launch.host.files import LiveFiles
 from trainer_launch.membership.notes import Judge, Judgement, Members, MemberView, Tell, opened
 from trainer_launch.membership.protocol import MAX_RANKS, Note
 from trainer_launch.model import Workers
 from trainer_launch.model.codec import Amount, Count, Tagged, Text, encode
 from trainer_launch.model.units import printable
+
+if TYPE_CHECKING:
+    from trainer_launch.diagnosis.stacks import Frame
 
 STRAGGLERS = "stragglers"  # the topic
 MAX_SUSPECTS = 16  # that are told at once
@@ -47,6 +50,7 @@ ROUNDS = 5  # questions about a clock
 MOST_ENTRIES = 1 << 18  # of all ranks in one sample: judging them must not keep nodes waiting
 _LOOK_STEPS = 2.5  # for so many the suspects' main threads are looked at
 _TEXT_CHARS = 200  # of a place, of what is said of a GPU
+_SOURCE_BYTES = 1 << 20  # of a file of the program
 _DRIFT = 0.001  # a clock that drifts more was set
 _FIRST_S = 0.1  # until workers have answered; then twice as long, again and again
 _MESSAGE_BYTES = 56_000  # leaves room in a line
@@ -370,12 +374,10 @@ def _ask_nvml(gpus: Mapping[int, str], texts: dict[int, str]) -> None:
 
 def _looked(answer: Recorded, entries: Entries) -> Entries:
     """A worker's entries, with what its stacks show in one phrase each."""
-    if answer.looks:
-        linecache.checkcache()
-    return replace(entries, looks=tuple(_look(at_ns, stack) for at_ns, stack in answer.looks))
+    return replace(entries, looks=tuple(look_of(at_ns, stack) for at_ns, stack in answer.looks))
 
 
-def _look(at_ns: int, stack: Sequence[str]) -> Look:
+def look_of(at_ns: int, stack: Sequence[str]) -> Look:
     """Whether the rank waits for another one where the recorder does not tell it, or does what takes its time."""
     from trainer_launch.diagnosis import stacks  # only who has a suspect needs it
 
@@ -383,11 +385,17 @@ def _look(at_ns: int, stack: Sequence[str]) -> Look:
     if stacks.doing(frames).takes_long:
         return Look(at_ns, True, "")
     down = stacks.down_to_user(frames)
-    line = linecache.getline(down[-1].file, down[-1].line) if down else ""
+    line = _code_at(down[-1]) if down else ""
     inside = [frame for frame in down if _WAITS_IN.search(frame.file)]
     is_collective = any(_COLLECTIVE.match(frame.function) for frame in inside)
     waits = not is_collective and bool(inside or _WAITS_BY.search(line))
     return Look(at_ns, waits, stacks.where(frames)[:_TEXT_CHARS] if frames else "")
+
+
+def _code_at(frame: Frame) -> str:
+    """A line of the file that a worker has named, which may be any file."""
+    lines = (LiveFiles(_SOURCE_BYTES).read(frame.file) or b"").splitlines()
+    return lines[frame.line - 1].decode(errors="replace") if 0 < frame.line <= len(lines) else ""
 
 
 def fitting(ranks: Sequence[Entries]) -> tuple[Entries, ...]:

@@ -13,7 +13,7 @@ import re
 import stat
 from collections.abc import Collection, Mapping
 
-from trainer_launch.host.slow_files import within
+from trainer_launch.host.slow_files import WAIT_S, within
 from trainer_launch.model.errors import UsageError
 
 JOB_SECRET = "/etc/trainer-launch/job-secret"  # the job's secret, without an option
@@ -22,6 +22,9 @@ _IS_KEY = re.compile(rb"-----BEGIN [A-Z ]*PRIVATE KEY-----")
 _KEY_LABEL = b"trainer-launch: the job's secret"  # what is derived of a key for it fits nothing else
 _OPENED = os.O_RDONLY | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC  # a FIFO holds nobody up
 _FLAGS = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC  # a new file: nobody else's, and no link
+_APPENDED = os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_NONBLOCK | os.O_NOFOLLOW | os.O_NOCTTY | os.O_CLOEXEC
+_TEXT_BYTES = 1 << 26  # of what the kernel tells
+_BLOCK_BYTES = 1 << 16
 
 
 class LiveFiles:
@@ -42,26 +45,29 @@ class LiveFiles:
         return within(path, False, os.path.exists, path)
 
 
-def read(path: str, most: int, offset: int = 0) -> bytes | None:
+def read(path: str, most: int, offset: int = 0, *, wait_s: float = WAIT_S) -> bytes | None:
     """At most so many bytes of a file that somebody else may have put there, such as a worker; `offset` likewise.
 
     None also where it is a symbolic link: what that leads to may be a device, or nobody's to show.
     """
-    return within(path, None, _read, path, most, offset, _OPENED | os.O_NOFOLLOW)
+    return within(path, None, _read, path, most, offset, _OPENED | os.O_NOFOLLOW, wait_s=wait_s)
 
 
-def _read(path: str, most: int, offset: int, flags: int) -> bytes | None:
+def _read(path: str | os.PathLike[str], most: int, offset: int, flags: int) -> bytes | None:
     try:
         descriptor = os.open(path, flags)
     except (OSError, ValueError):
         return None
     try:
-        status = os.fstat(descriptor)
+        status, blocks = os.fstat(descriptor), []
         if not stat.S_ISREG(status.st_mode):
             return None
-        with open(descriptor, "rb", closefd=False) as file:
-            file.seek(offset if offset >= 0 else max(0, status.st_size + offset))
-            return file.read(most)
+        if offset:
+            os.lseek(descriptor, offset if offset > 0 else max(0, status.st_size + offset), os.SEEK_SET)
+        while most > 0 and (block := os.read(descriptor, min(most, _BLOCK_BYTES))):
+            blocks.append(block)
+            most -= len(block)
+        return b"".join(blocks)
     except OSError:
         return None
     finally:
@@ -70,11 +76,32 @@ def _read(path: str, most: int, offset: int, flags: int) -> bytes | None:
 
 def text(path: str | os.PathLike[str]) -> str:
     """What the kernel or somebody else wrote there, "" when it cannot be read."""
+    return (_read(path, _TEXT_BYTES, 0, _OPENED) or b"").decode(errors="replace")
+
+
+def appended(path: str, mode: int = 0o600) -> int:
+    """A descriptor that adds to a regular file, which is made where there is nothing.
+
+    Raises:
+        OSError: it cannot be opened or made, or something else is there: a FIFO would hold us up.
+    """
+    descriptor = within(path, None, _appended, path, mode)
+    if descriptor is None:
+        raise TimeoutError(errno.ETIMEDOUT, "its file server does not answer", path)
+    return descriptor
+
+
+def _appended(path: str, mode: int) -> int | None:
     try:
-        with open(path, encoding="utf-8", errors="replace") as file:
-            return file.read()
-    except OSError:
-        return ""
+        descriptor = os.open(path, _APPENDED, mode)
+    except OSError as problem:
+        if problem.errno not in (errno.ENXIO, errno.ELOOP):  # a FIFO that nobody reads; a link
+            raise
+    else:
+        if stat.S_ISREG(os.fstat(descriptor).st_mode):
+            return descriptor
+        os.close(descriptor)
+    raise OSError(errno.EINVAL, "it is no regular file", path)
 
 
 def replace(path: str, data: bytes, mode: int = 0o600) -> None:
@@ -99,6 +126,27 @@ def _replace(path: str, data: bytes, mode: int) -> bool:
     except OSError:
         os.unlink(beside)
         raise
+    return True
+
+
+def overwrite(path: str, data: bytes, *, may_make: bool = True) -> None:
+    """Write `data` in place: a bind mount can be neither removed nor replaced. A pipe or a device gets it as well.
+
+    Raises:
+        OSError: it cannot be written, or nobody reads there.
+    """
+    if not within(path, False, _overwrite, path, data, os.O_CREAT if may_make else 0):
+        raise TimeoutError(errno.ETIMEDOUT, "its file server does not answer", path)
+
+
+def _overwrite(path: str, data: bytes, create: int) -> bool:
+    descriptor = os.open(path, os.O_WRONLY | os.O_CLOEXEC | os.O_NOCTTY | os.O_NONBLOCK | create, 0o644)
+    try:
+        if stat.S_ISREG(os.fstat(descriptor).st_mode):
+            os.ftruncate(descriptor, 0)
+        os.write(descriptor, data)
+    finally:
+        os.close(descriptor)
     return True
 
 

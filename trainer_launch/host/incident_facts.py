@@ -187,9 +187,13 @@ def _of_gpu(nvml: Any, device: Any) -> Iterator[str]:
 
 
 def environment(env: Mapping[str, str]) -> str:
-    """The variables, without secrets."""
-    values = ((name, redact(name, value).replace("\n", "\\n")) for name, value in sorted(env.items()))
-    return "".join(f"{name}={value}\n" for name, value in values)
+    """The variables, without secrets, each in a line: whatever would break or command one is escaped."""
+    lines = (f"{name}={redact(name, value)}" for name, value in sorted(env.items()))
+    return "".join(f"{_escaped(line)}\n" for line in lines)
+
+
+def _escaped(text: str) -> str:
+    return "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in text)
 
 
 # By file. What a driver or a device answers comes last: it may hang.

@@ -100,6 +100,7 @@ def mark_descendants() -> int:
 
     It stays over `fork`, `exec`, a session of its own and an empty environment. What `kubectl exec` starts has
     another parent, and no mark. A launcher below another one takes the mark that it has not inherited.
+    Where a sandbox has no marks, all descendants of ours count, also what `kubectl exec` has left to PID 1.
     """
     try:
         with open("/proc/self/coredump_filter", "r+", encoding="ascii") as file:

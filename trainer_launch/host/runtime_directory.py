@@ -14,6 +14,7 @@ import json
 import os
 import time
 
+from trainer_launch.host import files
 from trainer_launch.host.slow_files import within
 from trainer_launch.model.errors import UsageError
 
@@ -29,7 +30,6 @@ IN_COLOR = "TRAINER_LAUNCH_IN_COLOR"  # a rehearsal on a terminal, for its launc
 GENERATION = "TRAINER_LAUNCH_GENERATION"  # PID 1, for its workers: the number of their first one
 KEPT = "TRAINER_LAUNCH_KEPT"  # how many ranks of it have kept their state
 LISTEN_AT = "TRAINER_LAUNCH_LISTEN_AT"  # a rehearsal, for a pod's sshd: the pod's own address on loopback
-_APPENDED = os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC | os.O_NONBLOCK | os.O_NOFOLLOW
 # Files, or how their names begin: who writes it, and who reads it.
 LAUNCHER = "launcher.json"  # PID 1, for status: how it stands
 FAILURE = "failure.json"  # torchrun, for PID 1: the first failure
@@ -93,7 +93,7 @@ def request(folder: str, line: bytes = b"\n") -> bool:
 
 
 def _append(path: str, data: bytes) -> None:
-    fd = os.open(path, _APPENDED, 0o600)
+    fd = files.appended(path)
     try:
         os.write(fd, data)
     finally:

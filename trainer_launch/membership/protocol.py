@@ -5,6 +5,7 @@ The server's first line is a Challenge, the client's first is a Hello; all else 
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from typing import Annotated, Any, TypeAlias
 
@@ -21,6 +22,9 @@ MAX_QUARANTINED = 16
 MAX_RANKS = 1024  # of one node
 MAX_TOPICS = 8  # of the notes in one message
 _MAX_NAME = 253
+_ADVICE = "install the same trainer-launch in all pods"
+_VERSIONS_OF_0_1 = re.compile(r"^(.*) speaks version ([0-9]+), not ([0-9]+)$")
+_VERSION_OF_NODE = re.compile(r"(?<=uses protocol version )([0-9]+, )this node (?=[0-9]+;)")
 
 
 # -- fields ------------------------------------------------------------------------------------
@@ -235,7 +239,14 @@ def refused_version(server: str, own: int, told: int) -> Refused | None:
     if told == own:
         return None
     text = f"{server} (trainer-launch {__version__}) uses protocol version {own}, this node {told}"
-    return Refused(f"{text}; install the same trainer-launch in all pods", retry=False)
+    return Refused(f"{text}; {_ADVICE}", retry=False)
+
+
+def with_own_version(reason: str) -> str:
+    """A refusal by another version, which cannot know ours, with both; 0.1 does not tell its own, either."""
+    both = f"this node (trainer-launch {__version__})"
+    old = rf"\1 (trainer-launch 0.1) uses protocol version \2, {both} \3; {_ADVICE}"
+    return _VERSION_OF_NODE.sub(rf"\1{both} ", _VERSIONS_OF_0_1.sub(old, reason))
 
 
 class RefusedHere(Refused, frozen=True):

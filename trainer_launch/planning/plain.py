@@ -239,6 +239,7 @@ def _plan_of_front_end(task: Task, reason: str) -> Plan:
         "launcher": trial.launcher,
         "is_one_of_several": several is not None,
         "conflict": has if several is not None and settings.nodes is None else "",
+        "workers": (variable_of("nproc_per_node"), "1") if several and not _is_number(task.job) else None,
         "advice": f"set {option}, or --nodes 1 (TRAINER_LAUNCH_NODES) to train on this node alone",
         "termination_log": settings.termination_log,
     }
@@ -254,6 +255,10 @@ def _plan_of_front_end(task: Task, reason: str) -> Plan:
         f"where it starts the workers it becomes: {OURS} run … -- torchrun …, with the options that it chooses"
     )
     return Plan(engine=FRONT_END.name, processes=(process,), grace_s=task.grace_s, reasons=(reason, becomes))
+
+
+def _is_number(job: Job) -> bool:
+    return job.nproc_per_node is not None and str(job.nproc_per_node).isdecimal()
 
 
 FRONT_END = Engine("front end", lambda _job, _command: None, _plan_of_front_end)  # picked before all others

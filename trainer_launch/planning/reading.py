@@ -223,11 +223,7 @@ def route_to(meets: Endpoint | None, among: Sequence[Interface]) -> str:
 
 def interpreter(program: str, path: str | None) -> str | None:
     """The program that a script's first line names; None: it is no script."""
-    try:
-        with open(program, "rb") as file:
-            start = file.read(_SCRIPT_BYTES)
-    except (OSError, ValueError):
-        return None
+    start = LiveFiles(_SCRIPT_BYTES).read(program) or b""
     first, long = _SHEBANG.match(start), _EXEC_LINE.search(start)
     if first is None:
         return None

@@ -15,6 +15,7 @@ from msgspec import Struct
 from trainer_launch.host import runtime_directory
 from trainer_launch.model import (
     Endpoint,
+    Fact,
     Hosting,
     Job,
     Membership,
@@ -536,6 +537,7 @@ class _Meeting(Struct, frozen=True):
     nodes: NodeRange
     node_rank: int | None
     coordinator: Endpoint
+    shares_port: bool  # scripts that meet there are led to the workers' store
     seats: Seats | None  # where each node's coordinator is, where the job may do without one of them
 
 
@@ -545,7 +547,8 @@ def _meeting(task: Task) -> _Meeting:
     seats = None
     if node_rank is not None and (nodes.fixed is None or spares):
         seats = seats_by_index(coordinator, node_rank, hostname, nodes.max + spares)
-    return _Meeting(job_name(task.topology, hostname, coordinator), nodes, node_rank, coordinator, seats)
+    shares = seats is None and task.topology.pods != 1 and any(_typed(task))
+    return _Meeting(job_name(task.topology, hostname, coordinator), nodes, node_rank, coordinator, shares, seats)
 
 
 def _hosting(task: Task, meeting: _Meeting) -> Hosting | None:
@@ -566,6 +569,7 @@ def _hosting(task: Task, meeting: _Meeting) -> Hosting | None:
         seats=meeting.seats,
         seat=meeting.node_rank or 0,
         by_arrival=topology.by_arrival,
+        shares_port=meeting.shares_port,
         finds_stragglers=settings.hang_report_after != "off",
     )
 
@@ -586,17 +590,21 @@ def _membership(task: Task, meeting: _Meeting, local_addr: str | None) -> Member
         secret_file=task.job.secret_file,
         nodes=0 if meeting.nodes.fixed is None else meeting.nodes.max + task.topology.spares,
         label=task.trial.label or "",
+        shares_port=meeting.shares_port,
     )
 
 
 def _ports_of_store(task: Task) -> PortRange | None:
-    """Where the store may listen: a typed --master-port, with which a script may call init_process_group itself.
-
-    Nodes of a larger job meet at that port, so that their store has another one.
-    """
-    facts = (fact for fact in reversed(task.job.facts) if fact.field == "master_port")
-    typed = next((int(fact.value) for fact in facts if fact.origin in (Origin.COMMAND, Origin.FLAG)), None)
+    """Where the store may listen: a single node's at a typed --master-port, where its script may meet as well."""
+    typed = next((int(fact.value) for fact in _typed(task) if fact.field == "master_port"), None)
     return PortRange(typed, typed) if typed and task.topology.pods == 1 else ports_of(task.settings)
+
+
+def _typed(task: Task) -> Iterator[Fact]:
+    """What was typed of the place at which the nodes meet, the last first."""
+    for fact in reversed(task.job.facts):
+        if fact.field in ("master_port", "rdzv_endpoint") and fact.origin in (Origin.COMMAND, Origin.FLAG):
+            yield fact
 
 
 def seats_by_index(home: Endpoint, node_rank: int, hostname: str, count: int) -> Seats | None:

@@ -7,7 +7,6 @@ import os
 import tempfile
 import textwrap
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from pathlib import Path
 from typing import Annotated
 
 from msgspec import Meta, Struct, to_builtins
@@ -320,6 +319,13 @@ def _try(path: str) -> None:
 
 def _write(path: str, text: str, mode: int) -> None:
     if os.path.exists(path) and not os.path.isfile(path):
-        Path(path).write_text(text, encoding="utf-8")
+        with open(path, "w", encoding="utf-8", opener=_opened) as file:
+            file.write(text)
     else:
         files.replace(os.path.realpath(path), text.encode(), mode)
+
+
+def _opened(path: str, flags: int) -> int:
+    descriptor = os.open(path, flags | os.O_NONBLOCK)  # fails for a FIFO that nobody reads
+    os.set_blocking(descriptor, True)
+    return descriptor

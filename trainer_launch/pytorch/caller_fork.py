@@ -17,7 +17,7 @@ import traceback
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NoReturn
 
-from trainer_launch.host import files, process_attributes
+from trainer_launch.host import files, process_attributes, process_tree
 from trainer_launch.model import exit_codes
 from trainer_launch.pytorch import fork_server_process, forked_process, messages, process_reset
 from trainer_launch.pytorch.forked_process import Origin
@@ -74,6 +74,7 @@ def _become_server(connection: socket.socket, launcher: int, work: Callable[[], 
 
     try:
         process_attributes.die_with_parent(signal.SIGKILL)
+        process_tree.mark_descendants()  # as the launcher does, whose fork this is not
         handlers: dict[int, Any] = {number: signal.getsignal(number) for number in _IGNORED}
         mask = frozenset(signal.pthread_sigmask(signal.SIG_BLOCK, ()))
         for number in _IGNORED:

@@ -213,10 +213,11 @@ def _write(text: str) -> None:
 
 def arm(path: str) -> None:
     """A signal makes Python write there where every thread stands."""
-    with contextlib.suppress(FileNotFoundError):
-        os.unlink(path)  # of an earlier worker, or what that has put there
-    fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)
-    faulthandler.register(flight_recorder.STACKS_SIGNAL, file=_out_of_the_way(fd), all_threads=True, chain=False)
+    with contextlib.suppress(OSError):  # a folder that a worker has put there: this one shows no stacks
+        if os.path.lexists(path):
+            os.unlink(path)
+        fd = _out_of_the_way(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600))
+        faulthandler.register(flight_recorder.STACKS_SIGNAL, file=fd, all_threads=True, chain=False)
 
 
 def _out_of_the_way(fd: int) -> int:

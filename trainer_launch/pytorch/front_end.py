@@ -23,6 +23,7 @@ from typing import Any, NoReturn
 ORDERS, WORDS = json.loads(sys.argv[1]), sys.argv[2:]
 # What front ends say where nobody has typed anything; a contract of the pod may know better.
 DEFAULTS = {"master_port": ("29400", "29500"), "node_rank": ("0",), "master_addr": ("127.0.0.1", "None")}
+MEETING = {name: os.environ[name] for name in ("MASTER_ADDR", "MASTER_PORT") if name in os.environ}  # the pod's
 STOPS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT)
 LAUNCHERS = ("torchrun", "mpirun", "mpiexec", "deepspeed")
 
@@ -50,12 +51,12 @@ def arguments(namespace: argparse.Namespace, parser: argparse.ArgumentParser) ->
     return [*words, "--", namespace.training_script, *namespace.training_script_args]
 
 
-def become_launcher(command: list[str], env: Mapping[str, str] | None = None) -> NoReturn:
+def become_launcher(command: list[str], env: Mapping[str, str] = os.environ) -> NoReturn:
     """Replace this process; what asks it to stop meanwhile waits until the launcher hears it."""
     signal.pthread_sigmask(signal.SIG_BLOCK, STOPS)
     sys.stdout.flush()
     sys.stderr.flush()
-    os.execve(ORDERS["launcher"][0], [*ORDERS["launcher"], *command], dict(os.environ if env is None else env))
+    os.execve(ORDERS["launcher"][0], [*ORDERS["launcher"], *command], dict(env))
 
 
 def leave(code: int, why: str) -> NoReturn:
@@ -81,7 +82,12 @@ class Child(subprocess.Popen):  # type: ignore[type-arg]
         program = program[1:] if program[:1] == ["-m"] else program
         is_script = program is not words and program[0].endswith(".py")
         if is_script or program == sys.argv[-len(program) :] or os.path.basename(words[0]) in LAUNCHERS:
-            become_launcher(words, options.get("env"))
+            env = dict(options.get("env") or os.environ)
+            if ORDERS["is_one_of_several"] and env.get("MASTER_ADDR") in DEFAULTS["master_addr"]:
+                env |= MEETING
+            if ORDERS["workers"]:  # a child is one process
+                env.setdefault(*ORDERS["workers"])
+            become_launcher(words, env)
         super().__init__(args, *more, **options)
 
 

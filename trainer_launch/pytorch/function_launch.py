@@ -33,6 +33,7 @@ from trainer_launch.pytorch.elastic import Elastic, WorkerFailedError
 
 _LAUNCHER, _WORKER = f"{runtime_directory.FUNCTION}launcher.py", f"{runtime_directory.FUNCTION}worker.py"
 _CALL, _RESULT = f"{runtime_directory.FUNCTION}call", f"{runtime_directory.FUNCTION}result."
+_RESULT_S = 3600.0  # for a large one to be read from a file server
 REPORT = f"{runtime_directory.FUNCTION}report.json"  # from the launcher
 
 
@@ -63,7 +64,7 @@ def launch(fn: Callable[..., Any], elastic: Elastic | Any = None, /, *args: Any,
         stops.wait()
         if stops.asked is not None:
             _leave(stops.asked)
-        _judge(_report(folder))
+        _judge(reported(folder))
         return {rank: load(rank, data) for rank, data in results(folder).items()}
 
 
@@ -173,12 +174,16 @@ class Report(Struct, frozen=True, kw_only=True):
     given_up: GivenUp | None = None
 
 
-def _report(folder: str) -> Report:
-    try:
-        with open(f"{folder}/{REPORT}", "rb") as file:
-            return codec.decode(Report, file.read())
-    except FileNotFoundError:
-        raise NodeError("the launcher of launch() was killed, and its workers with it") from None
+def reported(folder: str) -> Report:
+    """What the launcher has left.
+
+    Raises:
+        NodeError: nothing.
+    """
+    report = files.read(f"{folder}/{REPORT}", codec.MAX_FILE_BYTES)
+    if report is None:
+        raise NodeError("the launcher of launch() was killed, and its workers with it")
+    return codec.decode(Report, report)
 
 
 def _judge(report: Report) -> None:
@@ -266,8 +271,10 @@ def results(folder: str) -> dict[int, bytes]:
     """The pickled results of this node's workers, by rank."""
     found = {}
     for path in Path(folder).glob(f"{_RESULT}*"):
-        rank, _, data = path.read_bytes().partition(b"\n")
-        found[int(rank)] = data
+        written = files.read(str(path), path.lstat().st_size, wait_s=_RESULT_S)
+        rank, _, data = (written or b"").partition(b"\n")
+        if rank.isdigit():
+            found[int(rank)] = data
     return dict(sorted(found.items()))
 
 

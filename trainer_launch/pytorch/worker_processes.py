@@ -169,7 +169,7 @@ class LogFolders:
             self._last = attempt
             for local_rank in range(self._workers.count):
                 os.makedirs(f"{attempt}/{local_rank}", exist_ok=True)
-                with contextlib.suppress(FileNotFoundError):
+                with contextlib.suppress(FileNotFoundError, IsADirectoryError):  # the latter has no error to tell
                     os.unlink(f"{attempt}/{local_rank}/error.json")
         except OSError as problem:
             name = f"--log-dir {logs['log_dir']}" if "log_dir" in logs else "the folder of the workers' error files"

@@ -11,13 +11,11 @@ import json
 import logging
 import re
 from collections.abc import Callable, Iterable, Sequence
-from pathlib import Path
 from typing import Any
 
 from msgspec import Struct
 
 from trainer_launch.host import files
-from trainer_launch.host.slow_files import within
 from trainer_launch.model import Death, exit_codes, suggestions
 from trainer_launch.model.redaction import presentable
 
@@ -484,7 +482,7 @@ def hand_up(path: str | None, exit_code: int, own: str | None) -> None:
     if exit_code and isinstance(message, dict):
         message["errorCode"] = exit_code
     try:
-        within(own, 0, Path(own).write_text, json.dumps(data), "utf-8")
+        files.overwrite(own, json.dumps(data).encode())
     except OSError as problem:
         log.warning("TORCHELASTIC_ERROR_FILE=%s was not written: %s", own, problem.strerror)
 

@@ -5,11 +5,11 @@ from __future__ import annotations
 import logging
 import os
 import signal
-import stat
 from collections.abc import Sequence
 
 from msgspec.structs import replace
 
+from trainer_launch.host import files
 from trainer_launch.host.slow_files import within
 from trainer_launch.model import Failure, Outcome, Verdict, exit_codes
 from trainer_launch.model.errors import LaunchError
@@ -108,16 +108,12 @@ def fitted(text: str) -> str:
 
 
 def write_termination_message(text: str, path: str) -> None:
-    """Write the pod's termination message; the default file exists only in Kubernetes.
-
-    In place: the file may be a bind mount, which can be neither removed nor replaced.
-    """
+    """Write the pod's termination message; the default file exists only in Kubernetes."""
     is_default = path == _DEFAULT
     if is_default and not within(path, False, os.path.exists, path):
         return  # not in a Kubernetes container
     try:
-        if not within(path, False, _write, text, path, 0 if is_default else os.O_CREAT):
-            log.warning("cannot write the termination message: the file server of %s does not answer", path)
+        files.overwrite(path, text.encode(errors="replace"), may_make=not is_default)
     except OSError as error:
         log.warning("cannot write the termination message to %s: %s", path, error.strerror)
 
@@ -125,17 +121,6 @@ def write_termination_message(text: str, path: str) -> None:
 def refuse(problem: LaunchError, path: str) -> None:
     """Write the reason why nothing was started to the termination message."""
     write_termination_message(refusal(str(problem), problem.exit_code, os.uname().nodename), path)
-
-
-def _write(text: str, path: str, create: int) -> bool:
-    fd = os.open(path, os.O_WRONLY | os.O_CLOEXEC | os.O_NOCTTY | os.O_NONBLOCK | create, 0o644)
-    try:
-        if stat.S_ISREG(os.fstat(fd).st_mode):
-            os.ftruncate(fd, 0)
-        os.write(fd, text.encode(errors="replace"))
-    finally:
-        os.close(fd)
-    return True
 
 
 def _place(failure: Failure) -> list[str]:

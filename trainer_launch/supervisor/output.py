@@ -24,7 +24,7 @@ from collections import deque
 from collections.abc import Callable, Mapping
 from functools import partial
 
-from trainer_launch.host import runtime_directory
+from trainer_launch.host import files, runtime_directory
 from trainer_launch.host.logs import PATIENCE_S
 from trainer_launch.host.slow_files import file_behind, within
 from trainer_launch.model import Destination, Process
@@ -43,7 +43,6 @@ _PAUSE_S = 0.2  # after which a partial line, such as a prompt, is shown
 _LAST_LINES = 60  # the error that ended a program may stand before many C++ frames
 _COLORS = (36, 33, 32, 35, 34, 31)  # ANSI foregrounds, told apart best in this order
 _STDOUT, _STDERR = 1, 2
-_APPEND = os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC
 
 _log = logging.getLogger(__name__)
 
@@ -427,7 +426,7 @@ class _File:
 
     def __init__(self, path: str) -> None:
         self._path = path
-        self._fd: int | None = os.open(path, _APPEND, 0o666)
+        self._fd: int | None = files.appended(path, 0o666)
 
     def write(self, data: bytes) -> None:
         """All of it."""

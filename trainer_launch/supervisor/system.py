@@ -247,7 +247,8 @@ class System:
 
     def _ours(self) -> list[process_tree.ProcessEntry]:
         """What is below us, but for what is kept, with its session, and what carries no mark of ours."""
-        entries = [entry for entry in process_tree.descendants(os.getpid()) if entry.session not in self._kept]
+        below = process_tree.descendants(os.getpid())
+        entries = [entry for entry in below if self._kept.isdisjoint((entry.pid, entry.session))]
         if self.mark is not None:
             entries = [entry for entry in entries if self._is_marked(entry)]
         self._seen = {number for entry in entries for number in (entry.session, entry.group)}
@@ -257,7 +258,7 @@ class System:
         name, value = self.mark or ("", "")
         if entry.pid in self._popens or entry.session in self._sessions:
             return True
-        if self._descent and process_tree.mark_of(entry.pid) == self._descent:
+        if process_tree.mark_of(entry.pid) & self._descent == self._descent:  # 0: nobody can be told apart
             return True
         return (process_tree.environment(entry.pid) or {}).get(name) == value
 

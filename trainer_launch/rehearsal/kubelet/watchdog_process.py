@@ -40,7 +40,8 @@ def main(folder: str) -> None:
 
 def _forget(folder: str) -> None:
     """Remove the private folder of a launcher that was killed: nobody locks it any more."""
-    with contextlib.suppress(OSError), open(f"{folder}/lock", "rb") as lock:
+    opened = os.O_RDONLY | os.O_NONBLOCK | os.O_NOFOLLOW  # whatever a worker has put there
+    with contextlib.suppress(OSError), open(os.open(f"{folder}/lock", opened), "rb") as lock:
         if os.fstat(lock.fileno()).st_uid == os.geteuid():
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
             shutil.rmtree(folder, ignore_errors=True)
