@@ -252,7 +252,8 @@ def test_a_launcher_that_another_user_or_root_starts_is_said_to_run_without_ours
 
 
 def test_a_program_that_is_told_a_launcher_finds_the_shim_in_its_place() -> None:
-    plan = engines.plan(request("some-wrapper --x 1 torchrun x.py", TORCH, shims="/s"))
+    job = replace(TORCH, coordinator=Endpoint("node-0", 29500))
+    plan = engines.plan(request("some-wrapper --x 1 torchrun x.py", job, shims="/s"))
     assert starts_launchers(request("some-wrapper --x 1 torchrun x.py", TORCH).command)
     assert plan.warnings == ()
     assert plan.processes[0].argv == ("some-wrapper", "--x", "1", "torchrun", "x.py"), "its words are its own"

@@ -49,6 +49,8 @@ def test_each_worker_gets_what_torchrun_would_set() -> None:
         "MASTER_ADDR": "node-0.svc",
         "MASTER_PORT": "41234",
         "TORCHELASTIC_RESTART_COUNT": "2",
+        "TRAINER_LAUNCH_GENERATION": "4",
+        "TRAINER_LAUNCH_KEPT": "0",
         "TORCHELASTIC_MAX_RESTARTS": "3",
         "TORCHELASTIC_RUN_ID": "my-job",
         "TORCHELASTIC_USE_AGENT_STORE": "True",
