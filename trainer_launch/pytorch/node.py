@@ -43,7 +43,7 @@ from trainer_launch.model.signal_policy import SignalAction, action_of
 from trainer_launch.model.units import counted
 from trainer_launch.pytorch import worker_ends, worker_processes
 from trainer_launch.pytorch.fork_server import ServerError, Starter
-from trainer_launch.pytorch.generations import LostPeer, SharedState, Waiting
+from trainer_launch.pytorch.generations import LostPeer, Outside, SharedState, Waiting
 from trainer_launch.pytorch.worker_group import WorkerGroup
 from trainer_launch.pytorch.worker_processes import LogFolders
 from trainer_launch.supervisor import error_lines, failure
@@ -259,6 +259,8 @@ class TorchNode(RunLoop):
                     if awaited and awaited <= self._left:
                         self._stop(now_s)
                     self._keep_waiting(now_s)
+                case Outside() if self.phase is NodePhase.ENDING and self._ending.stops_at_s is None:
+                    self._stop(now_s)  # as any other worker
                 case SharedState() if self.phase is NodePhase.RUNNING:
                     self._on_shared(message, now_s)
         if self._lost_until_s is not None and now_s >= self._lost_until_s and self._lost is not None:

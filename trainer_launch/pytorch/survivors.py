@@ -12,12 +12,9 @@ from trainer_launch.pytorch.generations import (
     EnterGeneration,
     Inside,
     LeaveGeneration,
-    LostPeer,
     OfLauncher,
     OfWorker,
     Outside,
-    SharedState,
-    Waiting,
     of_launcher,
     of_worker,
 )
@@ -74,18 +71,18 @@ class Survivors:
         with contextlib.suppress(OSError):  # it has ended, or does not read: its time will be over
             self._connections[name].send(of_launcher.encode(message))
 
-    def hear(self) -> list[tuple[str, Waiting | LostPeer | SharedState]]:
+    def hear(self) -> list[tuple[str, OfWorker]]:
         """What workers have said since the last time."""
-        said: list[tuple[str, Waiting | LostPeer | SharedState]] = []
+        said: list[tuple[str, OfWorker]] = []
         for name in [*self._connections]:
             while (message := self._heard(name)) is not None:
                 match message:
                     case Inside():
                         self.able.add(name)
-                    case Outside():
-                        self.able.discard(name)
                     case _:
                         said.append((name, message))
+                if isinstance(message, Outside):
+                    self.able.discard(name)
         return said
 
     def _heard(self, name: str) -> OfWorker | None:

@@ -263,9 +263,9 @@ class Processes:
         `grace_s`: until SIGKILL, where that differs from the plan's and the first rung is climbed. `sparing`: these
         leaders were asked in another way, and have `LEAVE_S` before the next rung.
         """
-        if self._spared and not sparing:  # there is nothing any more that they could be spared for
-            for pid in [pid for pid, process in self._alive.items() if process.name in self._spared]:
-                self._system.signal_leader(pid, self._stop_signal, wakes=True)
+        unspared = self._spared.difference(sparing)  # there is nothing any more that they could be spared for
+        for pid in [pid for pid, process in self._alive.items() if process.name in unspared]:
+            self._system.signal_leader(pid, self._stop_signal, wakes=True)
         self._spared = frozenset(sparing)
         if self.is_over or rung <= self.rung:
             return
