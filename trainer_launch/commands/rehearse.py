@@ -52,7 +52,7 @@ _log = logging.getLogger(__name__)
 _PASSED = ("signals", "max_restarts", "spares", "hang_timeout", "hang_report_after", "events", "preload")
 _POD_GRACE = 0.75  # of ours: a pod has ended its workers before we end the pod
 # Checks of what only a real pod has of its own: network interfaces, a name, a range of ports.
-_NOT_HERE = "own-name,gloo-socket-ifname,ephemeral-ports"
+_NOT_HERE = "own-name=off,gloo-socket-ifname=off"
 
 
 def main(parsed: Parsed) -> int:
@@ -230,7 +230,7 @@ def _for_our_pods(settings: Settings, *, is_mpi: bool) -> dict[str, str]:
 
 def _for_their_pods(settings: Settings) -> dict[str, str]:
     """Likewise in a manifest's pods, which may say all this themselves."""
-    return {**_for_all_pods(settings, ("engine", "grace", "start_method")), "SKIP": _NOT_HERE}
+    return {**_for_all_pods(settings, ("engine", "grace", "start_method")), "POLICY": _NOT_HERE}
 
 
 def _for_all_pods(settings: Settings, names: Sequence[str]) -> dict[str, str]:

@@ -201,8 +201,7 @@ class _Channel:
 
     def __init__(self, fd: int) -> None:
         self.pid = os.getpid()
-        self._socket = socket.socket(fileno=fd)
-        self._socket.set_inheritable(False)
+        self._fd = fd  # of a socket with whole messages; no object, whose end would be a warning
         self._changed = threading.Condition()
         self._is_begun = self._is_closed = False
         self._next: EnterGeneration | None = None
@@ -255,14 +254,14 @@ class _Channel:
     def tell(self, message: OfWorker) -> None:
         """Tell PID 1, unless it is gone: then this process ends, too."""
         with contextlib.suppress(OSError):
-            self._socket.send(of_worker.encode(message))
+            os.write(self._fd, of_worker.encode(message))
 
     # -- the thread ---------------------------------------------------------------------------
 
     def _hear(self) -> None:
         while True:
             try:
-                data = self._socket.recv(MAX_BYTES)
+                data = os.read(self._fd, MAX_BYTES)
                 message = of_launcher.decode(data) if data else None
             except (OSError, MessageError):
                 message = None

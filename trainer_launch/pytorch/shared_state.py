@@ -69,7 +69,7 @@ class _Link:
         import torch
         from torch import distributed
 
-        sent: list[Any] = []
+        sent: Any = None
         for start in range(0, data.numel(), _PIECE_BYTES):
             piece = data[start : start + _PIECE_BYTES]
             carried = piece.to(self.device)
@@ -79,9 +79,11 @@ class _Link:
                 if carried is not piece:
                     piece.copy_(carried)
             if self._after is not None:
-                sent = [*(work.wait() for work in sent[:-1]), distributed.isend(carried, self._after)][-1:]
-        for work in sent:
-            work.wait()
+                if sent is not None:
+                    sent.wait()
+                sent = distributed.isend(carried, self._after)
+        if sent is not None:
+            sent.wait()
 
     def pass_message(self, message: bytes | None) -> bytes:
         """Send or receive bytes of any length."""
