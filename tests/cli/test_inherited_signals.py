@@ -49,7 +49,7 @@ def shown(folder: Path, *launcher: str, blocked: str = "12") -> str:
 def test_a_worker_finds_what_it_finds_under_torchrun(tmp_path: Path, method: str) -> None:
     theirs = shown(tmp_path, *TORCHRUN)
     assert theirs == "blocked SIGUSR1 SIGUSR2 ignored SIGUSR2 SIGWINCH"
-    # A shell's `&` has SIGINT ignored, which torchrun undoes: then Ctrl-C for another program would end the workers.
+    # A shell's `&` has SIGINT ignored, which torchrun undoes: Ctrl-C for another program would end its workers.
     ours = shown(tmp_path, *LAUNCHER, method, "--", "torchrun")
     assert ours.replace(" SIGINT", "") == theirs
 

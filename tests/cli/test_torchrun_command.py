@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import ExitStack
 from pathlib import Path
 
@@ -157,36 +157,6 @@ def test_a_typed_port_is_where_scripts_meet_also_after_a_restart(shared: str, tm
     ended = launch("run", "--", "torchrun", *words, *program, env=env)
     assert ended.returncode == 0, ended.stderr
     assert ended.stdout.count(f"sum 2.0 after 1 {shared}") == 2, ended.stdout
-
-
-MEETINGS: dict[str, Callable[[str, int], tuple[str, ...]]] = {
-    "a master": lambda port, rank: ("--master-addr=127.0.0.1", f"--master-port={port}", f"--node-rank={rank}"),
-    "a rendezvous": lambda port, rank: ("--rdzv-backend=c10d", f"--rdzv-endpoint=127.0.0.1:{port}"),
-}
-
-
-@pytest.mark.parametrize("method", ["exec", "forkserver"])
-@pytest.mark.parametrize("meeting", MEETINGS)
-def test_several_nodes_meet_at_a_typed_port_and_so_do_their_scripts_also_after_a_restart(
-    meeting: str, method: str, tmp_path: Path
-) -> None:
-    port = str(free_port())
-    words = (
-        "run",
-        "--start-method",
-        method,
-        "--",
-        "torchrun",
-        "--nnodes=2",
-        "--nproc-per-node=2",
-        "--max-restarts=1",
-    )
-    program = (script(tmp_path, MEETS_AT_A_TYPED_ADDRESS), f"tcp://127.0.0.1:{port}")
-    with ExitStack() as stack:
-        nodes = [stack.enter_context(start(*words, *MEETINGS[meeting](port, rank), *program)) for rank in (0, 1)]
-        ends = [node.end() for node in nodes]
-    assert [code for code, _ in ends] == [0, 0], ends
-    assert [output.count("sum 4.0 after 1 True") for _, output in ends] == [2, 2], ends
 
 
 @pytest.mark.parametrize("method", ["exec", "forkserver"])

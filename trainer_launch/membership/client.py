@@ -32,7 +32,6 @@ from trainer_launch.membership.authentication import (
 )
 from trainer_launch.membership.election import remember
 from trainer_launch.membership.protocol import Claim
-from trainer_launch.membership.shared_port import KNOCK
 from trainer_launch.model import Endpoint, Seats
 from trainer_launch.model.codec import MessageError
 from trainer_launch.model.errors import NodeError
@@ -388,8 +387,6 @@ class Client(ReconnectingClient[msg.Message, msg.FromNode, News]):
         run_dir: str = "",
         notes: Callable[[], Mapping[str, object]] = dict,
         answer: Callable[[msg.Note], msg.Note | None] = lambda note: None,
-        *,
-        knocks: bool = False,  # see shared_port.py
     ) -> None:
         """`notes` gives what a Join carries when it is sent, `answer` what is said to a note at once, or None."""
         super().__init__("the coordinator", self._rendered, timeouts.FIRST_PAUSE_S, wake)
@@ -409,7 +406,7 @@ class Client(ReconnectingClient[msg.Message, msg.FromNode, News]):
         self._joined_after = -1  # the generation of the last Join
         self._lease_s = timeouts.LEASE_S
         self._read_s = time.monotonic()  # when the node's loop looked for news last; inf: it waits for them
-        self._notes, self._answer_to, self._knocks = notes, answer, knocks
+        self._notes, self._answer_to = notes, answer
         self._thread.start()
 
     def send(self, message: msg.FromNode) -> None:
@@ -585,8 +582,6 @@ class Client(ReconnectingClient[msg.Message, msg.FromNode, News]):
     def _greet(self, sock: socket.socket, lines: Lines[msg.Message], endpoint: Endpoint) -> None:
         until_s = time.monotonic() + timeouts.GREETING_S
         other = f"what listens at {endpoint} is not a coordinator"
-        if self._knocks:
-            sock.sendall(KNOCK)
         lines.challenged(until_s, other)
         answer = self._answer(lines, until_s, endpoint)
         if isinstance(answer, msg.Refused):

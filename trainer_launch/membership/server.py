@@ -30,7 +30,6 @@ from trainer_launch.membership.candidates import CandidateWatch, look
 from trainer_launch.membership.election import wanted_candidates
 from trainer_launch.membership.notes import Judge
 from trainer_launch.membership.protocol import Challenge, Refused
-from trainer_launch.membership.shared_port import SharedPort
 from trainer_launch.membership.state import CoordinatorSettings, Looked, answer, deadline_s, other_version
 from trainer_launch.model import Endpoint, Hosting, Seats
 from trainer_launch.model.codec import MessageError
@@ -89,7 +88,7 @@ class Connection:
         self._unread = rest
         if len(rest) >= MAX_SIGNED_BYTES:
             raise MessageError(f"a line is longer than {MAX_SIGNED_BYTES} bytes")
-        return [bytes(line) for line in lines if line]  # an empty one is a knock; see shared_port.py
+        return [bytes(line) for line in lines]
 
     def write(self, line: bytes) -> bool:
         """Take a line for sending; False when too much is unsent."""
@@ -445,7 +444,6 @@ class Coordinator(ServerConnections[msg.Message, msg.FromServer]):
         self._candidates = CandidateWatch(seats, settings.job, secret, self._looked)
         self._state = membership.begin(settings, self._send, self._close_after_flush, log, judges)
         self._close_reason: str | None = None
-        self._door = SharedPort(self._enter, self._store) if settings.shares_port else None
 
     def give_up(self, reason: str) -> None:
         """The job has failed; nodes that call later hear it, too. From any thread."""
@@ -476,28 +474,9 @@ class Coordinator(ServerConnections[msg.Message, msg.FromServer]):
 
     def _close(self) -> None:
         self._candidates.close()
-        if self._door is not None:
-            self._door.close()
         super()._close()
 
     # -- connections --------------------------------------------------------------------------
-
-    def _welcome(self, sock: socket.socket, address: str) -> None:
-        if self._door is None:
-            super()._welcome(sock, address)
-        else:
-            self._door.take(sock, address)
-
-    def _enter(self, sock: socket.socket, address: str) -> None:
-        """Somebody who did not want the store."""
-        welcome = super()._welcome
-        self._events.append(lambda _: welcome(sock, address))
-        self._nudge()
-
-    def _store(self) -> tuple[str, int] | None:
-        """Where the workers' store is; from any thread."""
-        store = None if self._state.run is None else self._state.run.store
-        return None if store is None else (store.host, store.port)
 
     def _looked(self, looked: Looked) -> None:
         self._events.append(lambda now_s: membership.look(self._state, looked, now_s))
@@ -550,7 +529,6 @@ def serve(
         spares=hosting.spares,
         failing=hosting.failing,
         by_arrival=hosting.by_arrival,
-        shares_port=hosting.shares_port,
         rejoin_timeout_s=hosting.rejoin_timeout_s,
         max_restarts=hosting.max_restarts,
         shrink_after_s=hosting.shrink_after_s,

@@ -253,7 +253,6 @@ class Hosting(Struct, frozen=True, kw_only=True):
     finds_stragglers: bool = False
     failing: tuple[str, ...] = ()  # hosts that preflight found faulty
     by_arrival: bool = False  # nodes have no ranks of their own, and another launcher of this machine may host it
-    shares_port: bool = False  # scripts that meet there are led to the workers' store
 
 
 class Binding(Struct, frozen=True):
@@ -305,7 +304,6 @@ class Membership(Struct, frozen=True, kw_only=True):
     fault: str = ""  # what preflight found faulty on this node
     nodes: int = 0  # of the job, spares included; 0: their number may vary
     label: str = ""  # where this node is in the network, such as block-a/rack-3; "": ranks follow node numbers
-    shares_port: bool = False  # the coordinator's port leads scripts to the workers' store: a launcher knocks
 
 
 class Plan(Struct, frozen=True, kw_only=True):

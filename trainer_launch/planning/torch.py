@@ -537,7 +537,6 @@ class _Meeting(Struct, frozen=True):
     nodes: NodeRange
     node_rank: int | None
     coordinator: Endpoint
-    shares_port: bool  # scripts that meet there are led to the workers' store
     seats: Seats | None  # where each node's coordinator is, where the job may do without one of them
 
 
@@ -547,8 +546,7 @@ def _meeting(task: Task) -> _Meeting:
     seats = None
     if node_rank is not None and (nodes.fixed is None or spares):
         seats = seats_by_index(coordinator, node_rank, hostname, nodes.max + spares)
-    shares = seats is None and task.topology.pods != 1 and any(_typed(task))
-    return _Meeting(job_name(task.topology, hostname, coordinator), nodes, node_rank, coordinator, shares, seats)
+    return _Meeting(job_name(task.topology, hostname, coordinator), nodes, node_rank, coordinator, seats)
 
 
 def _hosting(task: Task, meeting: _Meeting) -> Hosting | None:
@@ -569,7 +567,6 @@ def _hosting(task: Task, meeting: _Meeting) -> Hosting | None:
         seats=meeting.seats,
         seat=meeting.node_rank or 0,
         by_arrival=topology.by_arrival,
-        shares_port=meeting.shares_port,
         finds_stragglers=settings.hang_report_after != "off",
     )
 
@@ -590,7 +587,6 @@ def _membership(task: Task, meeting: _Meeting, local_addr: str | None) -> Member
         secret_file=task.job.secret_file,
         nodes=0 if meeting.nodes.fixed is None else meeting.nodes.max + task.topology.spares,
         label=task.trial.label or "",
-        shares_port=meeting.shares_port,
     )
 
 

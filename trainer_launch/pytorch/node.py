@@ -113,7 +113,7 @@ def client_of(group: WorkerGroup, secret: bytes | None, carried: Callable[[], Ma
         arrives=me.node_rank is None,
     )
     connected = me.coordinator, hello, secret, _log.info, me.seats, system.poke, workers.run_dir
-    return Client(*connected, carried, stragglers.answer, knocks=me.shares_port)
+    return Client(*connected, carried, stragglers.answer)
 
 
 class TorchNode(RunLoop):

@@ -69,7 +69,7 @@ def test_each_of_seven_nodes_with_a_fault_of_its_own_is_named_with_it_and_the_ei
     assert {(one["check"], one["status"], one["subject"]) for one in found_by(job, 0)} == {
         ("shm", "fail", name(1)),
         ("nofile", "fail", name(2)),
-        ("memory", "fail", name(3)),
+        ("memory", "warn", name(3)),
         ("nofile", "warn", name(4)),
         ("gloo-socket-ifname", "fail", name(5)),
         ("facts", "warn", name(5)),  # its variable differs
