@@ -198,11 +198,11 @@ def test_a_worker_that_cannot_become_the_program_is_started_with_exec_and_says_w
 ) -> None:
     forks = make()
     path = script(tmp_path, "import sys\nprint('ran', 'torch' in sys.modules)")
-    worker = {"cpus": [4095], "out": f"{tmp_path}/out", "err": f"{tmp_path}/err"}
+    worker = {"stacks": f"{tmp_path}/no\0name", "out": f"{tmp_path}/out", "err": f"{tmp_path}/err"}
     forks.ask("fork", argv=[*PYTHON, path], workers=[worker], cwd=str(tmp_path))
     assert forks.hear()["codes"] == [0]
     assert (tmp_path / "out").read_text() == "ran False\n"
-    assert "this worker starts without the fork server: OSError" in (tmp_path / "err").read_text()
+    assert "this worker starts without the fork server: ValueError" in (tmp_path / "err").read_text()
 
 
 REFUSES = """
