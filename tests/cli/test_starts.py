@@ -296,7 +296,7 @@ if rank == 1 and restart == "0":
     while not os.path.exists(sys.argv[1]) or not open(sys.argv[1]).read():
         time.sleep(0.01)
     os.kill(os.getpid(), 9)
-print("restart", restart, flush=True)
+print(f"restart {restart}", flush=True)  # one piece: two ranks write at once
 """
 
 

@@ -7,7 +7,7 @@ What a worker says to PID 1:
 
 `Inside`   it can be told to leave, by `LeaveGeneration`, in place of being stopped
 `LostPeer` a collective has failed here: it leaves
-`Waiting`  it has no process group any more, and waits for `EnterGeneration`
+`OutOfGroups`  it has no process group any more, and waits for `EnterGeneration`
 `Outside`  it is stopped as any other worker, as is one that never was inside
 """
 
@@ -49,7 +49,7 @@ class LostPeer(Tagged, frozen=True):
     message: Text
 
 
-class Waiting(Tagged, frozen=True):
+class OutOfGroups(Tagged, frozen=True):
     """This worker is out of all process groups, and waits."""
 
 
@@ -76,7 +76,7 @@ class EnterGeneration(Tagged, frozen=True):
     environment: Mapping[str, str]
 
 
-OfWorker: TypeAlias = Inside | LostPeer | Waiting | SharedState | Outside
+OfWorker: TypeAlias = Inside | LostPeer | OutOfGroups | SharedState | Outside
 of_worker: Codec[OfWorker] = Codec(OfWorker, max_bytes=MAX_BYTES)
 OfLauncher: TypeAlias = LeaveGeneration | EnterGeneration
 of_launcher: Codec[OfLauncher] = Codec(OfLauncher, max_bytes=MAX_BYTES)
@@ -237,7 +237,7 @@ class _Channel:
         if reports is not None:
             reports.begin_again()
         self._groups.end()
-        self.tell(Waiting())
+        self.tell(OutOfGroups())
 
     def enter_next(self) -> None:
         """Wait for the next generation, and be who this process is in it."""

@@ -43,7 +43,7 @@ from trainer_launch.model.signal_policy import SignalAction, action_of
 from trainer_launch.model.units import counted
 from trainer_launch.pytorch import worker_ends, worker_processes
 from trainer_launch.pytorch.fork_server import ServerError, Starter
-from trainer_launch.pytorch.generations import LostPeer, Outside, SharedState, Waiting
+from trainer_launch.pytorch.generations import LostPeer, OutOfGroups, Outside, SharedState
 from trainer_launch.pytorch.worker_group import WorkerGroup
 from trainer_launch.pytorch.worker_processes import LogFolders
 from trainer_launch.supervisor import error_lines, failure
@@ -253,7 +253,7 @@ class TorchNode(RunLoop):
                     place = self._group.places[name]
                     lost = Death(process=name, code=exit_codes.FAILED, at_s=now_s, message=text)
                     self._lost = replace(lost, rank=place.rank, local_rank=place.local_rank)
-                case Waiting():
+                case OutOfGroups():
                     self._left.add(name)
                     awaited = self._ending.awaited & self._processes.pids().keys()
                     if awaited and awaited <= self._left:
