@@ -65,7 +65,7 @@ for generation in trainer_launch.generations():
         generation.share(state)
         shown = {"generation": generation.number, "rank": generation.rank, "of": generation.world_size}
         shown |= {"kept": generation.kept, "new": generation.is_new, "step": state["step"], "pid": os.getpid()}
-        print("generation", json.dumps(shown), flush=True)
+        print(f"generation {json.dumps(shown)}", flush=True)
         while state["step"] < steps:
             fails(state["step"], generation.rank)
             inputs = torch.randn(
@@ -81,4 +81,5 @@ for generation in trainer_launch.generations():
             state["losses"] = [*state["losses"], mean]
             state["step"] += 1
 content = b"".join(each.detach().numpy().tobytes() for each in model.state_dict().values())
-print("end", hashlib.sha256(content + repr(state["losses"]).encode()).hexdigest()[:20], flush=True)
+digest = hashlib.sha256(content + repr(state["losses"]).encode()).hexdigest()
+print(f"end {digest[:20]}", flush=True)

@@ -124,7 +124,8 @@ def test_a_second_death_while_the_ranks_meet_again_costs_only_that_rank(tmp_path
                     os.kill(os.getpid(), signal.SIGKILL)  # the others are on their way into the new group
                 distributed.init_process_group("gloo")
                 generation.share(state)
-                print("generation", json.dumps({"n": generation.number, "kept": generation.kept}), flush=True)
+                shown = json.dumps({"n": generation.number, "kept": generation.kept})
+                print(f"generation {shown}", flush=True)
                 while state["step"] < 30:
                     if generation.number == 1 and generation.rank == 1 and state["step"] == 9:
                         os.kill(os.getpid(), signal.SIGKILL)
@@ -132,7 +133,7 @@ def test_a_second_death_while_the_ranks_meet_again_costs_only_that_rank(tmp_path
                     distributed.all_reduce(ones)
                     state["sum"] += ones
                     state["step"] += 1
-        print("sum", state["sum"].tolist(), flush=True)
+        print(f"sum {state['sum'].tolist()}", flush=True)
     """
     ended = launch(
         "run", "--nproc-per-node", "3", "--incident-dir", "none", "--", script(tmp_path, textwrap.dedent(body))
@@ -235,7 +236,7 @@ LEAKS = """
             distributed.init_process_group("gloo")
             generation.share(state)
             if generation.rank == 0:
-                print("generation", json.dumps({"n": generation.number, **used()}), flush=True)
+                print(f"generation {json.dumps({'n': generation.number, **used()})}", flush=True)
             for step in range(5):
                 if generation.rank == 1 and generation.number <= kills and step == 3:
                     os.kill(os.getpid(), signal.SIGKILL)
