@@ -15,7 +15,6 @@ from msgspec import Struct
 from trainer_launch.host import runtime_directory
 from trainer_launch.model import (
     Endpoint,
-    Fact,
     Hosting,
     Job,
     Membership,
@@ -591,16 +590,13 @@ def _membership(task: Task, meeting: _Meeting, local_addr: str | None) -> Member
 
 
 def _ports_of_store(task: Task) -> PortRange | None:
-    """Where the store may listen: a single node's at a typed --master-port, where its script may meet as well."""
-    typed = next((int(fact.value) for fact in _typed(task) if fact.field == "master_port"), None)
+    """Where the store may listen: a typed --master-port, with which a script may call init_process_group itself.
+
+    Nodes of a larger job meet at that port, so that their store has another one.
+    """
+    facts = (fact for fact in reversed(task.job.facts) if fact.field == "master_port")
+    typed = next((int(fact.value) for fact in facts if fact.origin in (Origin.COMMAND, Origin.FLAG)), None)
     return PortRange(typed, typed) if typed and task.topology.pods == 1 else ports_of(task.settings)
-
-
-def _typed(task: Task) -> Iterator[Fact]:
-    """What was typed of the place at which the nodes meet, the last first."""
-    for fact in reversed(task.job.facts):
-        if fact.field in ("master_port", "rdzv_endpoint") and fact.origin in (Origin.COMMAND, Origin.FLAG):
-            yield fact
 
 
 def seats_by_index(home: Endpoint, node_rank: int, hostname: str, count: int) -> Seats | None:

@@ -1,4 +1,4 @@
-"""What a program may do about a finding: a word beside the English action. GPU rules and facts bring their own.
+"""What a program may do about a finding: a word beside the English action. Rules and facts bring their own.
 
 A platform drains and replaces machines by these words. So a finding whose cause is not certain has none: a missing
 node, a link of which either end may be faulty, a machine that is only slow, a file server that does not answer.
@@ -18,8 +18,6 @@ _IMAGE_ALWAYS: Mapping[Fault | None, str] = {Fault.JOB: "FIX_IMAGE", None: "FIX_
 _MACHINE: Mapping[Fault | None, str] = {Fault.NODE: "DRAIN"}
 # By check, then by whose fault a failure is; None: a warning.
 REMEDIES: Mapping[str, Mapping[Fault | None, str]] = {
-    **dict.fromkeys(("memory", "cpu", "pids", "nofile", "memlock", "shm"), _JOB_ALWAYS),
-    **dict.fromkeys(("storage", "own-name", "dns", "gloo-socket-ifname", "nccl-socket-ifname", "ports"), _JOB),
     "nccl-ib-hca": {**_JOB_ALWAYS, **_MACHINE},
     **dict.fromkeys(("roll-call", "shared-storage"), _JOB),
     **dict.fromkeys(("clock", "pairs"), _MACHINE),

@@ -405,8 +405,9 @@ class Starter:
         group.processes.begin()
         kept = self._kept(processes, places)
         renamed = {old.name: new for _, old, new in kept}
-        group.recorders.close({name: process.name for name, process in renamed.items()})
-        group.survivors.close({name: process.name for name, process in renamed.items()})
+        names = {name: process.name for name, process in renamed.items()}
+        group.recorders.close(names)
+        group.survivors.close(names)
         if moved := {name: process for name, process in renamed.items() if name != process.name}:
             self._system.rename(moved)
         lost = [process for process in processes if all(process is not new for _, _, new in kept)]

@@ -76,13 +76,12 @@ class Survivors:
         said: list[tuple[str, OfWorker]] = []
         for name in [*self._connections]:
             while (message := self._heard(name)) is not None:
-                match message:
-                    case Inside():
-                        self.able.add(name)
-                    case _:
-                        said.append((name, message))
+                if isinstance(message, Inside):
+                    self.able.add(name)
+                    continue
                 if isinstance(message, Outside):
                     self.able.discard(name)
+                said.append((name, message))
         return said
 
     def _heard(self, name: str) -> OfWorker | None:
