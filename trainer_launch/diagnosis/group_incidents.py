@@ -115,8 +115,8 @@ class GroupIncidents:
         names = [name for name in self._group.places if name not in alive]
         # All are where they were when a hang was explained: another node ends it.
         is_same = not names and self._watch is not None and self._watch.is_reported
-        # A survivor that unwinds may die of SIGSEGV when it shows its stacks: faulthandler reads frames that change.
-        texts: dict[int, str] | None = {} if self._group.survivors.able else None
+        # Who unwinds and shows its stacks may die of SIGSEGV: faulthandler reads frames that change.
+        texts: dict[int, str] | None = {} if self._group.keeps_state else None
         collected = self._collector.collect(FAILURE, whole, names=names, is_same=is_same, texts=texts)
         free = {state.rank for state in collected.incident.states if _is_free(state)}
         free |= {state.rank for state in self._states_at_end()}  # these only end

@@ -46,6 +46,10 @@ class WatchedGroup(Protocol):
     def node_rank(self) -> int:
         """This node's."""
 
+    @property
+    def keeps_state(self) -> bool:
+        """Whether a worker leaves its groups in place of being stopped."""
+
     def ended(self) -> Sequence[RankState]:
         """The ranks of this generation that have no process any more."""
 

@@ -52,6 +52,11 @@ class WorkerGroup:
             self.node_rank = formed.node_rank
         self.unasked = set()
 
+    @property
+    def keeps_state(self) -> bool:
+        """Whether a worker leaves its groups in place of being stopped."""
+        return bool(self.survivors.able)
+
     def keep(self, name: str) -> None:
         """A worker has left its process groups, and waits for the next generation."""
         self.processes.keep(name)
