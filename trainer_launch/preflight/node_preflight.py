@@ -266,7 +266,7 @@ class PreflightProgress:
         self._began_s = time.monotonic()
         for number in STOP_SIGNALS:
             if not stays_ignored(number):
-                signal.signal(number, self._stop)
+                signal.signal(number, self._on_signal)
 
     def steps(self) -> list[tuple[str, str, str]]:
         """For a terminal: checks that found something or still run, how many others have ended, and the wait."""
@@ -286,17 +286,18 @@ class PreflightProgress:
         """Stop now, if a signal has come."""
         self._is_held = False
         if self._held:
-            self._stop(self._held, None)
+            self._stop(self._held)
 
-    def _stop(self, number: int, _frame: FrameType | None) -> None:
+    def _on_signal(self, number: int, _frame: FrameType | None) -> None:
         if self._was_asked and number == signal.SIGINT:  # whatever is under way
             os._exit(exit_codes.of_signal(number))
         self._was_asked = True
         if self._is_held:
             self._held = number
-            return
-        if self.is_over:
-            return
+        elif not self.is_over:
+            self._stop(number)
+
+    def _stop(self, number: int) -> None:
         self.is_over = True
         _in_time(self.view.close)
         code = exit_codes.of_signal(number) if number == signal.SIGINT else exit_codes.STOPPED
