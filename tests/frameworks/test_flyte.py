@@ -21,8 +21,7 @@ TASKS = Path(__file__).with_name("flyte_tasks.py")
 def made(tmp_path_factory: pytest.TempPathFactory) -> dict[str, dict[str, Any]]:
     """By the name of a task, what Flyte would be given."""
     folder = tmp_path_factory.mktemp("flyte")
-    (program,) = pages.blocks(pages.PAGE, "python")
-    (folder / "workflow.py").write_text(program)
+    (folder / "workflow.py").write_text(pages.FLYTE_WORKFLOW.read_text())
     (folder / "train.py").write_text("def fit(lr): return lr\n")
     env = frameworks.env({"PYTHONPATH": f"{folder}:{frameworks.ROOT}"})
     words = [frameworks.python("flyte"), "-W", "ignore", str(TASKS), "workflow"]

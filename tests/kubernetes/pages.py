@@ -1,4 +1,4 @@
-"""What the page on migrating shows: manifests before and after, manifests, and programs."""
+"""What the page on migrating shows: manifests before and after, and Flyte's workflow."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from pathlib import Path
 
 FOLDER = Path(__file__).parents[2] / "docs"
 PAGE = FOLDER / "migrating.md"
+FLYTE_WORKFLOW = FOLDER.parent / "docker" / "examples" / "flyte_workflow.py"
 # A flytekit that only marks functions: tests/frameworks reads the page with a real one.
 STUBS = {
     "flytekit/__init__.py": """
