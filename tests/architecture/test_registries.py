@@ -12,7 +12,6 @@ import pytest
 from tests.architecture.package import FILES, PACKAGE, ROOT, module_of, name_of, plugins_in, tree_of
 from trainer_launch import contracts
 from trainer_launch.commands import options
-from trainer_launch.commands.options import COMMANDS
 from trainer_launch.contracts import CONTRACTS
 from trainer_launch.contracts.source import Contract
 from trainer_launch.host import runtime_directory
@@ -61,11 +60,6 @@ def test_every_contract_has_its_row_in_the_page() -> None:
     assert [one.name for one in CONTRACTS if f"`{one.name}`" not in page] == []
 
 
-def test_every_check_has_its_row_in_the_page() -> None:
-    page = (ROOT / "docs" / "preflight.md").read_text(encoding="utf-8")
-    assert [name for name in registry.ids(*Where) if f"`{name}`" not in page] == []
-
-
 def test_every_check_is_listed_once_and_has_a_title() -> None:
     assert len(set(registry.ids(*Where))) == len(registry.CHECKS)
     assert [check.id for check in registry.CHECKS if not re.fullmatch(r".{15,}[.]", check.title)] == []
@@ -95,26 +89,11 @@ def test_every_internal_variable_is_used() -> None:
     assert NAMED >= INTERNAL
 
 
-def test_every_option_of_every_command_is_in_the_pages() -> None:
-    pages = [ROOT / "README.md", *(ROOT / "docs").glob("*.md"), *(ROOT / "docker").rglob("*.md")]
-    text = "\n".join(page.read_text(encoding="utf-8") for page in pages)
-    told = set(re.findall(r"(?<![\w-])--?[a-z][a-z-]*", text)) | {
-        settings_flag(name) for name in re.findall(PREFIX + r"([A-Z_]+)", text)
-    }
-    parser = options.build("trainer-launch", tuple(COMMANDS))
-    assert {words for words in flags(parser) if not told & set(words)} == set()
-
-
 def flags(parser: argparse.ArgumentParser) -> set[tuple[str, ...]]:
     """The ways in which each option can be written, of all the parser's commands."""
     commands = next(action for action in parser._actions if isinstance(action, argparse._SubParsersAction))
     actions = [action for command in commands.choices.values() for action in command._actions]
     return {tuple(action.option_strings) for action in actions if action.option_strings}
-
-
-def settings_flag(variable: str) -> str:
-    """The flag of a variable, without our prefix."""
-    return "--" + variable.lower().replace("_", "-")
 
 
 def test_the_private_variables_are_those_of_the_table() -> None:
