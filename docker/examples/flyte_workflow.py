@@ -29,7 +29,7 @@ POD = V1PodSpec(
 
 @task(container_image="my-image", pod_template=PodTemplate(pod_spec=POD, primary_container_name="primary"))
 def on_one_node(lr: float) -> float:
-    losses = launch(fit, Elastic(nnodes=1, nproc_per_node=2, max_restarts=3), lr)
+    losses: dict[int, float] = launch(fit, Elastic(nnodes=1, nproc_per_node=2, max_restarts=3), lr)
     return losses[0]
 
 
@@ -40,7 +40,7 @@ JOB = PyTorch(master=Master(restart_policy=AGAIN), worker=Worker(replicas=2, res
 
 @task(container_image="my-image", task_config=JOB)
 def on_three_nodes(lr: float) -> float:
-    losses = launch(fit, Elastic(nproc_per_node=1, max_restarts=3), lr)
+    losses: dict[int, float] = launch(fit, Elastic(nproc_per_node=1, max_restarts=3), lr)
     if 0 not in losses:
         raise IgnoreOutputs  # all pods would upload to one place: only rank 0's pod does
     return losses[0]
