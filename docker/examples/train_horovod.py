@@ -83,7 +83,7 @@ def main() -> None:
     host = os.environ.get("HOSTNAME") or socket.gethostname()
 
     # Starts again from the last commit whenever the workers change.
-    @hvd.elastic.run  # type: ignore[untyped-decorator]
+    @hvd.elastic.run
     def train(state: hvd.elastic.TorchState) -> None:
         say(f"rank {hvd.rank()} of {hvd.size()} on {host} begins at step {state.step}")
         while state.step < args.steps:

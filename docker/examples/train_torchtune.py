@@ -28,7 +28,7 @@ except ImportError:  # an image without it
         """Nobody is there to be told."""
 
 
-@config.parse  # type: ignore[untyped-decorator]
+@config.parse
 def recipe_main(cfg: DictConfig) -> None:
     """Train up to `cfg.steps`."""
     dist.init_process_group("gloo")
