@@ -26,7 +26,7 @@ from tests.ports import free_port
 from tests.waiting import eventually
 from trainer_launch.model import Process
 from trainer_launch.rehearsal.controllers import local_jobs
-from trainer_launch.rehearsal.kubelet.pod_isolation import OwnNetwork
+from trainer_launch.rehearsal.pod_isolation import OwnNetwork
 
 RESTART_S = 3.0  # what a kubelet waits before it starts a failed container again
 GRACE_S = 30.0  # Kubernetes' own terminationGracePeriodSeconds
@@ -153,7 +153,7 @@ def hosts(*names: str, on_loopback: bool = False, shm_bytes: int | None = None) 
             made.append(Host(name, number, folder, network, shm_bytes))
             undo.callback(made[-1].close)
         if network is not None:
-            network.tell_names()
+            network.write_names()
         yield made
 
 

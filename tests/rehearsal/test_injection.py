@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 
 from trainer_launch.model.value_parsers import MAX_LINE
-from trainer_launch.rehearsal.faults import grammar
-from trainer_launch.rehearsal.faults.injection import Faults
+from trainer_launch.rehearsal import fault_grammar
+from trainer_launch.rehearsal.faults import Faults
 from trainer_launch.rehearsal.report.history import HistoryEntry, What
 
 
@@ -24,7 +24,7 @@ class Driver:
     def now_s(self) -> float:
         return self.at_s
 
-    def tell(self, entry: HistoryEntry) -> None:
+    def record(self, entry: HistoryEntry) -> None:
         self.entries.append(entry)
 
     def scale(self, workers: int | None) -> None:
@@ -36,7 +36,7 @@ class Driver:
 
 def begin(*texts: str) -> tuple[Faults, Driver]:
     driver: Any = Driver()
-    return Faults(map(grammar.parse, texts), driver), driver
+    return Faults(map(fault_grammar.parse, texts), driver), driver
 
 
 def pass_time(faults: Faults, driver: Driver, at_s: float) -> list[str]:
@@ -65,10 +65,10 @@ def test_a_step_that_was_jumped_over_counts_as_reached_once() -> None:
 def test_a_line_is_looked_through_for_the_pattern_up_to_a_length() -> None:
     faults, driver = begin(r"add node at=line:loss\s+nan")
     assert len(faults.patterns) == 1
-    faults.said("x" * MAX_LINE + "loss nan")
+    faults.printed("x" * MAX_LINE + "loss nan")
     assert driver.came() == []
-    faults.said("12:00 loss   nan!")
-    faults.said("loss nan")
+    faults.printed("12:00 loss   nan!")
+    faults.printed("loss nan")
     assert len(driver.came()) == 1
     assert not faults.patterns
 

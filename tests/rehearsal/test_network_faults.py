@@ -14,7 +14,7 @@ import pytest
 
 from tests.cli.launching import Started, script, start
 from tests.conftest import require
-from trainer_launch.rehearsal.faults import requests
+from trainer_launch.rehearsal import pod_isolation
 
 pytestmark = [
     pytest.mark.process,
@@ -48,7 +48,7 @@ STEP = r"step \d+ took ([0-9.]+)"
 
 @pytest.fixture(scope="module", autouse=True)
 def _able() -> None:
-    machine = requests.look()
+    machine = pod_isolation.capability()
     require(not machine.why_not, f"needs namespaces and veth: {machine}")
 
 

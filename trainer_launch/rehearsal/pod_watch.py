@@ -1,4 +1,4 @@
-"""What the driver sees of its pods: their launchers and workers, steps, generations, lines somebody waits for.
+"""Observations of pods: their launchers and workers, steps, generations, and lines that faults wait for.
 
 A process is known by what it has in its environment. Output is heard in the thread that carries it. Files of the
 pods' launchers are looked at a few times a second, and only when somebody wants to know.
@@ -21,7 +21,7 @@ from trainer_launch.observability import event_log, node_view, progress
 from trainer_launch.observability.goodput import TimeKind
 from trainer_launch.observability.progress import OutputScanner
 from trainer_launch.rehearsal.controllers.pod_values import Pod
-from trainer_launch.rehearsal.kubelet.pods import MARK, Kubelet
+from trainer_launch.rehearsal.kubelet import MARK, Kubelet
 from trainer_launch.rehearsal.report.history import HistoryEntry, What
 
 _RANKED = ("torch", "torchrun", "mpi", "horovodrun", "sshd")  # engines all of whose workers have a rank
@@ -155,7 +155,7 @@ class PodWatch:
     def observations(
         self, processes: PodProcesses, kubelet: Kubelet, pods: Mapping[str, Pod]
     ) -> Iterator[HistoryEntry | str]:
-        """What is new, in the order that it came to us."""
+        """New observations, in the order of their arrival."""
         while self._heard:
             heard = self._heard.popleft()
             if isinstance(heard, str) or self._counts(heard):
@@ -187,7 +187,7 @@ class PodWatch:
         return self._looked_s + _EVERY_S
 
     def _events(self, pod: str, folder: str) -> Iterator[HistoryEntry]:
-        """What a launcher has written about its workers."""
+        """Entries of a launcher's event log about its workers."""
         for line in self._tails.setdefault(folder, event_log.Tail(folder)).read():
             name, values = line.event
             at_s = time.monotonic() - max(0.0, time.time() - line.time_s)

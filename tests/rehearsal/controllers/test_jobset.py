@@ -106,7 +106,8 @@ def test_neither_a_new_pod_nor_a_new_jobset_helps_a_program_that_cannot_be_run(p
 
 
 def test_without_a_rule_that_fits_the_jobset_restarts_within_its_limit() -> None:
-    job = train(policy="maxRestarts: 1, rules: [{name: a, action: FailJobSet, targetReplicatedJobs: [side]}]")
+    rule = "{name: a, action: FailJobSet, onJobFailureReasons: [PodFailurePolicy]}"
+    job = train(policy=f"maxRestarts: 1, rules: [{rule}]")
     assert "stop job-node-0-0/node" in fails(job, "node-0-1")
     assert starts(job) == {"node-0-0": 2, "node-0-1": 2, "side-0-0": 2}
     assert "the controller restarts all pods (1 of 1)" in job.said[-1]
@@ -117,8 +118,8 @@ def test_without_a_rule_that_fits_the_jobset_restarts_within_its_limit() -> None
 
 def test_the_first_rule_that_fits_counts() -> None:
     job = train(
-        policy="maxRestarts: 3, rules: [{name: a, action: FailJobSet, targetReplicatedJobs: [side]}, "
-        "{name: b, action: RestartJobSetAndIgnoreMaxRestarts}]"
+        policy="maxRestarts: 3, rules: [{name: a, action: FailJobSet, targetReplicatedJobs: [node]}, "
+        "{name: b, action: FailJobSet}, {name: c, action: RestartJobSetAndIgnoreMaxRestarts}]"
     )
     fails(job, "side-0-0", 9)
     assert job.verdict == (False, "BackoffLimitExceeded")
@@ -274,7 +275,6 @@ SET_RULE = "failurePolicy: {rules: [{action: %s}]}"
     [
         (over(rjob("node", "podFailurePolicy: {rules: [{action: FailJob}]}", NEVER)), "onExitCodes is missing"),
         (over(more=SET_RULE % "Restart"), "one of FailJobSet"),
-        (over(more=SET_RULE % "FailJobSet, targetReplicatedJobs: [x]"), "one of node, side"),
         (over(more=SET_RULE % "FailJobSet, onJobFailureReasons: [x]"), "one of BackoffLimit"),
         (over(more="startupPolicy: {startupPolicyOrder: Backwards}"), "one of AnyOrder, InOrder"),
         (over(more="successPolicy: {operator: All, targetReplicatedJobs: [other]}"), "one of node, side"),

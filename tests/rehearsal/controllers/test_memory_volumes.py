@@ -6,8 +6,8 @@ import pytest
 
 from tests.rehearsal.controllers.manifests import job_of, pytorch
 from trainer_launch.model.errors import UsageError
+from trainer_launch.rehearsal import pod_isolation
 from trainer_launch.rehearsal.controllers.pod_values import pods as pods
-from trainer_launch.rehearsal.kubelet import pod_isolation
 
 GIB = 1 << 30
 

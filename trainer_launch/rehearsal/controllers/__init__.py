@@ -1,6 +1,8 @@
-"""A job's manifest to the pods that its controller would make: variables, files, containers, rules.
+"""A job's manifest to the pods that its controller would make, to another size of it, and to files for `explain`.
 
-KINDS lists the function that reads each kind.
+KINDS lists the function that reads each kind. How long names and labels may be in a cluster:
+kubernetes-sigs/jobset pkg/webhooks/jobset_webhook.go; kubeflow/mpi-operator pkg/apis/kubeflow/validation;
+Kubernetes' pkg/apis/batch/validation. The v1 operator gives each pod a Service of the same name.
 """
 
 from __future__ import annotations
@@ -20,7 +22,7 @@ from trainer_launch.model.errors import UsageError
 from trainer_launch.model.suggestions import did_you_mean
 from trainer_launch.model.units import counted, grouped
 from trainer_launch.model.value_parsers import shown
-from trainer_launch.rehearsal.controllers import api_server, jobset, mpi_operator, trainer_v2, v1
+from trainer_launch.rehearsal.controllers import jobset, mpi_operator, trainer_v2, v1
 from trainer_launch.rehearsal.controllers.documents import (
     CONFIG_KINDS,
     MAX_BYTES,
@@ -29,21 +31,25 @@ from trainer_launch.rehearsal.controllers.documents import (
     read_configs,
     read_documents,
 )
-from trainer_launch.rehearsal.controllers.pod_values import Container, Draft, Pod, Workload, pods
+from trainer_launch.rehearsal.controllers.pod_values import MAX_NAME, Container, Draft, Pod, Workload, pods
 
 # By kind: its API version, and the function that reads it. Of an MPIJob older versions are another operator's.
 KINDS: Mapping[str, tuple[str, Callable[[Field], Workload]]] = {
     "TrainJob": ("trainer.kubeflow.org/v1alpha1", trainer_v2.read),
-    **dict.fromkeys(v1_table.KINDS, ("kubeflow.org/v1", v1.read)),
+    **dict.fromkeys((kind for kind in v1_table.KINDS if kind != "MXJob"), ("kubeflow.org/v1", v1.read)),
     "MPIJob": ("kubeflow.org/v2beta1", mpi_operator.read),
     "JobSet": ("jobset.x-k8s.io/v1alpha2", jobset.read),
     "Job": ("batch/v1", jobset.read),
 }
-_OF_ONE_VERSION = ("MPIJob",)
 MAX_FILES = 16
 _WORKER, _LAUNCHER = "worker", "launcher"
 _NODES = ("master", "chief", _WORKER)  # replica types each of whose pods is a node
-_TELLING = (_LAUNCHER, *_NODES[:2], jobset.NODE, _WORKER)
+_STARTERS = (_LAUNCHER, *_NODES[:2], jobset.NODE, _WORKER)  # roles of pods that start ranks, node 0 first
+NPROC_OPTION = "--nproc-per-node"
+_TYPED = r"(?<![\w-])({name}(?:=|\s+))[^\s;&|)]+"  # in a shell's text, or one word
+_COUNTS = re.compile(r"(?<![\w-])(-np|--num[-_]processes|--num[-_]gpus)[=\s]+\d+")  # of ranks, as others call it
+_SSHD = re.compile(r"(?<![\w.-])sshd(?![\w.-])")  # not .sshd_config, an argument
+_RANDOM = "xxxxx"  # stands for the random part behind generateName, and behind the name of a Job's pod
 _NPROC = {
     "TrainJob": ("spec", "trainer", "numProcPerNode"),
     "PyTorchJob": ("spec", "nprocPerNode"),
@@ -52,11 +58,8 @@ _NPROC = {
 _log = logging.getLogger(__name__)
 
 
-# -- manifests ---------------------------------------------------------------------------------
-
-
 def read(paths: Sequence[str]) -> tuple[Field, ...]:
-    """What these files hold: a job, with all that it refers to.
+    """The documents of these files: a job, with all that it refers to.
 
     Raises:
         UsageError: a file cannot be read, or what is in it does not fit.
@@ -67,11 +70,7 @@ def read(paths: Sequence[str]) -> tuple[Field, ...]:
 
 
 def _text_of(path: str) -> str:
-    """A file, up to a little more than it may have.
-
-    Raises:
-        UsageError: it cannot be read, or is no text.
-    """
+    """The text of a file, up to a little more than it may have. Raises UsageError: it cannot be read."""
     try:
         with Path(path).open("rb") as file:
             return file.read(MAX_BYTES + 1).decode("utf-8-sig")
@@ -82,7 +81,7 @@ def _text_of(path: str) -> str:
 
 
 def workload_of(documents: tuple[Field, ...], *, shows_secrets: bool = True) -> Workload:
-    """The one job among these documents, with the runtimes, ConfigMaps and Secrets beside it.
+    """The job among these documents, with the runtimes, ConfigMaps and Secrets beside it.
 
     Raises:
         UsageError: there is no job, or more than one, or something in it does not fit.
@@ -96,7 +95,7 @@ def workload_of(documents: tuple[Field, ...], *, shows_secrets: bool = True) -> 
     if not made.drafts:
         places = ", ".join(".".join(place) for place in _replicas(job))
         raise UsageError(f"{job.where}: the job has no pods; expected 1 or more in {places}")
-    api_server.check(job, made)
+    _check_names(job, made)
     unknown = grouped((where, text) for (where, _), text in configs.unknown.items())
     counts = Counter(map(_kind, others))
     objects = (kind if count == 1 else f"{count} {kind} objects" for kind, count in counts.items())
@@ -111,7 +110,21 @@ def workload_of(documents: tuple[Field, ...], *, shows_secrets: bool = True) -> 
     )
 
 
-_SSHD = re.compile(r"(?<![\w.-])sshd(?![\w.-])")  # not .sshd_config, which the arguments of a replaced one may name
+def _check_names(job: Field, made: Workload) -> None:
+    """Raises UsageError: a cluster refuses the job, or what its controller makes of it: a name is too long."""
+    metadata, is_set = job.get("metadata"), made.kind in ("JobSet", "TrainJob")
+    is_generated = not metadata.get("name").given
+    name = metadata.get("generateName" if is_generated else "name")
+    whole = f"{name.text()}{_RANDOM}" if is_generated else made.name
+    behind = f"-{_RANDOM}" if is_set else ""  # JobSet counts it, other controllers do not
+    names = (text for draft in made.drafts for text in (draft.hostname + behind, *draft.labels.values()))
+    longest = max((text.replace(made.name, whole) for text in names), key=len)
+    if len(longest) > MAX_NAME:
+        others = " or replicatedJobs[].name" if is_set else ""
+        raise name.bad(
+            f"{counted(len(longest) - MAX_NAME, 'character')} less in it{others}: "
+            f"a cluster allows {MAX_NAME} for {longest}, which has {len(longest)}"
+        )
 
 
 def _without_sshd(made: Workload) -> Iterator[str]:
@@ -151,22 +164,18 @@ def _kind(document: Field) -> str:
 
 
 def _is_job(document: Field) -> bool:
-    """Whether it is of a kind that is read; of most kinds every version of its API group is."""
+    """Whether the document's kind is read: of an MPIJob this version, of the others every version of the group."""
     kind, version = _kind(document), document.get("apiVersion").text()
-    if kind not in KINDS or kind in _OF_ONE_VERSION:
-        return kind in KINDS and version == KINDS[kind][0]
-    return version.partition("/")[0] == KINDS[kind][0].partition("/")[0]
+    wanted = KINDS[kind][0] if kind in KINDS else ""
+    return version == wanted if kind == "MPIJob" else version.partition("/")[0] == wanted.partition("/")[0] != ""
 
 
-def tell_ignored(workload: Workload) -> None:
-    """Say once what of the job this machine leaves out, and what is odd about it."""
+def warn_of_ignored(workload: Workload) -> None:
+    """Log once the fields that have no effect on this machine, and what is odd about the job."""
     for sentence in workload.odd:
         _log.warning("%s", sentence)
     if workload.ignored:
         _log.warning("ignored here: %s", ", ".join(workload.ignored))
-
-
-# -- another size: --nodes, --nproc-per-node, and a job that is scaled while it runs -----------
 
 
 def overridden(
@@ -258,11 +267,6 @@ def _workers(job: Field) -> tuple[str, ...] | None:
     return next((place for place in _replicas(job) if place[2].lower() == _WORKER), None)
 
 
-NPROC_OPTION = "--nproc-per-node"
-_TYPED = r"(?<![\w-])({name}(?:=|\s+))[^\s;&|)]+"  # in a shell's text, or one word
-_COUNTS = re.compile(r"(?<![\w-])(-np|--num[-_]processes|--num[-_]gpus)[=\s]+\d+")  # of ranks, as others call it
-
-
 def retyped(workload: Workload, option: str, value: str) -> Workload:
     """The same job, whose commands have this value for an option that they have themselves."""
 
@@ -321,7 +325,7 @@ def scaled(documents: tuple[Field, ...], more: int) -> tuple[Field, ...]:
     """The same documents, the job among them with that many more workers.
 
     Raises:
-        UsageError: it is of a kind whose number of pods is fixed once it runs, or has no workers.
+        UsageError: the number of its pods is fixed once it runs.
     """
     job = _job(documents)
     place = _workers(job)
@@ -331,9 +335,6 @@ def scaled(documents: tuple[Field, ...], more: int) -> tuple[Field, ...]:
             "the number of nodes of a running TrainJob is fixed"
         )
     return _with_job(documents, job.changed(place, _replicas(job)[place] + more))
-
-
-# -- --render ----------------------------------------------------------------------------------
 
 
 def render(workload: Workload, folder: str) -> str:
@@ -376,12 +377,12 @@ def _file_of(pod: Pod) -> str:
 
 
 def _order(pod: Pod) -> int:
-    """Which pod shows most of what a launcher makes of the job: the one that starts the ranks, else node 0."""
-    return _TELLING.index(pod.draft.role) if pod.draft.role in _TELLING else len(_TELLING)
+    """Where a pod stands among those that show a launcher's plan: the pod that starts the ranks, else node 0."""
+    return _STARTERS.index(pod.draft.role) if pod.draft.role in _STARTERS else len(_STARTERS)
 
 
 def snapshot_of(pod: Pod, container: Container) -> dict[str, Json]:
-    """What one container sees; without keys, and what the platform writes itself."""
+    """A snapshot of a container, for `explain --pod`; without keys, and what the platform writes itself."""
     return {
         "env": dict(container.env),
         "files": {path: file.text for path, file in container.files.items()},

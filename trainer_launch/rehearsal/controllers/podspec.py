@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterator, Mapping
 
 from msgspec.structs import replace
@@ -10,16 +9,15 @@ from msgspec.structs import replace
 from trainer_launch.model import signal_policy
 from trainer_launch.model.errors import UsageError
 from trainer_launch.model.value_parsers import parse_quantity, shown
-from trainer_launch.rehearsal.controllers.api_server import MOST
 from trainer_launch.rehearsal.controllers.documents import Field
 from trainer_launch.rehearsal.controllers.pod_values import (
     FIELDS,
+    MAX_NAME,
     Container,
     EnvItem,
     ExitRule,
     Mount,
     PodFile,
-    ResourceRef,
     Template,
     escaped,
 )
@@ -61,7 +59,6 @@ _ENV_FROM = {"configMapRef": "ConfigMap", "secretRef": "Secret"}
 _CONTENT = ("configMap", "secret", "projected")  # volumes with files
 _FILE_MODE = 0o644
 _MAX_MODE = 0o777
-_RESOURCE = re.compile(r"(limits|requests)\.[\w./-]+")
 
 
 def read_template(template: Field) -> Template:
@@ -92,7 +89,7 @@ def read_template(template: Field) -> Template:
 
 
 def read_container(field: Field) -> Container:
-    """One container, main or init."""
+    """A container, main or init."""
     field.only((*_CONTAINER_READ, *_CONTAINER_SILENT), _CONTAINER_IGNORED)
     resources = field.get("resources")
     resources.only(("limits", "requests", "claims"))
@@ -168,8 +165,6 @@ def _env_item(field: Field) -> EnvItem | None:
     for key, kind in _ENV.items():
         if source.get(key).given:
             return _of_key(name, source.get(key), kind)
-    if source.get("resourceFieldRef").given:
-        return EnvItem(name=name, resource=_resource(source.get("resourceFieldRef")))
     path = source.get("fieldRef", "fieldPath").text("")
     if path in FIELDS or path.startswith(("metadata.labels[", "metadata.annotations[")):
         return EnvItem(name=name, field=path)
@@ -177,23 +172,12 @@ def _env_item(field: Field) -> EnvItem | None:
     return None
 
 
-def _resource(field: Field) -> ResourceRef:
-    field.only(("containerName", "resource", "divisor"))
-    resource, divisor = field.get("resource"), field.get("divisor")
-    if not _RESOURCE.fullmatch(resource.text()):
-        raise resource.bad("a resource such as limits.cpu or requests.memory")
-    unit = _quantity(divisor) if divisor.given else "1"
-    if not parse_quantity(unit):  # 0 stands for 1
-        unit = "1"
-    return ResourceRef(container=field.get("containerName").text(""), resource=resource.text(), divisor=unit)
-
-
 def _port(field: Field) -> tuple[str, int]:
     return field.get("name").text(""), field.get("containerPort").number(least=1, most=65535)
 
 
 def ignore_resources(field: Field, limits: Mapping[str, str], requests: Mapping[str, str]) -> None:
-    """Note that these resources mean nothing here."""
+    """Note that these resources have no effect here."""
     if limits or requests:
         field.ignore(f"resources ({', '.join(dict.fromkeys((*requests, *limits)))})")
 
@@ -221,7 +205,7 @@ def _mount(field: Field) -> Mount:
 
 
 def _volume(field: Field) -> str:
-    """Whose a volume is: one pod's, or all pods' of the job."""
+    """The owner of a volume: "pod", or a claim of all pods of the job."""
     name, kind = field.get("name").text(), next((key for key in field.mapping() if key != "name"), "emptyDir")
     if kind not in ("emptyDir", *_CONTENT):
         field.ignore(f"volume {name} ({kind}): an empty directory instead")
@@ -238,8 +222,8 @@ def _in_memory(volumes: Field) -> Iterator[tuple[str, int]]:
 
 
 def _label(field: Field) -> str:
-    if len(field.text("")) > MOST:
-        raise field.bad(f"at most {MOST} characters, as for all labels")
+    if len(field.text("")) > MAX_NAME:
+        raise field.bad(f"at most {MAX_NAME} characters, as for all labels")
     return field.text("")
 
 
@@ -255,9 +239,6 @@ def _mounted(spec: Field, containers: tuple[Container, ...], volumes: Mapping[st
         for mount in container.mounts:
             if mount.volume not in volumes:
                 raise spec.get("volumes").bad(f"the volume {mount.volume} that {container.name} mounts")
-
-
-# -- what of ConfigMaps and Secrets becomes variables and files --------------------------------
 
 
 def _of_key(name: str, field: Field, kind: str) -> EnvItem | None:
@@ -290,7 +271,7 @@ def _variable(name: str, value: str, field: Field) -> EnvItem:
 
 
 def _content(volume: Field) -> Iterator[tuple[str, PodFile]]:
-    """What a volume of the kinds configMap, secret and projected holds: path in it -> file."""
+    """The files of a volume of the kinds configMap, secret and projected, by their paths in it."""
     projected = volume.get("projected")
     mode = _mode(projected.get("defaultMode"), _FILE_MODE)
     for source in projected.get("sources").items():
@@ -335,7 +316,7 @@ def _with_files(container: Container, contents: Mapping[str, Mapping[str, PodFil
 def _mounted_files(
     container: Container, contents: Mapping[str, Mapping[str, PodFile]]
 ) -> Iterator[tuple[str, PodFile]]:
-    """The same by paths in the container."""
+    """The files of the volumes that a container mounts, by their paths in the container."""
     for mount in container.mounts:
         for path, file in contents.get(mount.volume, {}).items():
             if not mount.part:

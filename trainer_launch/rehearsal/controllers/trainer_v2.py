@@ -67,7 +67,7 @@ class TrainJob(JobSet, frozen=True, kw_only=True):
 
     @property
     def trainer(self) -> Field:
-        """What the TrainJob wishes for its nodes."""
+        """The TrainJob's own wishes for its nodes."""
         return self.job.get("spec", "trainer")
 
     @property
@@ -96,9 +96,6 @@ def read(document: Field) -> Workload:
         ports=dict.fromkeys(_PORTS.get(job.policy, ()), f"{job.name}-{NODE}-0-0"),
         odd=tuple(_odd(job)),
     )
-
-
-# -- the TrainJob over its runtime -------------------------------------------------------------
 
 
 def _trainjob(document: Field) -> TrainJob:
@@ -151,7 +148,7 @@ def _runtime(document: Field) -> Field:
 
 
 def _scope(runtime: Field, space: str) -> tuple[str, str]:
-    """Its kind, and the namespace of the TrainJobs that may refer to it; `space` is where it is created."""
+    """The runtime's kind, and the namespace of the TrainJobs that may refer to it; it is in `space`."""
     kind = runtime.get("kind").text()
     return kind, space if kind == RUNTIMES[0] else runtime.get("metadata", "namespace").text("") or space
 
@@ -255,7 +252,7 @@ def _resources(wish: Field) -> tuple[Mapping[str, str], Mapping[str, str]]:
     return quantities(resources.get("limits")), quantities(resources.get("requests"))
 
 
-# The field by which members of a list of this name are the same thing; every other list is replaced as a whole.
+# The field by which members of a list of this name are matched; every other list is replaced as a whole.
 _NAMED = ("containers", "initContainers", "ephemeralContainers", "env", "volumes", "imagePullSecrets")
 _KEYS = {
     **dict.fromkeys(_NAMED, "name"),
@@ -285,9 +282,6 @@ def merged(base: Any, patch: Any, name: str = "") -> Any:
     return [*fresh, *made]  # as Kubernetes has it: what is new comes first
 
 
-# -- variables of torch, JAX and XGBoost -------------------------------------------------------
-
-
 def _with_variables(job: TrainJob) -> TrainJob:
     """The policy's variables for the trainer's container, and for the targets of torch's envInjection."""
     items = _variables(job)
@@ -305,7 +299,7 @@ def _with_variables(job: TrainJob) -> TrainJob:
 
 
 def _variables(job: TrainJob) -> tuple[EnvItem, ...]:
-    """In the order of the controller; the first one tells whether a container has got them."""
+    """The policy's variables in the order of the controller; a container that has the first has them all."""
     nodes, port = job.main.count if job.main else 1, str(PORT)
     if job.policy == "torch":
         return (
@@ -394,9 +388,6 @@ def _refuse_reserved(job: TrainJob, names: Collection[str]) -> None:
             raise item.get("name").bad(f"a variable that the {job.policy} runtime does not set itself")
 
 
-# -- MPI ---------------------------------------------------------------------------------------
-
-
 def _mpi(job: TrainJob) -> TrainJob:
     """Keys for the launcher and the nodes; variables and hostfile for the launcher."""
     policy = job.policy_field
@@ -443,11 +434,8 @@ def _slots(job: TrainJob) -> int:
     return devices if slots == 1 and devices > 1 else slots
 
 
-# -- what a user is told -----------------------------------------------------------------------
-
-
 def _odd(job: TrainJob) -> Iterator[str]:
-    """What the author of the job can hardly have meant."""
+    """Sentences about what the author of the job can hardly have meant."""
     launchers = next((each.count for each in job.jobs if each.name == LAUNCHER), 1)
     if job.policy == "mpi" and launchers > 1:
         yield (

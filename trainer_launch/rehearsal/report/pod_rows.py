@@ -10,10 +10,9 @@ from trainer_launch.model.redaction import redact_text
 from trainer_launch.model.units import counted
 from trainer_launch.observability.html import clean, seconds
 from trainer_launch.pytorch.worker_ends import SEE_NODE
-from trainer_launch.rehearsal.controllers.job_lifecycle import Exited
+from trainer_launch.rehearsal.controllers.job_lifecycle import Exited, JobState
 from trainer_launch.rehearsal.controllers.pod_lifecycle import Phase, PodState
 from trainer_launch.rehearsal.controllers.pod_values import Pod
-from trainer_launch.rehearsal.controllers.restart_decisions import State
 from trainer_launch.rehearsal.report.history import PodResult
 from trainer_launch.supervisor.outcome import WHAT_TO_DO
 
@@ -27,7 +26,7 @@ _LIVE_COLUMNS = ("POD", "STATUS", "STEP", *COLUMNS[2:5], "LAST LINE")
 _WORST_FIRST = ("Failed", "Restarting", "Terminating", "Terminated", "Pending", "Init", "Running")
 
 
-def status(state: State, name: str) -> str:
+def status(state: JobState, name: str) -> str:
     """What a pod does now, as kubectl shows it; a pod that is removed after the job succeeded did its part."""
     pod = state.states[name]
     if _is_completed(state, pod):
@@ -37,12 +36,12 @@ def status(state: State, name: str) -> str:
     return "Terminating" if pod.stopping and not pod.is_over else pod.phase.value
 
 
-def results(state: State, messages: Mapping[str, str], last_line: Callable[[Pod], str]) -> tuple[PodResult, ...]:
+def results(state: JobState, messages: Mapping[str, str], last_line: Callable[[Pod], str]) -> tuple[PodResult, ...]:
     """How each pod stands at the end; `messages` are the termination messages, empty where there is none."""
     return tuple(_result(state, name, messages[name], last_line(pod)) for name, pod in state.pods.items())
 
 
-def _result(state: State, name: str, message: str, last_line: str) -> PodResult:
+def _result(state: JobState, name: str, message: str, last_line: str) -> PodResult:
     pod = state.states[name]
     is_completed = _is_completed(state, pod)
     return PodResult(
@@ -56,7 +55,7 @@ def _result(state: State, name: str, message: str, last_line: str) -> PodResult:
     )
 
 
-def remarks(state: State, messages: Mapping[str, str]) -> tuple[str, ...]:
+def remarks(state: JobState, messages: Mapping[str, str]) -> tuple[str, ...]:
     """Lines below the table: why the job failed and what to do about it, and what its time was spent on."""
     spent = [line for text in messages.values() for line in text.splitlines() if line.startswith(_GOODPUT)]
     if state.condition is None or state.condition.succeeded:
@@ -64,7 +63,7 @@ def remarks(state: State, messages: Mapping[str, str]) -> tuple[str, ...]:
     return (*_cause(state, messages), *_advice(messages), *spent[:1])
 
 
-def _cause(state: State, messages: Mapping[str, str]) -> list[str]:
+def _cause(state: JobState, messages: Mapping[str, str]) -> list[str]:
     """One line about the pod for which the job failed, unless that pod only lost another one."""
     end = state.condition
     failed = [name for name, pod in state.states.items() if pod.phase is Phase.FAILED]
@@ -93,19 +92,19 @@ def _advice(messages: Mapping[str, str]) -> list[str]:
     return [f"What to do ({name}): {text}" for text, name in list(pods.items())[:_MOST_ADVICE]]
 
 
-def deciding_container(state: State, name: str) -> str:
+def deciding_container(state: JobState, name: str) -> str:
     """The container whose end is told: the main one, or an init container that kept it from starting."""
     pod, codes = state.pods[name], state.states[name].codes
     failed = [container.name for container in pod.init if codes.get(container.name, 0) != exit_codes.SUCCEEDED]
     return failed[-1] if failed and pod.draft.main not in codes else pod.draft.main
 
 
-def _is_completed(state: State, pod: PodState) -> bool:
+def _is_completed(state: JobState, pod: PodState) -> bool:
     has_succeeded = state.condition is not None and state.condition.succeeded
     return has_succeeded and pod.phase is Phase.GONE and not pod.disrupted
 
 
-def _message(state: State, name: str, message: str) -> str:
+def _message(state: JobState, name: str, message: str) -> str:
     container = deciding_container(state, name)
     if _is_completed(state, state.states[name]) and (not message or message.startswith(_STOPPED)):
         return "stopped after the job succeeded"
@@ -116,13 +115,15 @@ def _message(state: State, name: str, message: str) -> str:
     return text if container == state.pods[name].draft.main or not text else f"init container {container}: {text}"
 
 
-def live_title(title: str, state: State, took_s: float, top: int | None, came: int, to_come: Sequence[str]) -> str:
+def live_title(
+    title: str, state: JobState, took_s: float, top: int | None, faults: int, to_come: Sequence[str]
+) -> str:
     """The line above the live table: the job, its highest step, how many faults came, and which come next."""
     parts = [title, seconds(took_s)]
     if top is not None:
         parts.append(f"step {top:,}")
-    if came:
-        parts.append(f"{counted(came, 'fault')} injected")
+    if faults:
+        parts.append(f"{counted(faults, 'fault')} injected")
     if to_come:
         more = f" (and {len(to_come) - 1} more)" if len(to_come) > 1 else ""
         parts.append(f"next: {to_come[0]}{more}")
@@ -132,7 +133,7 @@ def live_title(title: str, state: State, took_s: float, top: int | None, came: i
 
 
 def live_rows(
-    state: State, steps: Mapping[str, int], last_line: Callable[[Pod], str], most: int
+    state: JobState, steps: Mapping[str, int], last_line: Callable[[Pod], str], most: int
 ) -> list[Sequence[str]]:
     """A heading and at most `most` rows; where there are more pods, those in trouble, and a count of the others."""
     statuses = {name: status(state, name) for name in state.states}
@@ -151,7 +152,7 @@ def live_rows(
     return rows + [(f"and {len(others)} more: {summary}",)] * bool(others)
 
 
-def ending(before: State, after: State, event: Exited, message: str) -> str:
+def ending(before: JobState, after: JobState, event: Exited, message: str) -> str:
     """How a container ended and what follows, in a sentence; empty where there is nothing to explain.
 
     `message` is the first line that its launcher left at its end.

@@ -23,26 +23,27 @@ from trainer_launch.model.value_parsers import MAX_COUNT, parse_number
 from trainer_launch.mpi import ssh_client
 from trainer_launch.planning.command import CommandKind, parse_command
 from trainer_launch.planning.reading import check_command, recognise
+from trainer_launch.rehearsal import pod_isolation
 from trainer_launch.rehearsal.controllers import local_jobs, v1
 from trainer_launch.rehearsal.controllers.local_jobs import FILES, OURS, RUN, LocalNetwork, own_environment
 from trainer_launch.rehearsal.controllers.pod_lifecycle import own_init
 from trainer_launch.rehearsal.controllers.pod_values import Container, Pod, PodFile, Workload
 from trainer_launch.rehearsal.controllers.pod_values import pods as pods_of
-from trainer_launch.rehearsal.kubelet import pod_isolation
-from trainer_launch.rehearsal.kubelet.pod_isolation import OwnNetwork
+from trainer_launch.rehearsal.pod_isolation import OwnNetwork
 
 _KEYS = "keys"  # folder of the job's own pair of keys
+_log = logging.getLogger(__name__)
 MARK = "TRAINER_LAUNCH_TERMINATION_LOG"  # different in each container, and inherited by all that it starts
 
 
 class Setting(Struct, frozen=True, kw_only=True):
-    """What the pods have from outside their job."""
+    """The surroundings of the pods, from outside their job."""
 
     launchers: Mapping[str, str]  # TRAINER_LAUNCH_* for our own launchers in them
     path: str  # where programs are looked for that a container does not say itself
     command: str | None = None  # run in place of what the containers that count would
     folders: tuple[str, ...] = ()  # of the manifests: a script that is not here may lie beside them
-    labels: bool = True  # whether lines are marked with their pod here; where not, who writes them may
+    labels: bool = True  # whether lines are marked with their pod here; where not, the writer may
     own_network: bool = False  # whether each pod has a network, names and /dev/shm of its own
 
 
@@ -92,16 +93,16 @@ class Kubelet:
 
     def _shared_mounts(self) -> dict[str, str]:
         """The folder of each path at which some pod of the job mounts a claim."""
-        found: dict[str, str] = {}
+        mounts: dict[str, str] = {}
         for pod in self.pods:
             shared = {name for name, kind in pod.draft.template.volumes.items() if kind.startswith("claim:")}
             folder_of = {name: self._folder(pod, name, 1) for name in shared}.get
             for container in pod.containers:
-                found = {**local_jobs.mounted(container, folder_of), **found}
-        return found
+                mounts = {**local_jobs.mounted(container, folder_of), **mounts}
+        return mounts
 
     def _equipped(self, made: tuple[Pod, ...]) -> tuple[Pod, ...]:
-        """With what stands for a cluster's own: another command, keys and ports for ssh."""
+        """The pods with another command, and with keys and ports for ssh, as asked for."""
         if self._setting.command is not None:
             words = words_of(self._setting.command)
             made = tuple(pod if local_jobs.is_worker(pod) else with_command(pod, words) for pod in made)
@@ -116,12 +117,12 @@ class Kubelet:
 
     def check(self) -> None:
         """Find every program before anything starts. Raises UsageError: one is not there."""
-        seen: set[tuple[str, ...]] = set()
+        checked: set[tuple[str, ...]] = set()
         for pod in self.pods:
             for container in (*own_init(pod), *pod.containers):
                 process = self.process(pod, container.name, 1)
-                if process.argv not in seen:
-                    seen.add(process.argv)
+                if process.argv not in checked:
+                    checked.add(process.argv)
                     here = self._localised(pod, container, 1)
                     check(pod, here, process, str(self._scratch), self._setting.folders)
 
@@ -176,7 +177,7 @@ class Kubelet:
         self.termination_message(pod, name).parent.mkdir(parents=True, exist_ok=True)
 
     def follow(self, running: frozenset[str]) -> None:
-        """Rewrite what controllers do when pods come and go: scripts that tell who runs now."""
+        """Rewrite the scripts that list the running pods, as controllers do when pods come and go."""
         if running == self._running:
             return
         self._running = running
@@ -193,14 +194,14 @@ class Kubelet:
         return self._scratch / pod.name / f"{name}.termination-log"
 
     def runtime_directory_of(self, pod: Pod) -> str:
-        """Where `report()` leaves what a program without a launcher says; a launcher has a folder of its own."""
+        """Where `report()` of a program without a launcher writes; a launcher has a folder of its own."""
         return str(self._scratch / pod.name / "run")
 
     def processes_of(self, pod: Pod, name: str) -> list[psutil.Process]:
-        """What still runs of a container whose first process has ended, other sessions and orphans too.
+        """The processes of a container, other sessions and orphans too, also after its first process has ended.
 
-        On a cluster nothing would; here the environment of a process, or of those above it, tells whose it is. What
-        came in by ssh has no more than the pod's name, and sshd itself writes its title over its environment.
+        A process has its container in its environment, or in that of a process above it. A session by ssh has no
+        more than the pod's name, and sshd itself writes its title over its environment.
         """
         processes: dict[int, tuple[psutil.Process, int, str | None, bool]] = {}
         folder, mark = f"{self._scratch / pod.name}/", str(self.termination_message(pod, name))
@@ -225,7 +226,7 @@ class Kubelet:
         return [process for pid, (process, *_) in processes.items() if container_of(pid) == mark]
 
     def temporary_folders(self, pods: Collection[Pod]) -> tuple[str, ...]:
-        """Where these pods put what is temporary, if not where we do."""
+        """The folders for temporary files of these pods, if not our own."""
         own = (pod.main.env.get("TMPDIR") for pod in pods)
         return (*(str(self._scratch / pod.name / "tmp") for pod in pods), *dict.fromkeys(filter(None, own)))
 
@@ -266,12 +267,6 @@ def _with_ports(local: LocalNetwork, pods: tuple[Pod, ...]) -> LocalNetwork:
     return replace(local, ports=ports)
 
 
-# -- containers as processes -------------------------------------------------------------------
-
-
-_log = logging.getLogger(__name__)
-
-
 def words_in(container: Container) -> tuple[str, ...]:
     """As the kubelet has it; without a command the image's ENTRYPOINT is taken to be the launcher."""
     words = (*container.command, *container.args)
@@ -287,7 +282,7 @@ def argv_of(container: Container) -> tuple[str, ...]:
 
 
 def program_of(container: Container) -> tuple[str, ...]:
-    """What runs in the container, behind our launcher if it starts with that; () where only the launcher knows."""
+    """The program of the container, behind our launcher if that comes first; () where only the launcher knows."""
     words = words_in(container)
     if Path(words[0]).name != OURS:
         return words
@@ -303,11 +298,11 @@ def home_of(container: Container, folders: Iterable[str]) -> str | None:
 
 
 def _beside(container: Container, folders: Iterable[str]) -> tuple[str, str] | None:
-    """One of these folders, and a file that the command names and that lies there but not here."""
+    """A folder among these, and a file that the command names and that lies there but not here."""
     words = (name for word in program_of(container) for name in word.split())
     missing = [name for name in words if "." in name and not os.path.isabs(name) and not os.path.exists(name)]
-    found = ((folder, name) for folder in folders for name in missing if os.path.isfile(os.path.join(folder, name)))
-    return next(found, None)
+    pairs = ((folder, name) for folder in folders for name in missing)
+    return next((pair for pair in pairs if os.path.isfile(os.path.join(*pair))), None)
 
 
 def words_of(command: str) -> tuple[str, ...]:
@@ -326,7 +321,8 @@ def with_command(pod: Pod, words: tuple[str, ...]) -> Pod:
     is_pythons = parse_command(words).is_worker and not parse_command(words).python
     command, args = ((), words) if is_pythons else (words, ())
     changed = tuple(
-        replace(one, command=command, args=args) if one.name == pod.draft.main else one for one in pod.containers
+        replace(each, command=command, args=args) if each.name == pod.draft.main else each
+        for each in pod.containers
     )
     return replace(pod, containers=changed)
 
@@ -343,7 +339,8 @@ def image_path() -> str:
     """Our own Python is the first one, as in an image that this package is installed in; shims stay before it."""
     folders = os.environ.get("PATH", os.defpath).split(os.pathsep)
     names = ("python", "python3", "trainer-launch")
-    at = next((at for at, one in enumerate(folders) if any(os.path.exists(f"{one}/{name}") for name in names)), 0)
+    with_python = (at for at, each in enumerate(folders) if any(os.path.exists(f"{each}/{name}") for name in names))
+    at = next(with_python, 0)
     return os.pathsep.join([*folders[:at], os.path.dirname(sys.executable), *folders[at:]])
 
 
@@ -380,15 +377,15 @@ def check(pod: Pod, container: Container, process: Process, scratch: str, folder
             text = f"{words[0]!r} is not an executable in PATH; start it with 'python {words[0]}'"
             raise NotRunnableError(text, found=os.path.exists(words[0]))
     except NotRunnableError as problem:
-        found = problem.exit_code == 126
+        exists = problem.exit_code == 126
         is_init = any(each.name == container.name for each in pod.init)
         advice = f"--skip-init {container.name} leaves it out" if is_init else "--command runs another program here"
         text = f"container {container.name} of {pod.name}: {problem} ({advice})"
-        raise NotRunnableError(text, found=found) from None
+        raise NotRunnableError(text, found=exists) from None
 
 
 def _check_gpus(process: Process) -> None:
-    """As many workers as GPUs cannot be where there is none; seven tries would each say so."""
+    """As many workers as GPUs cannot be where there is none; each of seven tries would fail."""
     asks = process.env.get("PET_NPROC_PER_NODE") == "gpu"
     gpus = machine.count(process.env) if asks else None
     if gpus is not None and not gpus.cuda:

@@ -18,7 +18,7 @@ from trainer_launch.model.errors import UsageError
 from trainer_launch.model.suggestions import did_you_mean
 from trainer_launch.model.value_parsers import DURATION, MAX_COUNT, parse_number, shown
 from trainer_launch.rehearsal.controllers.local_jobs import MAX_PODS
-from trainer_launch.rehearsal.faults.kinds import KINDS, InjectedFault, When
+from trainer_launch.rehearsal.faults import KINDS, InjectedFault, When
 
 MAX_TEXT = 2_000  # characters of one fault
 MAX_S = 7 * 86_400.0  # no rehearsal lasts a week
@@ -29,10 +29,10 @@ _POD_NAME = re.compile(r"[a-z0-9A-Z]([a-z0-9A-Z.-]{0,251}[a-z0-9A-Z])?")
 
 
 def parse(text: str, where: str = "--fault") -> InjectedFault:
-    """One fault from its text; `where` is what messages call it.
+    """The fault of a text, which messages call `where`.
 
     Raises:
-        UsageError: it is none, in one sentence that says what is wrong and what fits.
+        UsageError: the text is no fault, in one sentence that says what is wrong and what fits.
     """
     if len(text) > MAX_TEXT:
         raise UsageError(f"{where} is longer than {MAX_TEXT} characters: {shown(text)}")
