@@ -54,6 +54,30 @@ def test_a_restart_costs_stopping_waiting_restarting_and_repeated_steps() -> Non
     }
 
 
+def lost_at(ledger: Ledger, at_s: float, *, is_kept: bool) -> Ledger:
+    """A rank is lost, and the others leave; 2 s later all meet again, with their state or without."""
+    met = TimeKind.REPLACING if is_kept else TimeKind.MEETING
+    for kind, then_s in ((TimeKind.REPLACING, 0.0), (TimeKind.WAITING, 1.0), (met, 2.0), (TimeKind.TRAINING, 2.5)):
+        ledger = goodput.enter(ledger, kind, at_s + then_s)
+    return ledger
+
+
+def test_where_ranks_keep_their_state_a_loss_is_replacing_ranks_and_repeats_nothing() -> None:
+    ledger = goodput.see(until_training(), Signs(first_s=9.0, last_s=29.0, first_step=1, step=20), 30.0)
+    kept = lost_at(ledger, 30.0, is_kept=True)
+    again = Signs(first_s=33.0, last_s=40.0, first_step=20, step=27)  # rank 0 had shown step 20 before it was done
+    times = spent(goodput.see(kept, again, 40.0), 40.0)
+    assert (times["replacing_ranks"], times["waiting_for_nodes"], times["training"]) == (2.0, 4.0, 21.0 + 7.0)
+    assert not {"stopping", "restarting", "repeating_steps"} & times.keys()
+
+
+def test_where_the_last_rank_with_the_state_is_lost_the_next_steps_are_repeated() -> None:
+    ledger = goodput.see(until_training(), Signs(first_s=9.0, last_s=29.0, first_step=1, step=20), 30.0)
+    lost = lost_at(ledger, 30.0, is_kept=False)
+    times = spent(goodput.see(lost, Signs(first_s=33.0, last_s=40.0, first_step=17, step=24), 40.0), 40.0)
+    assert (times["replacing_ranks"], times["restarting"], times["repeating_steps"]) == (1.0, 0.5, 3.0)
+
+
 def test_steps_below_the_highest_repeat_until_it_is_reached() -> None:
     ledger = goodput.see(until_training(), Signs(first_s=9.0, last_s=29.0, first_step=1, step=20), 30.0)
     ledger = failed_at(ledger, 30.0, 32.0)

@@ -12,8 +12,9 @@ from hypothesis import strategies as st
 from tests.rehearsal.told import Tale, finished, restarted
 from trainer_launch.observability.goodput import TimeKind
 from trainer_launch.rehearsal.report.fault_costs import FaultReport
-from trainer_launch.rehearsal.report.history import History, HistoryEntry, Recorder, What
+from trainer_launch.rehearsal.report.history import KEPT, History, HistoryEntry, Recorder, What
 from trainer_launch.rehearsal.report.rehearsal_report import report_of
+from trainer_launch.rehearsal.report.text import effect
 
 
 def near(value: float, within: float = 1e-6) -> Any:
@@ -159,6 +160,17 @@ def test_steps_that_are_shown_now_and_then_are_resumed_from_the_last_one_that_wa
     tale = Tale("a").start(0.0).meet(0.5).steps(1.0, (10, 20, 30)).fault(1.5, "kill worker", "a").meet(3.0)
     fault = fault_of(tale.steps(4.0, (40, 50)), 9.0)
     assert (fault.reached_step, fault.resumed_step, fault.repeated_steps) == (30, 30, 0)
+
+
+def test_the_step_in_flight_is_no_repeated_step_where_ranks_keep_their_state() -> None:
+    """Rank 0 may have shown step 40 before a peer was through it."""
+    for text, resumed, repeated in ((KEPT, 40, 0), (KEPT, 41, 0), (KEPT, 31, 10), ("", 40, 1)):
+        tale = Tale("a", "b").start(0.0).meet(1.0).steps(1.1, range(1, 41)).fault(5.1, "kill worker", "b")
+        for pod in tale.pods:
+            tale.add(5.2, What.GENERATION, pod, text=text)
+        fault = fault_of(tale.steps(5.6, range(resumed, 61)), 9.0)
+        assert (fault.repeated_steps, fault.downtime_s) == (repeated, near(0.5 + repeated / 10))
+        assert ("surviving ranks kept their state" in effect(fault)) is (text == KEPT)
 
 
 def test_downtime_that_two_faults_share_counts_once() -> None:

@@ -27,6 +27,7 @@ from trainer_launch.observability import event_log, goodput, node_view, progress
 from trainer_launch.observability.event_log import strict
 from trainer_launch.observability.goodput import TRAINING, TrainingStatus
 from trainer_launch.observability.goodput_keeper import as_json, shown
+from trainer_launch.supervisor.run_observer import StateKept
 
 _NOWHERE = "unknown; these nodes have no coordinator, so only the launchers of this container are shown"
 _ANSWER_S = 3.0  # of each place
@@ -190,6 +191,8 @@ def _launcher(launcher: Mapping[str, Any], now_s: float) -> Iterator[str]:
         yield f"stopping  after signal {launcher['asked_to_stop_by']}"
     if standing["generation"] is not None:
         yield f"member    of generation {standing['generation']}, {counted(standing['workers'] or 0, 'worker')}"
+    if launcher["kept"]:
+        yield f"recovered {StateKept(**launcher['kept'])}"
     if launcher.get("goodput"):
         yield f"goodput   {_spent(launcher['goodput'])}"
     if standing["incident"]:

@@ -143,6 +143,7 @@ class Recorded(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     number: Count = 0  # of the question
     why: Text = ""  # nothing can be told
     stage: Stage = Stage.JOINED
+    stacks: str = ""  # of all threads, where these were asked for, as faulthandler writes them
     calls: Text = ""  # the method that the main thread is in, if it is not one of Python's
     handles: bool = True  # at its end: whether it has a handler of a signal that asks a program to stop
     saved: Count = 0  # bytes of its dump

@@ -20,6 +20,7 @@ import threading
 import time
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from functools import partial
+from types import FrameType
 from typing import Any, TypeAlias
 
 from trainer_launch.diagnosis.collectives import ANSWERS, MAX_GROUPS, MAX_LOOKS, MAX_MESSAGES, Stage
@@ -33,6 +34,8 @@ _LAST_ANSWER_S = 5.0
 _REQUESTS = (signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2)  # on which programs save and leave
 _SIZES = 200  # characters of a collective's sizes
 _SHAPES = 4  # of a longer one
+_DEEPEST = 100  # calls of a thread; faulthandler has as many
+_STACKS_CHARS = 200_000  # of all threads; the last is the main thread's
 _SHARED = "gloo"  # whose recorder other backends share
 _P2P = re.compile(r"(send|recv) \d+(?:->|<-)(\d+)$")
 _asking = threading.Lock()  # held while a thread of ours is in torch
@@ -152,8 +155,31 @@ def answer(question: dict[str, Any], rank: int) -> dict[str, Any]:
         saved = _save(f"{folder}/nccl_trace_rank_{rank}", dump, question.get("until_s") or math.inf)
     parts = [told(trace, members, begun)["groups"] for trace, members in found]
     stage = Stage.JOINED if groups else Stage.LEFT  # nobody is asked before the first process group
-    said = {"number": number, "saved": saved, "stage": stage, "calls": called_by(threading.main_thread().ident)}
+    main_thread = threading.main_thread().ident or 0
+    said = {"number": number, "saved": saved, "stage": stage, "calls": called_by(main_thread)}
+    if question.get("stacks"):
+        said["stacks"] = python_stacks(main_thread)
     return {**said, "groups": {name: one for part in parts for name, one in part.items()}}
+
+
+def python_stacks(main_thread: int) -> str:
+    """The calls of all threads but this one, the main thread's last, in faulthandler's words.
+
+    Written in Python: a frame that ends meanwhile stays an object, where faulthandler would read freed memory.
+    """
+    frames = sys._current_frames()
+    del frames[threading.get_ident()]
+    lines = []
+    for thread in sorted(frames, key=lambda each: each == main_thread):
+        lines.append(f"Thread 0x{thread:016x} (most recent call first):\n")
+        frame: FrameType | None = frames[thread]
+        depth = 0
+        while frame is not None and depth < _DEEPEST:
+            code, depth = frame.f_code, depth + 1
+            lines.append(f'  File "{code.co_filename}", line {frame.f_lineno or 0} in {code.co_name}\n')
+            frame = frame.f_back
+        lines.append("\n")
+    return "".join(lines)[-_STACKS_CHARS:]
 
 
 def called_by(thread: int | None) -> str:

@@ -115,12 +115,15 @@ class GroupIncidents:
         names = [name for name in self._group.places if name not in alive]
         # All are where they were when a hang was explained: another node ends it.
         is_same = not names and self._watch is not None and self._watch.is_reported
-        # Who unwinds and shows its stacks may die of SIGSEGV: faulthandler reads frames that change.
-        texts: dict[int, str] | None = {} if self._group.keeps_state else None
-        collected = self._collector.collect(FAILURE, whole, names=names, is_same=is_same, texts=texts)
+        collected = self._collector.collect(FAILURE, whole, names=names, is_same=is_same)
         free = {state.rank for state in collected.incident.states if _is_free(state)}
         free |= {state.rank for state in self._states_at_end()}  # these only end
         return frozenset(name for name, place in self._group.places.items() if name in alive and place.rank in free)
+
+    def recovered(self, text: str) -> None:
+        """Ranks of the last generation have kept their state: its incident says so."""
+        if self._collector is not None:
+            self._collector.recovered(text)
 
     def completed(self, message: say.FromNode) -> say.FromNode:
         """A message about the end of a generation, with what its ranks here showed then."""

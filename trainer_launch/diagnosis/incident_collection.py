@@ -137,10 +137,14 @@ class Collector:
         folder, why = self._folder(at_s) if before is None else (before.folder, ())
         until_s = begun_s + (FAILURE_S if kind == FAILURE else HANG_S)
         group, recorders = self._group, None if self._group is None else self._group.recorders
-        number = recorders.question(f"{folder}/{RECORDER}" if folder else None, until_s) if recorders else 0
+        # A rank that leaves its groups unwinds: faulthandler would read frames that change, and end it by SIGSEGV.
+        unwinds, dumps = kind == FAILURE and group is not None and group.keeps_state, f"{folder}/{RECORDER}"
+        number = recorders.question(dumps if folder else None, until_s, stacks=unwinds) if recorders else 0
         alive = self._workers.present()
-        asked = stacks.ask(alive) if texts is None else {}
+        asked = stacks.ask(alive) if texts is None and not unwinds else {}
         recorded = recorders.answers(number, until_s) if recorders else {}
+        if unwinds:
+            texts = {each.pid: recorded[each.name].stacks for each in alive if each.name in recorded}
         texts = stacks.answers(asked, until_s) if texts is None else texts
         states = [
             self._state(
@@ -202,6 +206,16 @@ class Collector:
         if sentence:
             self.tell(collected)
 
+    def recovered(self, text: str) -> None:
+        """Survivors of a generation that is over have kept their state: its last incident says so."""
+        collected = None if self._last is None else self._last[0]
+        if collected is None or collected.incident.kind == REQUEST or self._is_present(collected):
+            return
+        self._last = None
+        if collected.incident.kind == FAILURE or collected.folder in self._announced:
+            sentence = (incident_bundle.read(collected.folder) or collected.incident).sentence
+            self._save(collected, sentence=f"{sentence}; {text}")
+
     def drop(self, collected: Collected) -> None:
         """It was no incident: nothing of it is kept, unless people asked for it or were told of it."""
         is_kept = collected.incident.kind == REQUEST or collected.folder in self._announced
@@ -231,15 +245,14 @@ class Collector:
         if incident.kind != HANG and collected.folder:
             log.info("%scollected in %s", "" if incident.kind == FAILURE else "on request: ", collected.folder)
 
-    def _is_present(self, collected: Collected | None, kind: str) -> bool:
-        """Whether this is of that kind, and of the present generation."""
-        about = None if collected is None else (collected.incident.kind, collected.incident.generation)
-        return about == (kind, self._generation)
+    def _is_present(self, collected: Collected) -> bool:
+        """Whether this is of the present generation."""
+        return collected.incident.generation == self._generation
 
     def announced_hang(self, message: str | None = None) -> Collected | None:
         """The last incident that people were told of, if it is a hang of this generation, and of such a message."""
         hang = self._last_announced
-        if hang is None or not self._is_present(hang, HANG):
+        if hang is None or hang.incident.kind != HANG or not self._is_present(hang):
             return None
         return hang if message is None or hang.incident.sentence in message else None
 
@@ -249,9 +262,11 @@ class Collector:
         if (hang := self.announced_hang(failure.message)) is not None:
             self._save(hang, **ended)
             return
-        if self._last is None or not self._is_present(self._last[0], FAILURE):
+        if self._last is None:
             return
         collected, names, is_written = self._last
+        if collected.incident.kind != FAILURE or not self._is_present(collected):
+            return
         is_written.wait(_FACTS_S)
         if collected.folder:
             for name, text in self._outputs(names).items():

@@ -80,12 +80,19 @@ class Recorders:
         """Bytes that a worker has written to answer, its dumps included."""
         return self._bytes.get(name, 0)
 
-    def question(self, folder: str | None = None, until_s: float | None = None, *, only_far: bool = False) -> int:
+    def question(
+        self,
+        folder: str | None = None,
+        until_s: float | None = None,
+        *,
+        only_far: bool = False,
+        stacks: bool = False,
+    ) -> int:
         """Ask all for what they have recorded; with a `folder` each saves its dump there, but not after `until_s`.
 
-        Return the question's number.
+        With `stacks` each answers with those of its threads as well. Return the question's number.
         """
-        question = {"folder": folder, "until_s": until_s, "only_far": only_far}
+        question = {"folder": folder, "until_s": until_s, "only_far": only_far, "stacks": stacks}
         return self._ask(dict.fromkeys(self._able(), question))
 
     def ask_entries(self, most: int, after_us: int = 0, looked_at: Collection[str] = ()) -> None:

@@ -31,6 +31,7 @@ class TimeKind(str, Enum):
     WAITING = "waiting_for_nodes"
     MEETING = "meeting"  # all nodes are there: ranks, the store
     RESTARTING = "restarting"  # from the start of new workers to their first step
+    REPLACING = "replacing_ranks"  # the same and `stopping`, where surviving ranks keep their state
     REPEATING = "repeating_steps"  # that had been done before a restart
     ENDING = "ending"  # the workers have finished, or the pod was asked to stop
 
@@ -78,6 +79,7 @@ class Ledger(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     signs: Signs | None = None  # of the present workers
     pause_s: Real = 0.0  # the longest between two signs, as far as somebody looked
     is_behind: bool = False  # they have not reached `top` again
+    keeps_state: bool = False  # ranks of the last generation go on with their state: no step is repeated
     is_suspect: bool = False  # a hang is suspected since their last sign
 
 
@@ -91,12 +93,14 @@ def enter(ledger: Ledger, kind: TimeKind, at_s: float, since_s: float | None = N
     at_s = max(at_s, ledger.at_s)
     if kind is ledger.kind:
         return ledger
-    if kind is TimeKind.STOPPING and _hung(ledger, at_s if since_s is None else since_s):
+    if kind in (TimeKind.STOPPING, TimeKind.REPLACING) and _hung(ledger, at_s if since_s is None else since_s):
         since_s = ledger.at_s
     if since_s is not None and ledger.kind is TimeKind.TRAINING:
         ledger = _book(_close(ledger, min(at_s, max(since_s, ledger.at_s))), TimeKind.DETECTING, at_s)
     ledger = _close(ledger, at_s)
-    signs, step = ledger.signs, _step(ledger)
+    signs, step, keeps_state = ledger.signs, _step(ledger), ledger.keeps_state
+    if kind not in (TimeKind.WAITING, TimeKind.TRAINING):  # before and while workers run
+        keeps_state = kind is TimeKind.REPLACING
     return replace(
         ledger,
         kind=kind,
@@ -104,7 +108,8 @@ def enter(ledger: Ledger, kind: TimeKind, at_s: float, since_s: float | None = N
         top=step,
         has_trained=ledger.has_trained or signs is not None,
         signs=None,
-        is_behind=kind is TimeKind.TRAINING and step is not None,
+        is_behind=kind is TimeKind.TRAINING and step is not None and not keeps_state,
+        keeps_state=keeps_state,
         is_suspect=False,
     )
 
@@ -221,7 +226,9 @@ def _step(ledger: Ledger) -> int | None:
 
 
 def _until_first(ledger: Ledger) -> TimeKind:
-    return TimeKind.RESTARTING if ledger.has_trained else TimeKind.STARTING
+    if not ledger.has_trained:
+        return TimeKind.STARTING
+    return TimeKind.REPLACING if ledger.keeps_state else TimeKind.RESTARTING
 
 
 def _tail(ledger: Ledger) -> TimeKind:

@@ -49,7 +49,8 @@ class GoodputKeeper:
             return
         with self._lock:
             self._look(at_s)
-            if self._ledger.kind is TimeKind.STOPPING:  # who was stopped has written its last step at its end
+            # Who was stopped has written its last step at its end; who left its groups, when it did.
+            if self._ledger.kind in (TimeKind.STOPPING, TimeKind.REPLACING):
                 self._ledger = goodput.reached(self._ledger, self._last_step())
             self._ledger = goodput.enter(self._ledger, kind, at_s, since_s)
             runtime_directory.tell(self._run_dir, event_log.PHASE, phase=kind.value)

@@ -71,6 +71,8 @@ def _of_job(standing: Standing, view: View) -> Iterable[str]:
     yield _gauge("generation", "The job's generation: how many times it was formed.", _single(standing.generation))
     yield _gauge("nodes", "Nodes in the job's generation.", _single(standing.nodes))
     yield _counter("restarts", "Worker failures after which the job restarted.", standing.restarts)
+    words = "Losses of ranks after which the surviving ones kept their state."
+    yield _counter("state_kept", words, view.times_kept)
     late = [({"rank": str(rank.rank), "node": _number(rank.node)}, rank) for rank in view.stragglers]
     yield _gauge("straggler", "1 for each rank of this node that is a straggler.", [(who, 1) for who, _ in late])
     times = [

@@ -18,6 +18,7 @@ from trainer_launch.host.slow_files import within
 from trainer_launch.model import codec
 from trainer_launch.model.codec import MAX_TEXT, Count, Port, Text, Whole
 from trainer_launch.observability.goodput import Ledger
+from trainer_launch.supervisor.run_observer import StateKept
 
 _MAX_BYTES = 262_144
 _NONE: list[str] = []
@@ -51,6 +52,8 @@ class View(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     metrics_port: Count | None = None
     ledger: Ledger | None = None  # of the goodput; None: it trains nothing
     stragglers: tuple[Lateness, ...] = ()  # of this node's ranks
+    kept: StateKept | None = None  # the last time
+    times_kept: Count = 0  # that surviving ranks kept their state
 
 
 def write(view: View) -> None:

@@ -32,7 +32,7 @@ from trainer_launch.observability.goodput import TimeKind, Told
 from trainer_launch.observability.goodput_keeper import GoodputKeeper
 from trainer_launch.planning.task import Task
 from trainer_launch.supervisor import inherited, outcome
-from trainer_launch.supervisor.run_observer import RunObserver, RunPhase, TimeUse
+from trainer_launch.supervisor.run_observer import RunObserver, RunPhase, StateKept, TimeUse
 from trainer_launch.supervisor.system import System
 
 if TYPE_CHECKING:
@@ -106,7 +106,7 @@ class Observer(RunObserver):
 
     # -- what happens -------------------------------------------------------------------------
 
-    def tell(self, event: str, **values: str | int | bool | tuple[str, ...] | None) -> None:
+    def tell(self, event: str, **values: str | float | bool | tuple[str, ...] | None) -> None:
         """Something has happened, in the words of the event log."""
         self.tell_all(event, values)
         view, name = self.view, values.get("process")
@@ -119,6 +119,8 @@ class Observer(RunObserver):
                 self._note(processes=others, exits=exits, ended=view.ended + 1)
             case "restarting", {"restart": int(number)}:
                 self._note(attempt=1 + number)
+            case "state_kept", _:
+                self._note(kept=StateKept(**values), times_kept=view.times_kept + 1)
 
     def enter(self, phase: RunPhase, use: TimeUse, since_s: float | None = None) -> None:
         """Where the run is from now on, and what its seconds are spent on."""

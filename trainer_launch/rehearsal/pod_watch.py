@@ -22,7 +22,7 @@ from trainer_launch.observability.goodput import TimeKind
 from trainer_launch.observability.progress import OutputScanner
 from trainer_launch.rehearsal.controllers.pod_values import Pod
 from trainer_launch.rehearsal.kubelet import MARK, Kubelet
-from trainer_launch.rehearsal.report.history import HistoryEntry, What
+from trainer_launch.rehearsal.report.history import KEPT, HistoryEntry, What
 
 _RANKED = ("torch", "torchrun", "mpi", "horovodrun", "sshd")  # engines all of whose workers have a rank
 _LOCAL = ("LOCAL_RANK", "OMPI_COMM_WORLD_LOCAL_RANK", "MPI_LOCALRANKID", "HOROVOD_LOCAL_RANK")
@@ -192,7 +192,8 @@ class PodWatch:
             name, values = line.event
             at_s = time.monotonic() - max(0.0, time.time() - line.time_s)
             if name == "generation_formed":
-                yield HistoryEntry(at_s=at_s, what=What.GENERATION, pod=pod)
+                text = KEPT if values.get("kept") else ""
+                yield HistoryEntry(at_s=at_s, what=What.GENERATION, pod=pod, text=text)
             elif name == event_log.PHASE and (phase := values.get("phase")) in list(TimeKind):
                 yield HistoryEntry(at_s=at_s, what=What.PHASE, pod=pod, text=str(phase))
 

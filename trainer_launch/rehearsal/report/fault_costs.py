@@ -33,6 +33,7 @@ class FaultReport(Struct, frozen=True, kw_only=True):
     reached_step: int | None = None  # the job's highest step when training stood still
     resumed_step: int | None = None  # the last step that needed not be done again, where workers began again
     repeated_steps: int | None = None
+    state_kept: bool = False  # by the ranks that survived, so that no checkpoint was read
 
 
 def fault_reports(
@@ -92,7 +93,7 @@ def _restart(
     last_s, reached = training.before(turn).points[-1]
     begin_s, again_s = max(report.at_s, last_s), turn.points[0][0]
     worst = max(turn.resumes, key=lambda resume: resume.repeated)
-    goal = worst.before if training.is_counted else -1
+    goal = worst.before if training.is_counted and (worst.repeated or worst.is_told) else -1
     later = [(at_s, step) for at_s, step in training.points if at_s >= again_s]
     new_s = next((at_s for at_s, step in later if step > goal), None)
     if new_s is None and succeeded:  # the job had no further step to do
@@ -102,6 +103,7 @@ def _restart(
     report = replace(
         report,
         reached_step=reached,
+        state_kept=any(resume.keeps_state for resume in turn.resumes),
         detection_s=None if stopped_s is None else stopped_s - begin_s,
         restart_s=again_s - (begin_s if stopped_s is None else stopped_s),
     )

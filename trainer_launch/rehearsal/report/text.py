@@ -92,6 +92,7 @@ def effect(fault: FaultReport) -> str:
         steps = f"continued after step {reached:,}"
     else:
         steps = f"reached step {reached:,}, resumed from step {max(0, resumed):,}"
+    steps += "; surviving ranks kept their state" if fault.state_kept else ""
     parts = (("detection", fault.detection_s), ("restart", fault.restart_s), ("repeated steps", fault.repetition_s))
     spent = ", ".join(f"{name} {seconds(part_s)}" for name, part_s in parts if part_s and part_s >= _LEAST_S)
     return f"{steps}; {spent}" if spent else steps

@@ -10,7 +10,7 @@ from itertools import pairwise
 from msgspec import Struct, field
 
 from trainer_launch.observability.goodput import TimeKind
-from trainer_launch.rehearsal.report.history import HistoryEntry, What
+from trainer_launch.rehearsal.report.history import KEPT, HistoryEntry, What
 
 IN_FLIGHT = 3  # lines that may still come after a fault
 _SKEW = 1  # workers of one pod may say their steps in another order
@@ -28,6 +28,7 @@ class Resume(Struct, frozen=True, kw_only=True):
     before: int  # the highest step that had been reached
     last: int  # the last step that need not be done again
     is_told: bool  # the line itself says where training resumes
+    keeps_state: bool = False  # of ranks that survived
 
     @property
     def repeated(self) -> int:
@@ -82,6 +83,7 @@ class _PodSteps(Struct):
     """What the reader has read of a pod."""
 
     has_begun: bool = False  # its workers have begun since its last step
+    keeps_state: bool = False  # and the job's surviving ranks kept their state
     begun_s: float = 0.0
     top: int = 0  # since then
     recent_s: deque[float] = field(default_factory=lambda: deque(maxlen=IN_FLIGHT))  # its last steps
@@ -112,7 +114,7 @@ class _Reader:
             return
         pod = self._pods.setdefault(entry.pod, _PodSteps())
         if entry.what in (What.STARTED, What.GENERATION):
-            pod.has_begun, pod.begun_s = True, entry.at_s
+            pod.has_begun, pod.begun_s, pod.keeps_state = True, entry.at_s, entry.text == KEPT
         elif entry.what is What.PHASE:
             if pod.phase == TimeKind.TRAINING.value and entry.text in _NO_TRAINING:
                 self.training.stopped_s.append(entry.at_s)
@@ -124,7 +126,7 @@ class _Reader:
         step, attempts = entry.step or 0, self.training.attempts
         goes_back = not pod.has_begun and step < pod.top - _SKEW
         if goes_back and self._began_unseen(pod):
-            pod.has_begun, pod.begun_s, goes_back = True, entry.at_s, False
+            pod.has_begun, pod.begun_s, pod.keeps_state, goes_back = True, entry.at_s, False, False
         if goes_back:
             self.training.is_counted = False
         is_of_last = len(attempts) > 1 and name in attempts[-2].tops and name not in attempts[-1].tops
@@ -133,9 +135,9 @@ class _Reader:
         elif pod.has_begun and self._begins_attempt(name, pod):
             before = attempts[-1]
             attempts.append(Attempt(fault=self._cause(before)))
-            attempts[-1].resumes.append(_resume(name, entry, before))
+            attempts[-1].resumes.append(_resume(name, entry, before, keeps_state=pod.keeps_state))
         elif is_of_last and pod.has_begun:  # it follows the pod that began the attempt
-            attempts[-1].resumes.append(_resume(name, entry, attempts[-2]))
+            attempts[-1].resumes.append(_resume(name, entry, attempts[-2], keeps_state=pod.keeps_state))
         elif is_of_last:  # it trains on: the pod that began again has steps of its own, and the job did not
             apart = attempts.pop()
             attempts[-1].tops |= apart.tops
@@ -169,14 +171,16 @@ class _Reader:
         return None if is_old else fault
 
 
-def _resume(name: str, entry: HistoryEntry, before: Attempt) -> Resume:
+def _resume(name: str, entry: HistoryEntry, before: Attempt, *, keeps_state: bool) -> Resume:
     step, is_told = entry.step or 0, bool(_RESUMES.search(entry.text))
+    is_in_flight = keeps_state and step == before.tops.get(name, max(before.tops.values()))
     return Resume(
         at_s=entry.at_s,
         pod=name,
         before=before.tops.get(name, max(before.tops.values())),
-        last=step if is_told else step - 1,
+        last=step if is_told or is_in_flight else step - 1,
         is_told=is_told,
+        keeps_state=keeps_state,
     )
 
 
