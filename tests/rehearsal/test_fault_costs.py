@@ -11,10 +11,9 @@ from hypothesis import strategies as st
 
 from tests.rehearsal.told import Tale, finished, restarted
 from trainer_launch.observability.goodput import TimeKind
-from trainer_launch.rehearsal.report.fault_costs import FaultReport
 from trainer_launch.rehearsal.report.history import KEPT, History, HistoryEntry, Recorder, What
-from trainer_launch.rehearsal.report.rehearsal_report import report_of
-from trainer_launch.rehearsal.report.text import effect
+from trainer_launch.rehearsal.report.rehearsal_report import effect, report_of
+from trainer_launch.rehearsal.report.training import FaultReport
 
 
 def near(value: float, within: float = 1e-6) -> Any:

@@ -14,8 +14,7 @@ from tests.rehearsal.told import restarted
 from trainer_launch.model.errors import UsageError
 from trainer_launch.rehearsal.report import reporting
 from trainer_launch.rehearsal.report.rehearsal_report import as_json
-from trainer_launch.rehearsal.report.reporting import Reporting
-from trainer_launch.rehearsal.report.text import text
+from trainer_launch.rehearsal.report.reporting import Reporting, text
 
 
 @pytest.mark.parametrize("name", ["out.pdf", "out", "out.html.gz", ""])

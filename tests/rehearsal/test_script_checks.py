@@ -10,7 +10,7 @@ from tests.rehearsal.told import Tale, finished, restarted
 from trainer_launch.rehearsal.report.history import History
 from trainer_launch.rehearsal.report.html_page import page
 from trainer_launch.rehearsal.report.rehearsal_report import RehearsalReport, report_of
-from trainer_launch.rehearsal.report.text import text
+from trainer_launch.rehearsal.report.reporting import text
 from trainer_launch.rehearsal.script_checks import ScriptCheck
 
 

@@ -1,4 +1,4 @@
-"""What happened in a rehearsal, in its order: reports and checks of the script are made of it. Pure."""
+"""The history of a rehearsal, of which reports and checks of the script are made. Pure."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from msgspec import Struct
 
 
 class What(str, Enum):
-    """What can happen."""
+    """The kinds of entries."""
 
     STATUS = (
         "status"  # `text` is what the pod does from now on, as kubectl shows it: Pending, Running, Restarting, …
@@ -29,7 +29,7 @@ KEPT = "kept"  # by ranks that survive: the step in flight is done again, and no
 
 
 class HistoryEntry(Struct, frozen=True, kw_only=True):
-    """One thing that happened."""
+    """An entry: something that happened, with its time."""
 
     at_s: float  # seconds since the rehearsal began
     what: What
@@ -69,14 +69,14 @@ _GAPS = 2_000  # and of a rehearsal's time: a long one keeps a few thousand of e
 
 
 class Recorder:
-    """What has happened so far."""
+    """The history so far."""
 
     def __init__(self) -> None:
         self._entries: list[HistoryEntry] = []
         self._runs: dict[str | None, list[int]] = {}  # by pod: where its steps are, since something else happened
 
     def add(self, entry: HistoryEntry) -> None:
-        """Take in what has happened. Of steps in quick succession the last is kept."""
+        """Take in an entry. Of steps in quick succession the last is kept."""
         if entry.what is not What.STEP:
             self._runs.pop(entry.pod, None)
             if entry.pod is None:
@@ -90,7 +90,7 @@ class Recorder:
         self._entries.append(entry)
 
     def entries(self) -> tuple[HistoryEntry, ...]:
-        """All of it, in order of time: what pods report is read a little later."""
+        """All entries, in order of time: reports of pods are read a little later."""
         return tuple(sorted(self._entries, key=lambda entry: entry.at_s))
 
     def _replaces(self, run: list[int], entry: HistoryEntry) -> bool:

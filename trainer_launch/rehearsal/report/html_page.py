@@ -7,14 +7,23 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from html import escape
-from itertools import pairwise
 
 from trainer_launch.model.units import counted, listed
 from trainer_launch.observability.html import Scale, axis, clean, document, seconds, table
-from trainer_launch.rehearsal.report.fault_costs import FaultReport
-from trainer_launch.rehearsal.report.pod_rows import COLUMNS, UNKNOWN
-from trainer_launch.rehearsal.report.rehearsal_report import PodReport, RehearsalReport, StepLine, TimelineSegment
-from trainer_launch.rehearsal.report.text import MOST_FAULTS, condition, downtime, effect, pod_cells
+from trainer_launch.rehearsal.report.rehearsal_report import (
+    COLUMNS,
+    MOST_FAULTS,
+    UNKNOWN,
+    PodReport,
+    RehearsalReport,
+    StepLine,
+    TimelineSegment,
+    condition,
+    downtime,
+    effect,
+    pod_cells,
+)
+from trainer_launch.rehearsal.report.training import FaultReport
 
 # Okabe and Ito's colours, told apart with any kind of colour vision, and the ink that is read on each.
 ATTEMPTS = (
@@ -129,8 +138,6 @@ def _legend(report: RehearsalReport) -> str:
         (f"running a{_colour(number)}", f"attempt {number}")
         for number in range(1, min(report.attempts, len(ATTEMPTS)) + 1)
     ]
-    if report.attempts > len(ATTEMPTS):
-        shown[-1] = (shown[-1][0], f"attempt {len(ATTEMPTS)}; later attempts start again with blue")
     states = {segment.state for pod in report.pods for segment in pod.timeline}
     shown += [(f"{look} a0", words) for state, (look, words) in _LOOKS.items() if state in states and words]
     items = [f'<li><i class="{kind}"></i>{words}</li>' for kind, words in shown]
@@ -138,8 +145,6 @@ def _legend(report: RehearsalReport) -> str:
         items.append('<li><i class="fault">1</i>a fault; a bar on the pod it hit</li>')
     if report.steps and report.happened:
         items.append('<li><i class="band"></i>no new step</li>')
-    if len(report.steps) > 1:
-        items.append('<li><i class="dashes"></i>back to the step from which training resumed</li>')
     return f'<ul class="legend">{"".join(items)}</ul>'
 
 
@@ -226,10 +231,9 @@ def _steps(report: RehearsalReport, scale: Scale) -> str:
     )
     grid = f'<line class="grid" x1="0" x2="100" y1="{_height(middle, top)}" y2="{_height(middle, top)}"/>'
     lines = "".join(_line(line, len(report.steps), scale, top) for line in report.steps)
-    backs = "".join(_back(line, after, scale, top) for line, after in pairwise(report.steps))
     return (
         f'<div class="row steps"><div class="scale">{sides}</div><div class="track">{still}'
-        f'<svg viewBox="0 0 100 100" preserveAspectRatio="none" aria-label="steps over time">{grid}{backs}{lines}'
+        f'<svg viewBox="0 0 100 100" preserveAspectRatio="none" aria-label="steps over time">{grid}{lines}'
         '</svg><b class="of">step</b></div></div>'
     )
 
@@ -244,10 +248,3 @@ def _line(line: StepLine, lines: int, scale: Scale, top: int) -> str:
     kept = [*line.points[::each], line.points[-1]]
     text = " ".join(f"{scale.percent(at_s):.3f},{_height(step, top)}" for at_s, step in kept)
     return f'<polyline class="a{_colour(line.attempt)}" stroke-linecap="round" points="{text}"/>'
-
-
-def _back(line: StepLine, after: StepLine, scale: Scale, top: int) -> str:
-    """From the last step of an attempt to the first of the next: what is repeated goes down."""
-    (from_s, high), (to_s, low) = line.points[-1], after.points[0]
-    ends = f'x1="{scale.percent(from_s):.3f}" y1="{_height(high, top)}"'
-    return f'<line class="back" {ends} x2="{scale.percent(to_s):.3f}" y2="{_height(low, top)}"/>'

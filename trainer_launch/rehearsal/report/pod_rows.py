@@ -1,4 +1,4 @@
-"""What people are told of each pod: its row in the live table and at the end, its restarts, why the job failed."""
+"""Each pod for people: its row in the live table and at the end, its restarts, why the job failed."""
 
 from __future__ import annotations
 
@@ -17,17 +17,16 @@ from trainer_launch.rehearsal.report.history import PodResult
 from trainer_launch.supervisor.outcome import WHAT_TO_DO
 
 UNKNOWN = "-"
-COLUMNS = ("POD", "STATUS", "CREATED", "RESTARTS", "EXIT", "MESSAGE")
 _STOPPED = "reason=Stopped"
 _OF_OTHERS = (_STOPPED, "reason=PeerLost", "reason=Succeeded")  # other pods tell why
 _MOST_ADVICE = 3
 _GOODPUT = "Goodput: "
-_LIVE_COLUMNS = ("POD", "STATUS", "STEP", *COLUMNS[2:5], "LAST LINE")
+_LIVE_COLUMNS = ("POD", "STATUS", "STEP", "CREATED", "RESTARTS", "EXIT", "LAST LINE")
 _WORST_FIRST = ("Failed", "Restarting", "Terminating", "Terminated", "Pending", "Init", "Running")
 
 
 def status(state: JobState, name: str) -> str:
-    """What a pod does now, as kubectl shows it; a pod that is removed after the job succeeded did its part."""
+    """The state of a pod, as kubectl shows it; a pod that is removed after the job succeeded is completed."""
     pod = state.states[name]
     if _is_completed(state, pod):
         return "Completed"
@@ -64,14 +63,14 @@ def remarks(state: JobState, messages: Mapping[str, str]) -> tuple[str, ...]:
 
 
 def _cause(state: JobState, messages: Mapping[str, str]) -> list[str]:
-    """One line about the pod for which the job failed, unless that pod only lost another one."""
+    """A line about the pod for which the job failed, unless that pod only lost another pod."""
     end = state.condition
     failed = [name for name, pod in state.states.items() if pod.phase is Phase.FAILED]
     for name in (end.pod, *failed) if end is not None and end.pod in state.states else ():
         container, message = deciding_container(state, name), messages[name].partition("\n")[0]
         code = state.states[name].codes.get(container)
-        is_told = bool(message) or container != state.pods[name].draft.main
-        if code and is_told and not _is_of_others(messages[name]):
+        has_reason = bool(message) or container != state.pods[name].draft.main
+        if code and has_reason and not _is_of_others(messages[name]):
             why = _message(state, name, message.partition(" | ")[2] or message)
             return [f"Cause: {name} ended with exit code {code}: {why}"]
     return []
@@ -82,7 +81,7 @@ def _is_of_others(message: str) -> bool:
 
 
 def _advice(messages: Mapping[str, str]) -> list[str]:
-    """What to do about the pods that failed by themselves, as their messages have it; each thing once."""
+    """Advice about the pods that failed by themselves, as their messages have it; the same text once."""
     pods: dict[str, str] = {}
     for name, text in messages.items():
         if not _is_of_others(text):
@@ -93,7 +92,7 @@ def _advice(messages: Mapping[str, str]) -> list[str]:
 
 
 def deciding_container(state: JobState, name: str) -> str:
-    """The container whose end is told: the main one, or an init container that kept it from starting."""
+    """The container whose end counts: the main one, or an init container that kept it from starting."""
     pod, codes = state.pods[name], state.states[name].codes
     failed = [container.name for container in pod.init if codes.get(container.name, 0) != exit_codes.SUCCEEDED]
     return failed[-1] if failed and pod.draft.main not in codes else pod.draft.main
