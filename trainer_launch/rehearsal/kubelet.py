@@ -87,7 +87,8 @@ class Kubelet:
         else:
             for pod in self.pods:
                 if pod.name in fresh:
-                    self.network.add(pod.name, self._numbers[pod.name], pod.draft.names, pod.shm_bytes)
+                    has_own = any(mount.path == "/dev/shm" for mount in pod.main.mounts)
+                    self.network.add(pod.name, self._numbers[pod.name], pod.draft.names, 0 if has_own else None)
         self._local = replace(self._local, shared_mounts=self._shared_mounts())
         return self.pods
 

@@ -170,7 +170,9 @@ class OwnNetwork:
         self._cut_off: set[str] = set()
 
     def add(self, pod: str, number: int, names: Sequence[str], shm_bytes: int | None = None) -> None:
-        """Give a pod its place, `shm_bytes` as `Pod` has it; when something runs there, all pods know its names.
+        """Give a pod its place; when something runs there, all pods know its names.
+
+        Its /dev/shm has `shm_bytes`: 0 is without a limit, None a container runtime's default.
 
         Raises:
             NodeError: this machine does not do it.
@@ -179,7 +181,7 @@ class OwnNetwork:
         hosts = self._scratch / pod / "hosts"
         hosts.parent.mkdir(parents=True, exist_ok=True)
         hosts.touch()
-        shm = size_of_shm(shm_bytes)
+        shm = "50%" if shm_bytes == 0 else str(SHM_BYTES if shm_bytes is None else shm_bytes)
         resolver = hosts.with_name("resolv.conf")
         resolver.write_text(RESOLVER, encoding="ascii")
         inside = ("sh", "-c", POD, "sh", pod, str(hosts), shm, str(resolver))
@@ -318,11 +320,6 @@ def _make_room(pods: int) -> None:
         resource.setrlimit(
             resource.RLIMIT_NOFILE, (wanted if hard == resource.RLIM_INFINITY else min(wanted, hard), hard)
         )
-
-
-def size_of_shm(size_bytes: int | None) -> str:
-    """As `mount` takes it: of what the pod mounts there itself; 0 is without a limit, None is nothing."""
-    return str(SHM_BYTES if size_bytes is None else size_bytes) if size_bytes != 0 else "50%"
 
 
 def hosts_file(

@@ -18,7 +18,6 @@ from msgspec import Struct
 
 from trainer_launch.host import process_tree
 from trainer_launch.observability import event_log, node_view, progress
-from trainer_launch.observability.goodput import TimeKind
 from trainer_launch.observability.progress import OutputScanner
 from trainer_launch.rehearsal.controllers.pod_values import Pod
 from trainer_launch.rehearsal.kubelet import MARK, Kubelet
@@ -132,7 +131,7 @@ class PodWatch:
         self.patterns: tuple[re.Pattern[str], ...] = ()  # of lines that are wanted now
         self.wake: Callable[[], None] = lambda: None
         self._scanners: dict[tuple[str, int], OutputScanner] = {}
-        self._heard: deque[HistoryEntry | str] = deque()
+        self._printed: deque[HistoryEntry | str] = deque()
         self._looked_s = 0.0
         self._reported_s: dict[str, float] = {}  # by pod: when its last report was made
         self._steps: dict[str, int] = {}  # by pod: the last one that counted
@@ -144,7 +143,7 @@ class PodWatch:
         scanned = scanner.scan(data, self.patterns)
         if scanned:
             pod, now_s = process.partition("/")[0], time.monotonic()
-            self._heard += [
+            self._printed += [
                 line.line
                 if line.step is None
                 else HistoryEntry(at_s=now_s, what=What.STEP, pod=pod, step=line.step, text=line.line)
@@ -156,10 +155,16 @@ class PodWatch:
         self, processes: PodProcesses, kubelet: Kubelet, pods: Mapping[str, Pod]
     ) -> Iterator[HistoryEntry | str]:
         """New observations, in the order of their arrival."""
-        while self._heard:
-            heard = self._heard.popleft()
-            if isinstance(heard, str) or self._counts(heard):
-                yield heard
+        while self._printed:
+            observed = self._printed.popleft()
+            if isinstance(observed, str):
+                yield observed
+                continue
+            pod, step = observed.pod or "", observed.step or 0
+            # Where a pod reports steps, they go back in reports only: Paddle's launcher prints old lines again.
+            if pod not in self._reported_s or step >= self._steps.get(pod, 0):
+                self._steps[pod] = step
+                yield observed
         now_s = time.monotonic()
         if now_s - self._looked_s < _EVERY_S:
             return
@@ -173,14 +178,6 @@ class PodWatch:
             if pod.name not in launched:
                 yield from self._report(pod.name, kubelet.runtime_directory_of(pod))
 
-    def _counts(self, heard: HistoryEntry) -> bool:
-        """Who reports steps falls back in reports only: Paddle's launcher, for one, prints old lines again."""
-        pod, step = heard.pod or "", heard.step or 0
-        if pod in self._reported_s and step < self._steps.get(pod, 0):
-            return False
-        self._steps[pod] = step
-        return True
-
     @property
     def due_s(self) -> float:
         """When the next look is."""
@@ -190,12 +187,10 @@ class PodWatch:
         """Entries of a launcher's event log about its workers."""
         for line in self._tails.setdefault(folder, event_log.Tail(folder)).read():
             name, values = line.event
-            at_s = time.monotonic() - max(0.0, time.time() - line.time_s)
             if name == "generation_formed":
+                at_s = time.monotonic() - max(0.0, time.time() - line.time_s)
                 text = KEPT if values.get("kept") else ""
                 yield HistoryEntry(at_s=at_s, what=What.GENERATION, pod=pod, text=text)
-            elif name == event_log.PHASE and (phase := values.get("phase")) in list(TimeKind):
-                yield HistoryEntry(at_s=at_s, what=What.PHASE, pod=pod, text=str(phase))
 
     def _report(self, pod: str, folder: str) -> Iterator[HistoryEntry]:
         """The step that a program has reported."""

@@ -1,8 +1,6 @@
 """A job's manifest to the pods that its controller would make, to another size of it, and to files for `explain`.
 
-KINDS lists the function that reads each kind. How long names and labels may be in a cluster:
-kubernetes-sigs/jobset pkg/webhooks/jobset_webhook.go; kubeflow/mpi-operator pkg/apis/kubeflow/validation;
-Kubernetes' pkg/apis/batch/validation. The v1 operator gives each pod a Service of the same name.
+KINDS lists the function that reads each kind.
 """
 
 from __future__ import annotations
@@ -11,7 +9,7 @@ import json
 import logging
 import re
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 
 from msgspec.structs import replace
@@ -31,7 +29,7 @@ from trainer_launch.rehearsal.controllers.documents import (
     read_configs,
     read_documents,
 )
-from trainer_launch.rehearsal.controllers.pod_values import MAX_NAME, Container, Draft, Pod, Workload, pods
+from trainer_launch.rehearsal.controllers.pod_values import Container, Pod, Template, Workload, pods
 
 # By kind: its API version, and the function that reads it. Of an MPIJob older versions are another operator's.
 KINDS: Mapping[str, tuple[str, Callable[[Field], Workload]]] = {
@@ -49,7 +47,6 @@ NPROC_OPTION = "--nproc-per-node"
 _TYPED = r"(?<![\w-])({name}(?:=|\s+))[^\s;&|)]+"  # in a shell's text, or one word
 _COUNTS = re.compile(r"(?<![\w-])(-np|--num[-_]processes|--num[-_]gpus)[=\s]+\d+")  # of ranks, as others call it
 _SSHD = re.compile(r"(?<![\w.-])sshd(?![\w.-])")  # not .sshd_config, an argument
-_RANDOM = "xxxxx"  # stands for the random part behind generateName, and behind the name of a Job's pod
 _NPROC = {
     "TrainJob": ("spec", "trainer", "numProcPerNode"),
     "PyTorchJob": ("spec", "nprocPerNode"),
@@ -95,7 +92,6 @@ def workload_of(documents: tuple[Field, ...], *, shows_secrets: bool = True) -> 
     if not made.drafts:
         places = ", ".join(".".join(place) for place in _replicas(job))
         raise UsageError(f"{job.where}: the job has no pods; expected 1 or more in {places}")
-    _check_names(job, made)
     unknown = grouped((where, text) for (where, _), text in configs.unknown.items())
     counts = Counter(map(_kind, others))
     objects = (kind if count == 1 else f"{count} {kind} objects" for kind, count in counts.items())
@@ -108,23 +104,6 @@ def workload_of(documents: tuple[Field, ...], *, shows_secrets: bool = True) -> 
             *(f"{where}: unknown fields are ignored: {', '.join(texts)}" for where, texts in unknown.items()),
         ),
     )
-
-
-def _check_names(job: Field, made: Workload) -> None:
-    """Raises UsageError: a cluster refuses the job, or what its controller makes of it: a name is too long."""
-    metadata, is_set = job.get("metadata"), made.kind in ("JobSet", "TrainJob")
-    is_generated = not metadata.get("name").given
-    name = metadata.get("generateName" if is_generated else "name")
-    whole = f"{name.text()}{_RANDOM}" if is_generated else made.name
-    behind = f"-{_RANDOM}" if is_set else ""  # JobSet counts it, other controllers do not
-    names = (text for draft in made.drafts for text in (draft.hostname + behind, *draft.labels.values()))
-    longest = max((text.replace(made.name, whole) for text in names), key=len)
-    if len(longest) > MAX_NAME:
-        others = " or replicatedJobs[].name" if is_set else ""
-        raise name.bad(
-            f"{counted(len(longest) - MAX_NAME, 'character')} less in it{others}: "
-            f"a cluster allows {MAX_NAME} for {longest}, which has {len(longest)}"
-        )
 
 
 def _without_sshd(made: Workload) -> Iterator[str]:
@@ -243,7 +222,7 @@ def _with_nodes(job: Field, nodes: NodeRange) -> Field:
             f"--nodes does not apply to a job with {' and '.join(others)}; change replicas in the manifest"
         )
     rest = sum(n for place, n in replicas.items() if place[2].lower() in is_node and place[2].lower() != _WORKER)
-    place = _workers(job)
+    place = _workers(replicas)
     if place is None and nodes.max != rest:
         raise UsageError(f"--nodes {nodes} needs Worker replicas, which the job does not have")
     if nodes.max < rest:
@@ -263,30 +242,31 @@ def _replicas(job: Field) -> dict[tuple[str, ...], int]:
     }
 
 
-def _workers(job: Field) -> tuple[str, ...] | None:
-    return next((place for place in _replicas(job) if place[2].lower() == _WORKER), None)
+def _workers(replicas: Iterable[tuple[str, ...]]) -> tuple[str, ...] | None:
+    return next((place for place in replicas if place[2].lower() == _WORKER), None)
 
 
 def retyped(workload: Workload, option: str, value: str) -> Workload:
     """The same job, whose commands have this value for an option that they have themselves."""
+    name = option.replace("-", "[-_]")
+    pattern = re.compile(_TYPED.format(name=name))
 
-    def changed(draft: Draft) -> Draft:
-        containers = tuple(_retyped(each, option, value) for each in draft.template.containers)
-        return replace(draft, template=replace(draft.template, containers=containers))
+    def changed(container: Container) -> Container:
+        words = [*container.command, *container.args]
+        for at, word in enumerate(words):
+            is_value = at and re.fullmatch(name, words[at - 1])
+            words[at] = value if is_value else pattern.sub(lambda typed: typed[1] + value, word)
+        count = len(container.command)
+        return replace(container, command=tuple(words[:count]), args=tuple(words[count:]))
 
-    return replace(workload, drafts=tuple(map(changed, workload.drafts)))
+    return _with_templates(
+        workload, lambda template: replace(template, containers=tuple(map(changed, template.containers)))
+    )
 
 
-def _retyped(container: Container, option: str, value: str) -> Container:
-    words = [*container.command, *container.args]
-    pattern = re.compile(_TYPED.format(name=option.replace("-", "[-_]")))
-    for at, word in enumerate(words):
-        if at and re.fullmatch(option.replace("-", "[-_]"), words[at - 1]):
-            words[at] = value
-        else:
-            words[at] = pattern.sub(lambda typed: typed[1] + value, word)
-    count = len(container.command)
-    return replace(container, command=tuple(words[:count]), args=tuple(words[count:]))
+def _with_templates(workload: Workload, change: Callable[[Template], Template]) -> Workload:
+    drafts = tuple(replace(draft, template=change(draft.template)) for draft in workload.drafts)
+    return replace(workload, drafts=drafts)
 
 
 def other_counts(workload: Workload) -> str:
@@ -314,11 +294,11 @@ def without_init(workload: Workload, names: Sequence[str]) -> Workload:
             hint = did_you_mean(name, tuple(there)) or f"the job has {', '.join(there) or 'none'}"
             raise UsageError(f"--skip-init {shown(name)}: there is no such init container; {hint}")
 
-    def skipped(draft: Draft) -> Draft:
-        init = tuple(replace(each, platforms=each.platforms or each.name in names) for each in draft.template.init)
-        return replace(draft, template=replace(draft.template, init=init))
+    def skipped(template: Template) -> Template:
+        init = tuple(replace(each, platforms=each.platforms or each.name in names) for each in template.init)
+        return replace(template, init=init)
 
-    return replace(workload, drafts=tuple(map(skipped, workload.drafts)))
+    return _with_templates(workload, skipped)
 
 
 def scaled(documents: tuple[Field, ...], more: int) -> tuple[Field, ...]:
@@ -328,13 +308,14 @@ def scaled(documents: tuple[Field, ...], more: int) -> tuple[Field, ...]:
         UsageError: the number of its pods is fixed once it runs.
     """
     job = _job(documents)
-    place = _workers(job)
+    replicas = _replicas(job)
+    place = _workers(replicas)
     if place is None:
         raise UsageError(
             "this job cannot grow: adding a node needs Worker replicas (an elastic PyTorchJob, an MPIJob, ...); "
             "the number of nodes of a running TrainJob is fixed"
         )
-    return _with_job(documents, job.changed(place, _replicas(job)[place] + more))
+    return _with_job(documents, job.changed(place, replicas[place] + more))
 
 
 def render(workload: Workload, folder: str) -> str:
@@ -345,8 +326,9 @@ def render(workload: Workload, folder: str) -> str:
     """
     there = pods(workload)
     sizes = Counter(pod.draft.role for pod in there)
-    made, shows = rendered(there), _file_of(min(there, key=lambda pod: (_order(pod), -sizes[pod.draft.role])))
-    place = Path(folder)
+    # A launcher's plan is best seen in the pod that starts the ranks, else in node 0.
+    plain = min(there, key=lambda pod: ([*_STARTERS, pod.draft.role].index(pod.draft.role), -sizes[pod.draft.role]))
+    made, place = rendered(there), Path(folder)
     try:
         place.mkdir(parents=True, exist_ok=True)
         if any(place.iterdir()):
@@ -359,26 +341,19 @@ def render(workload: Workload, folder: str) -> str:
     count = len(workload.drafts)
     return (
         f"{workload.kind} {workload.name}: {counted(count, 'pod')}, written to\n{listed}"
-        f"Read one with: trainer-launch explain --pod {place / shows}\n"
+        f"Read one with: trainer-launch explain --pod {place / plain.name}.json\n"
     )
 
 
 def rendered(pods: tuple[Pod, ...]) -> dict[str, Json]:
     """File name -> content: `<pod>.json` for the container that counts, `<pod>.<container>.json` for others."""
     return {
-        _file_of(pod) if container is pod.main else f"{pod.name}.{container.name}.json": snapshot_of(pod, container)
+        f"{pod.name}.json" if container is pod.main else f"{pod.name}.{container.name}.json": snapshot_of(
+            pod, container
+        )
         for pod in pods
         for container in (*pod.init, *pod.containers)
     }
-
-
-def _file_of(pod: Pod) -> str:
-    return f"{pod.name}.json"
-
-
-def _order(pod: Pod) -> int:
-    """Where a pod stands among those that show a launcher's plan: the pod that starts the ranks, else node 0."""
-    return _STARTERS.index(pod.draft.role) if pod.draft.role in _STARTERS else len(_STARTERS)
 
 
 def snapshot_of(pod: Pod, container: Container) -> dict[str, Json]:

@@ -14,7 +14,6 @@ from msgspec.structs import replace
 from trainer_launch.rehearsal.controllers.documents import Field
 from trainer_launch.rehearsal.controllers.pod_values import (
     JOBSET_LABEL,
-    MAX_NAME,
     ChildRules,
     Draft,
     JobRules,
@@ -109,18 +108,16 @@ def read(document: Field) -> Workload:
 def _jobset(document: Field) -> Workload:
     spec, name = document.get("spec"), job_name(document)
     jobs = tuple(map(_replicated, replicated_jobs(spec, name)))
-    jobset = JobSet(name=name, space=namespace(document), subdomain=subdomain_of(spec, name), spec=spec, jobs=jobs)
+    jobset = JobSet(
+        name=name,
+        space=namespace(document),
+        subdomain=spec.get("network", "subdomain").name("") or name,
+        spec=spec,
+        jobs=jobs,
+    )
     made = workload(jobset, "JobSet")
     is_named = spec.get("network", "enableDNSHostnames").flag(default=True)
     return made if is_named else _nameless(made, "set enableDNSHostnames: true")
-
-
-def subdomain_of(spec: Field, name: str) -> str:
-    """The subdomain of the pods of the JobSet called `name`."""
-    subdomain = spec.get("network", "subdomain")
-    if len(subdomain.name("")) > MAX_NAME:
-        raise subdomain.bad(f"at most {MAX_NAME} characters, as it names a Service")
-    return subdomain.text("") or name
 
 
 def replicated_jobs(spec: Field, name: str) -> list[Field]:

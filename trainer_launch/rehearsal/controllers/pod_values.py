@@ -115,7 +115,6 @@ class Template(Struct, frozen=True, kw_only=True):
     restart: str | None = None  # None: as the kind has it
     grace_s: float = 30.0
     volumes: Mapping[str, str] = field(default_factory=dict)  # name -> "pod", or "claim:NAME" for all pods
-    memory: Mapping[str, int] = field(default_factory=dict)  # volumes in memory -> bytes at most, 0: no limit
     labels: Mapping[str, str] = field(default_factory=dict)
     annotations: Mapping[str, str] = field(default_factory=dict)
     service_account: str = "default"
@@ -163,14 +162,6 @@ class Pod(Struct, frozen=True, kw_only=True):
     def container(self, name: str) -> Container:
         """The container of this name, main or init."""
         return next(each for each in (*self.init, *self.containers) if each.name == name)
-
-    @property
-    def shm_bytes(self) -> int | None:
-        """The size of the volume that it mounts at /dev/shm, 0 for one without a limit; None: it mounts none."""
-        mounted = [mount.volume for mount in self.main.mounts if mount.path == "/dev/shm"]
-        return next(
-            (self.draft.template.memory[name] for name in mounted if name in self.draft.template.memory), None
-        )
 
 
 class Success(Struct, frozen=True, kw_only=True):
@@ -221,7 +212,6 @@ class Workload(Struct, frozen=True, kw_only=True):
     odd: tuple[str, ...] = ()  # sentences: what its author can hardly have meant, and fields that nobody reads
 
 
-MAX_NAME = 63  # characters of a host name, of a Service's name and of a label's value
 JOBSET_LABEL = "jobset.sigs.k8s.io/"  # what these begin with, JobSet writes as annotations, too
 COMPLETION_INDEX = "metadata.annotations['batch.kubernetes.io/job-completion-index']"
 _REFERENCE = re.compile(r"\$(?:\$|\(([^()$]+)\))")

@@ -12,7 +12,6 @@ from trainer_launch.model.value_parsers import parse_quantity, shown
 from trainer_launch.rehearsal.controllers.documents import Field
 from trainer_launch.rehearsal.controllers.pod_values import (
     FIELDS,
-    MAX_NAME,
     Container,
     EnvItem,
     ExitRule,
@@ -70,19 +69,24 @@ def read_template(template: Field) -> Template:
     if not containers:
         raise spec.get("containers").bad("at least one container")
     init = tuple(map(_init, spec.get("initContainers").items()))
-    _unique(spec, containers, init)
+    names = [container.name for container in (*init, *containers)]
+    if twice := [name for name in names if names.count(name) > 1]:
+        raise spec.get("containers").bad("unique container names", shown(twice[0]))
     volumes = {volume.get("name").name(): _volume(volume) for volume in spec.get("volumes").items()}
-    _mounted(spec, (*containers, *init), volumes)
-    restart = spec.get("restartPolicy")
+    for container in (*containers, *init):
+        for mount in container.mounts:
+            if mount.volume not in volumes:
+                raise spec.get("volumes").bad(f"the volume {mount.volume} that {container.name} mounts")
     contents = {volume.get("name").text(): dict(_content(volume)) for volume in spec.get("volumes").items()}
     return Template(
-        containers=tuple(_with_files(container, contents) for container in containers),
-        init=tuple(_with_files(container, contents) for container in init),
-        restart=restart.choice(RESTARTS, "") or None,
+        containers=tuple(
+            replace(container, files=dict(_mounted_files(container, contents))) for container in containers
+        ),
+        init=tuple(replace(container, files=dict(_mounted_files(container, contents))) for container in init),
+        restart=spec.get("restartPolicy").choice(RESTARTS, "") or None,
         grace_s=float(spec.get("terminationGracePeriodSeconds").number(30)),
         volumes=volumes,
-        memory=dict(_in_memory(spec.get("volumes"))),
-        labels={name: _label(label) for name, label in template.get("metadata", "labels").fields()},
+        labels={name: text.text("") for name, text in template.get("metadata", "labels").fields()},
         annotations={name: text.text("") for name, text in template.get("metadata", "annotations").fields()},
         service_account=spec.get("serviceAccountName").text("") or spec.get("serviceAccount").text("") or "default",
     )
@@ -99,11 +103,14 @@ def read_container(field: Field) -> Container:
         name=field.get("name").name(),
         command=field.get("command").texts(),
         args=field.get("args").texts(),
-        sources=tuple(of_env_from(field.get("envFrom"))),
+        sources=tuple(_of_env_from(field.get("envFrom"))),
         items=read_env(field.get("env")),
         mounts=tuple(_mount(mount) for mount in field.get("volumeMounts").items()),
         workdir=field.get("workingDir").text("") or None,
-        ports=dict(map(_port, field.get("ports").items())),
+        ports={
+            port.get("name").text(""): port.get("containerPort").number(least=1, most=65535)
+            for port in field.get("ports").items()
+        },
         limits=limits,
         requests=requests,
         restart=field.get("restartPolicy").choice(RESTARTS, "") or None,
@@ -162,18 +169,20 @@ def _env_item(field: Field) -> EnvItem | None:
     if not source.given:
         return EnvItem(name=name, value=field.get("value").text(""))
     source.only(("fieldRef", "resourceFieldRef", "secretKeyRef", "configMapKeyRef", "fileKeyRef"))
-    for key, kind in _ENV.items():
-        if source.get(key).given:
-            return _of_key(name, source.get(key), kind)
+    for kind_key, kind in _ENV.items():
+        reference = source.get(kind_key)
+        if reference.given:
+            reference.only(("name", "key", "optional"))
+            config, key = reference.get("name").text(), reference.get("key").text()
+            if not key:
+                raise reference.get("key").bad("the name of a key")
+            values = reference.configs.find(reference, kind, config, key)
+            return _variable(name, values[key], reference) if key in values else None
     path = source.get("fieldRef", "fieldPath").text("")
     if path in FIELDS or path.startswith(("metadata.labels[", "metadata.annotations[")):
         return EnvItem(name=name, field=path)
     field.ignore(f"variable {name} (from {next(iter(source.mapping()), 'nothing')})")
     return None
-
-
-def _port(field: Field) -> tuple[str, int]:
-    return field.get("name").text(""), field.get("containerPort").number(least=1, most=65535)
 
 
 def ignore_resources(field: Field, limits: Mapping[str, str], requests: Mapping[str, str]) -> None:
@@ -214,44 +223,7 @@ def _volume(field: Field) -> str:
     return f"claim:{field.get('persistentVolumeClaim', 'claimName').name('') or name}"
 
 
-def _in_memory(volumes: Field) -> Iterator[tuple[str, int]]:
-    for volume in volumes.items():
-        folder = volume.get("emptyDir")
-        if folder.get("medium").text("") == "Memory":
-            yield volume.get("name").text(), parse_quantity(_quantity(folder.get("sizeLimit"))) or 0
-
-
-def _label(field: Field) -> str:
-    if len(field.text("")) > MAX_NAME:
-        raise field.bad(f"at most {MAX_NAME} characters, as for all labels")
-    return field.text("")
-
-
-def _unique(spec: Field, containers: tuple[Container, ...], init: tuple[Container, ...]) -> None:
-    names = [container.name for container in (*init, *containers)]
-    twice = next((name for name in names if names.count(name) > 1), None)
-    if twice is not None:
-        raise spec.get("containers").bad("unique container names", shown(twice))
-
-
-def _mounted(spec: Field, containers: tuple[Container, ...], volumes: Mapping[str, str]) -> None:
-    for container in containers:
-        for mount in container.mounts:
-            if mount.volume not in volumes:
-                raise spec.get("volumes").bad(f"the volume {mount.volume} that {container.name} mounts")
-
-
-def _of_key(name: str, field: Field, kind: str) -> EnvItem | None:
-    """A variable of one key, None when that is optional and not there."""
-    field.only(("name", "key", "optional"))
-    config, key = field.get("name").text(), field.get("key").text()
-    if not key:
-        raise field.get("key").bad("the name of a key")
-    values = field.configs.find(field, kind, config, key)
-    return _variable(name, values[key], field) if key in values else None
-
-
-def of_env_from(field: Field) -> Iterator[EnvItem]:
+def _of_env_from(field: Field) -> Iterator[EnvItem]:
     """The variables of each member of `envFrom`."""
     for source in field.items():
         source.only(("prefix", *_ENV_FROM))
@@ -273,7 +245,7 @@ def _variable(name: str, value: str, field: Field) -> EnvItem:
 def _content(volume: Field) -> Iterator[tuple[str, PodFile]]:
     """The files of a volume of the kinds configMap, secret and projected, by their paths in it."""
     projected = volume.get("projected")
-    mode = _mode(projected.get("defaultMode"), _FILE_MODE)
+    mode = projected.get("defaultMode").number(_FILE_MODE, most=_MAX_MODE)
     for source in projected.get("sources").items():
         for key in source.mapping():
             if key not in _CONTENT:
@@ -287,7 +259,7 @@ def _content(volume: Field) -> Iterator[tuple[str, PodFile]]:
 
 def _files(field: Field, kind: str, name: str, mode: int) -> Iterator[tuple[str, PodFile]]:
     field.only((name, "items", "optional", "defaultMode"))
-    config, mode = field.get(name).text(), _mode(field.get("defaultMode"), mode)
+    config, mode = field.get(name).text(), field.get("defaultMode").number(mode, most=_MAX_MODE)
     chosen = [_chosen(item, mode) for item in field.get("items").items()]
     values = field.configs.find(field, kind, config)
     for key, path, own_mode in chosen or [(key, key, mode) for key in values]:
@@ -302,15 +274,7 @@ def _chosen(item: Field, mode: int) -> tuple[str, str, int]:
     path = item.get("path").text()
     if not path or path.startswith("/") or ".." in path.split("/"):
         raise item.get("path").bad("a path inside the volume")
-    return item.get("key").text(), path, _mode(item.get("mode"), mode)
-
-
-def _mode(field: Field, default: int) -> int:
-    return field.number(default, most=_MAX_MODE)
-
-
-def _with_files(container: Container, contents: Mapping[str, Mapping[str, PodFile]]) -> Container:
-    return replace(container, files=dict(_mounted_files(container, contents)))
+    return item.get("key").text(), path, item.get("mode").number(mode, most=_MAX_MODE)
 
 
 def _mounted_files(

@@ -18,7 +18,6 @@ class What(str, Enum):
     STOP_ASKED = "stop asked"  # a fault makes the kubelet send it SIGTERM, or the signal that `text` names
     GENERATION = "generation"  # the pod's workers have met (again); `text` is KEPT where ranks keep their state
     STEP = "step"  # training has reached `step`; `text` is the line that says so, empty when the pod reports it
-    PHASE = "phase"  # `text` is what the pod's launcher does from now on, as in its goodput ledger
     FAULT = "fault"  # `text` is the fault as it was written; `pod` None: of all
     FAULT_OVER = "fault over"  # a fault that lasts has ended, same `text`
     FAULT_MISSED = "fault missed"  # it never happened, and `why`

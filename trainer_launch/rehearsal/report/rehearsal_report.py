@@ -23,7 +23,6 @@ UNKNOWN = "-"
 MOST_FAULTS = 200  # that are shown
 COLUMNS = ("POD", "STATUS", "CREATED", "RESTARTS", "EXIT", "MESSAGE")
 _NAME_CHARS = 63  # of a pod
-_LEAST_S = 0.05  # less of a downtime is not shown
 _OVER = ("Succeeded", "Completed", "Failed")  # states that are no part of a timeline
 
 
@@ -155,7 +154,7 @@ def downtime(fault: FaultReport) -> str:
 
 
 def effect(fault: FaultReport) -> str:
-    """Where training stood still and resumed, and what the time went into."""
+    """Where training stood still, and where it resumed."""
     if not fault.happened:
         return f"it never happened: {clean(fault.why_not)}"
     if fault.downtime_s is None:
@@ -169,10 +168,7 @@ def effect(fault: FaultReport) -> str:
         steps = f"continued after step {reached:,}"
     else:
         steps = f"reached step {reached:,}, resumed from step {max(0, resumed):,}"
-    steps += "; surviving ranks kept their state" if fault.state_kept else ""
-    parts = (("detection", fault.detection_s), ("restart", fault.restart_s), ("repeated steps", fault.repetition_s))
-    spent = ", ".join(f"{name} {seconds(part_s)}" for name, part_s in parts if part_s and part_s >= _LEAST_S)
-    return f"{steps}; {spent}" if spent else steps
+    return f"{steps}; surviving ranks kept their state" if fault.state_kept else steps
 
 
 def as_json(report: RehearsalReport) -> Json:

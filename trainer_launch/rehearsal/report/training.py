@@ -10,7 +10,6 @@ from itertools import pairwise
 from msgspec import Struct, field
 from msgspec.structs import replace
 
-from trainer_launch.observability.goodput import TimeKind
 from trainer_launch.rehearsal.report.history import KEPT, HistoryEntry, What
 
 IN_FLIGHT = 3  # lines that may still come after a fault
@@ -19,7 +18,6 @@ _MUCH_LATER_S = 30.0  # of training after a fault: what comes then has another c
 _HARMLESS = "delay dns"  # a fault after which no worker should have to begin again
 _RESUMES = re.compile(r"resum|restor|load|continu|checkpoint", re.IGNORECASE)
 _Point = tuple[float, int]
-_NO_TRAINING = {kind.value for kind in TimeKind} - {TimeKind.TRAINING.value, TimeKind.ENDING.value}
 
 
 class Resume(Struct, frozen=True, kw_only=True):
@@ -51,7 +49,6 @@ class Training(Struct, kw_only=True):
     """All steps of a rehearsal."""
 
     attempts: list[Attempt] = field(default_factory=list)
-    stopped_s: list[float] = field(default_factory=list)  # when a launcher left its workers' training
     is_counted: bool = True  # False: steps restart in the same workers, as each epoch, and prove nothing
 
     @property
@@ -89,7 +86,6 @@ class _PodSteps(Struct):
     begun_s: float = 0.0
     top: int = 0  # since then
     recent_s: deque[float] = field(default_factory=lambda: deque(maxlen=IN_FLIGHT))  # its last steps
-    phase: str = ""
 
 
 def training_of(entries: Sequence[HistoryEntry]) -> Training:
@@ -117,10 +113,6 @@ class _Reader:
         pod = self._pods.setdefault(entry.pod, _PodSteps())
         if entry.what in (What.STARTED, What.GENERATION):
             pod.has_begun, pod.begun_s, pod.keeps_state = True, entry.at_s, entry.text == KEPT
-        elif entry.what is What.PHASE:
-            if pod.phase == TimeKind.TRAINING.value and entry.text in _NO_TRAINING:
-                self.training.stopped_s.append(entry.at_s)
-            pod.phase = entry.text
         elif entry.what is What.STEP:
             self._step(entry.pod, pod, entry)
 
@@ -205,9 +197,6 @@ class FaultReport(Struct, frozen=True, kw_only=True):
     recovered: bool = False  # whether there was a new step, or the job succeeded
     stood_still_s: tuple[float, float] | None = None  # from the last step to the first new one
     downtime_s: float | None = None  # how long that is
-    detection_s: float | None = None  # of it: until a launcher stopped its workers
-    restart_s: float | None = None  # from then to the first step of new workers
-    repetition_s: float | None = None  # from there to the first step that had not been done before
     reached_step: int | None = None  # the job's highest step when training stood still
     resumed_step: int | None = None  # the last step that needed not be done again, where workers began again
     repeated_steps: int | None = None
@@ -225,7 +214,8 @@ def fault_reports(
             reports.append(replace(report, happened=False, why_not=entry.why))
         elif entry.what is What.FAULT:
             number = sum(other.happened for other in reports) + 1
-            over_s = next((other.at_s for other in entries if _ends(other, entry)), None)
+            ends = (other for other in entries if other.what is What.FAULT_OVER and other.at_s >= entry.at_s)
+            over_s = next((end.at_s for end in ends if (end.text, end.pod) == (entry.text, entry.pod)), None)
             report = replace(report, number=number, over_s=over_s, recovered=succeeded)
             turn = next((attempt for attempt in training.attempts if attempt.fault is entry), None)
             if turn is not None:
@@ -243,11 +233,6 @@ def downtime_s(reports: Sequence[FaultReport]) -> float:
         total_s += max(0.0, end_s - max(begin_s, until_s))
         until_s = max(until_s, end_s)
     return total_s
-
-
-def _ends(over: HistoryEntry, fault: HistoryEntry) -> bool:
-    is_its = over.what is What.FAULT_OVER and (over.text, over.pod) == (fault.text, fault.pod)
-    return is_its and over.at_s >= fault.at_s
 
 
 def _pause(
@@ -279,21 +264,9 @@ def _restart(
     if new_s is None and succeeded:  # the job had no further step to do
         new_s = next((at_s for at_s, step in later if step == goal), again_s)
     end_s = max(again_s, ended_s) if new_s is None else new_s
-    stopped_s = next((max(begin_s, at_s) for at_s in training.stopped_s if report.at_s <= at_s <= again_s), None)
-    report = replace(
-        report,
-        reached_step=reached,
-        state_kept=any(resume.keeps_state for resume in turn.resumes),
-        detection_s=None if stopped_s is None else stopped_s - begin_s,
-        restart_s=again_s - (begin_s if stopped_s is None else stopped_s),
-    )
-    if training.is_counted:
-        report = replace(
-            report,
-            resumed_step=min(worst.last, worst.before),  # of steps that are shown now and then the next comes later
-            repeated_steps=worst.repeated,
-            repetition_s=end_s - again_s,
-        )
+    report = replace(report, reached_step=reached, state_kept=any(resume.keeps_state for resume in turn.resumes))
+    if training.is_counted:  # of steps that are shown now and then the next comes later
+        report = replace(report, resumed_step=min(worst.last, worst.before), repeated_steps=worst.repeated)
     return _with_span(report, (begin_s, end_s), recovered=new_s is not None)
 
 
