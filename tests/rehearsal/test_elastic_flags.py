@@ -94,12 +94,9 @@ def test_each_pod_has_the_variables_of_an_elastic_pytorchjob() -> None:
     ("words", "part"),
     [
         (("--nodes", "2:1"), "invalid value '2:1' for --nodes: expected N, or MIN:MAX with MIN at most MAX"),
-        (("--nodes", "0"), "invalid value '0' for --nodes"),
         (("--nodes", "1:2", "--engine", "mpi"), "invalid value '1:2' for --nodes: expected N for an MPI job"),
         (("--nodes", "2:3", "--fault", "add node", "--fault", "add node at=9s"), "leaves room for 1 added node,"),
         (("--nodes", "2:3", "--fault", "scale workers=4"), "--fault 'scale workers=4' is outside of --nodes 2:3"),
-        (("--nodes", "2:3", "--fault", "scale workers=1"), "--fault 'scale workers=1' is outside of --nodes 2:3"),
-        (("--nodes", "2", "--fault", "scale workers=1"), "needs a job that can grow"),
         (("--nodes", "2:3", "--fault", "scale workers=3", "--fault", "kill pod node=3"), "there is no node 3"),
         (("--nodes", "1:201"), "invalid value 201 for --nodes: a rehearsal runs 1 to 200 nodes"),
     ],

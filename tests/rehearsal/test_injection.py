@@ -73,6 +73,20 @@ def test_a_line_is_looked_through_for_the_pattern_up_to_a_length() -> None:
     assert not faults.patterns
 
 
+@pytest.mark.parametrize(
+    ("fault", "why"),
+    [
+        ("add node at=step:40", "the steps are unknown. Print lines such as 'step 40' or call"),
+        ("add node at=900s", "the job ended before 900 s"),
+        ("add node at=line:nobody", "no line matched 'nobody'"),
+    ],
+)
+def test_a_fault_that_never_came_has_its_reason(fault: str, why: str) -> None:
+    faults, driver = begin(fault)
+    faults.finish()
+    assert why in driver.entries[-1].why
+
+
 def test_a_fault_whose_pod_is_not_there_yet_waits_for_it() -> None:
     faults, driver = begin("kill pod node=1 at=step:3")
     driver.state.there = {"job-0": SimpleNamespace(draft=SimpleNamespace(role="node", hostname="job-0"))}

@@ -97,3 +97,22 @@ def test_data_is_the_report_in_json(tmp_path: Path) -> None:
     assert (first["happened"], first["recovered"]) == (True, True)
     assert (pod["name"], pod["created"], pod["attempts"], pod["exit_code"]) == ("demo-worker-0", 2, 3, 0)
     assert pod["timeline"][0] == {"state": "Pending", "begin_s": 0.0, "end_s": 0.2, "attempt": 0}
+
+
+@pytest.mark.parametrize(
+    ("flags", "sentence"),
+    [
+        ({"reports": ["no/out.html"]}, "--report 'no/out.html' cannot be written: No such file or directory"),
+        ({"reports": ["out.html"], "render": "pods"}, "--report and --render exclude each other"),
+        (
+            {"max_lost_steps": "few"},
+            "invalid value 'few' for --max-lost-steps: expected a whole number, 0 or more",
+        ),
+    ],
+)
+def test_what_cannot_be_written_or_read_is_refused_before_the_job_starts(
+    flags: dict[str, object], sentence: str
+) -> None:
+    with pytest.raises(UsageError) as refused:
+        Reporting.of({"reports": None, "render": None, "max_lost_steps": None, **flags})
+    assert sentence in str(refused.value)
