@@ -31,7 +31,6 @@ from trainer_launch.planning.reading import check_command, check_torch, read, re
 from trainer_launch.planning.task import MachineTrial
 from trainer_launch.rehearsal import controllers, fault_grammar, faults
 from trainer_launch.rehearsal.controllers import overridden, scaled, workload_of
-from trainer_launch.rehearsal.controllers.documents import Field
 from trainer_launch.rehearsal.controllers.flag_jobs import elastic_job, mpi_job, torch_job
 from trainer_launch.rehearsal.controllers.local_jobs import OURS, RUN, own_environment
 from trainer_launch.rehearsal.controllers.pod_values import Workload
@@ -67,7 +66,8 @@ def main(parsed: Parsed) -> int:
         raise UsageError("missing command; write one after --, or add a manifest with -f")
     command = recognise(parsed.argv, path)
     check_command(command, path)
-    is_mpi = _is_mpi(settings.engine, parsed.argv)
+    starts_by_ssh = settings.engine == "auto" and (is_mpirun(parsed.argv[0]) or is_horovodrun(parsed.argv))
+    is_mpi = settings.engine in ("mpi", "horovodrun") or starts_by_ssh
     is_given = "grace" in settings.model_fields_set
     launchers_s, _ = grace_of(settings.grace * _POD_GRACE, command, own_environment(os.environ), is_given=is_given)
     settings = Settings({**vars(settings), "grace": launchers_s / _POD_GRACE})
@@ -88,7 +88,9 @@ def _from_manifests(
         raise UsageError(
             "with -f the command comes from the manifest; use --command 'PROGRAM ARG ...' to run another one"
         )
-    documents = _overridden(controllers.read(parsed.flags["file"]), parsed.settings)
+    wished, documents = parsed.settings, controllers.read(parsed.flags["file"])
+    nodes = None if wished.nodes is None else _nodes(wished)
+    documents = overridden(documents, nodes, None if wished.nproc_per_node is None else _nproc(wished))
     workload = _adjusted(workload_of(documents, shows_secrets=not parsed.flags["render"]), parsed)
     controllers.warn_of_ignored(workload)
     if parsed.flags["command_line"] is None and (sentence := without_launcher(workload, image_path())):
@@ -165,16 +167,6 @@ def _check_plans(kubelet: Kubelet) -> None:
             if unheard := signal_policy.unheard(stop_signal, plan.signals):
                 _log.warning("%s of %s: %s", pod.draft.main, pod.name, unheard)
             check_torch("torch" if task.command.kind is CommandKind.FRONT_END else plan.engine)
-
-
-def _overridden(documents: tuple[Field, ...], settings: Settings) -> tuple[Field, ...]:
-    nodes = None if settings.nodes is None else _nodes(settings)
-    return overridden(documents, nodes, None if settings.nproc_per_node is None else _nproc(settings))
-
-
-def _is_mpi(engine: str, argv: Sequence[str]) -> bool:
-    """Whether a launcher starts the ranks, by ssh."""
-    return engine in ("mpi", "horovodrun") or (engine == "auto" and (is_mpirun(argv[0]) or is_horovodrun(argv)))
 
 
 def _maker(parsed: Parsed, injected: Sequence[InjectedFault], *, is_mpi: bool) -> Callable[[int], Workload]:

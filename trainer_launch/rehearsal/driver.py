@@ -80,14 +80,10 @@ def rehearse(job: RehearsalJob, settings: Settings, setting: Setting) -> int:
         return job.reporting.conclude(rehearsal.history())
     finally:
         shutil.rmtree(scratch, ignore_errors=True)
-        for place in {tempfile.gettempdir(), *_own_temporary(job.workload)}:
+        containers = (each for draft in job.workload.drafts for each in draft.template.containers)
+        own = (item.value for each in containers for item in each.items if item.name == "TMPDIR")
+        for place in {tempfile.gettempdir(), *own}:
             runtime_directory.forget_killed(place)  # launchers that were killed with their pods left theirs
-
-
-def _own_temporary(workload: Workload) -> Iterator[str]:
-    """TMPDIR, where the manifest has it."""
-    containers = (each for draft in workload.drafts for each in draft.template.containers)
-    yield from (item.value for each in containers for item in each.items if item.name == "TMPDIR")
 
 
 @contextlib.contextmanager
@@ -158,23 +154,24 @@ class Rehearsal:
 
     def history(self) -> History:
         """The history of the whole rehearsal."""
-        messages = {pod.name: self._message(pod) for pod in self.state.pods.values()}
+        messages = {}
+        for pod in self.state.pods.values():
+            container = pod_rows.deciding_container(self.state, pod.name)
+            messages[pod.name] = files.text(self.kubelet.termination_message(pod, container))
+        end = self.state.condition
+        if end is None:  # it was asked to stop
+            exit_code = exit_codes.of_signal(self._stop_signal or signal.SIGTERM)
+        else:
+            exit_code = exit_codes.SUCCEEDED if end.succeeded else end.exit_code or exit_codes.FAILED
         return History(
             kind=self._job.workload.kind,
             name=self._job.workload.name,
             entries=self._recorder.entries(),
             took_s=self.now_s(),
-            exit_code=self._exit_code(),
+            exit_code=exit_code,
             pods=pod_rows.results(self.state, messages, self._last_line),
             remarks=pod_rows.remarks(self.state, messages),
         )
-
-    def _exit_code(self) -> int:
-        """0 for success, else the code of the pod that failed, or of the signal that asked to stop."""
-        condition = self.state.condition
-        if condition is None:
-            return exit_codes.of_signal(self._stop_signal or signal.SIGTERM)
-        return exit_codes.SUCCEEDED if condition.succeeded else condition.exit_code or exit_codes.FAILED
 
     def live_rows(self, most: int) -> tuple[str, Sequence[Sequence[str]]]:
         """The live table's title and rows; called in its thread, so each changing value is read once."""
@@ -188,10 +185,6 @@ class Rehearsal:
     def _last_line(self, pod: Pod) -> str:
         """The last line of the main container; from any thread."""
         return self._system.last_line(f"{pod.name}/{pod.draft.main}")
-
-    def _message(self, pod: Pod) -> str:
-        container = pod_rows.deciding_container(self.state, pod.name)
-        return files.text(self.kubelet.termination_message(pod, container))
 
     def now_s(self) -> float:
         """Seconds since the rehearsal began."""

@@ -82,31 +82,32 @@ class Kubelet:
                 first = next(pod for pod in self.pods if pod.name == workload.ports[v1.MEETING_PORT])
                 self.pods = tuple(local_jobs.with_meeting(pod, first.address) for pod in self.pods)
             old, new = self._local, local_jobs.local_network_of(workload, self.pods)
-            names, addresses = {**old.pods, **new.pods}, {**old.addresses, **new.addresses}
-            self._local = _with_ports(replace(new, pods=names, addresses=addresses, ports=old.ports), self.pods)
+            local = replace(new, pods={**old.pods, **new.pods}, addresses={**old.addresses, **new.addresses})
+            ports = dict(old.ports)
+            for endpoint in sorted(local_jobs.endpoints(local, self.pods) - ports.keys()):
+                ports[endpoint] = next(port for port in iter(network.free_port, 0) if port not in ports.values())
+            self._local = replace(local, ports=ports)
         else:
             for pod in self.pods:
                 if pod.name in fresh:
                     has_own = any(mount.path == "/dev/shm" for mount in pod.main.mounts)
                     self.network.add(pod.name, self._numbers[pod.name], pod.draft.names, 0 if has_own else None)
-        self._local = replace(self._local, shared_mounts=self._shared_mounts())
-        return self.pods
-
-    def _shared_mounts(self) -> dict[str, str]:
-        """The folder of each path at which some pod of the job mounts a claim."""
-        mounts: dict[str, str] = {}
+        mounts: dict[str, str] = {}  # the folder of each path at which some pod of the job mounts a claim
         for pod in self.pods:
             shared = {name for name, kind in pod.draft.template.volumes.items() if kind.startswith("claim:")}
             folder_of = {name: self._folder(pod, name, 1) for name in shared}.get
             for container in pod.containers:
                 mounts = {**local_jobs.mounted(container, folder_of), **mounts}
-        return mounts
+        self._local = replace(self._local, shared_mounts=mounts)
+        return self.pods
 
     def _equipped(self, made: tuple[Pod, ...]) -> tuple[Pod, ...]:
         """The pods with another command, and with keys and ports for ssh, as asked for."""
         if self._setting.command is not None:
             words = words_of(self._setting.command)
-            made = tuple(pod if local_jobs.is_worker(pod) else with_command(pod, words) for pod in made)
+            is_pythons = parse_command(words).is_worker and not parse_command(words).python
+            typed = {"command": (), "args": words} if is_pythons else {"command": words, "args": ()}
+            made = tuple(pod if local_jobs.is_worker(pod) else _with_main(pod, typed) for pod in made)
         if any(map(local_jobs.uses_ssh, made)):
             if self._ssh_port is None:
                 ssh_client.make_key(str(self._scratch / _KEYS), ssh_client.find("ssh-keygen", self._setting.path))
@@ -131,6 +132,7 @@ class Kubelet:
         """A container of a pod in one of its lives, as a process of this machine."""
         container = pod.container(name)
         here = self._localised(pod, container, life)
+        words = ("true",) if here.platforms else words_in(here)
         env = {
             **self._base,
             **{f"TRAINER_LAUNCH_{key}": value for key, value in self._setting.launchers.items()},
@@ -141,14 +143,18 @@ class Kubelet:
             MARK: str(self.termination_message(pod, name)),
             runtime_directory.VARIABLE: self.runtime_directory_of(pod),
         }
+        # The working directory: the container's own, or that of a manifest where a script lies beside it.
+        is_here = bool(here.workdir) and Path(here.workdir or "").is_dir()
+        beside = None if is_here else _beside(here, self._setting.folders)
+        cwd = here.workdir if is_here else beside and beside[0]
         label = pod.name if name == pod.draft.main else f"{pod.name}/{name}"
         if not self._setting.labels:
             label = ""  # whole lines of one container at a time
         return Process(
             name=f"{pod.name}/{name}",
-            argv=argv_of(here),
+            argv=(sys.executable, "-c", RUN, *words[1:]) if Path(words[0]).name == OURS else words,
             env=env,
-            cwd=home_of(here, self._setting.folders),
+            cwd=cwd,
             label=label,
         )
 
@@ -212,7 +218,10 @@ class Kubelet:
                 own = env.get(MARK)
                 is_here = own is None and (env.get("HOSTNAME") == pod.name or folder in " ".join(process.cmdline()))
                 processes[process.pid] = process, process.ppid(), own, is_here
-        unmarked = str(self.termination_message(pod, _sshd_of(pod)))
+        # Sessions come to sshd, or where none runs to the main container.
+        words = ((each.name, words_in(each)) for each in (*pod.init, *pod.containers))
+        sshd = next((container for container, argv in words if argv[:2] == (OURS, "sshd")), pod.draft.main)
+        unmarked = str(self.termination_message(pod, sshd))
 
         def container_of(pid: int) -> str | None:
             """The mark of the process, or of the nearest above it; of an orphan of this pod its sshd's."""
@@ -248,24 +257,10 @@ class Kubelet:
         return str(self._scratch / pod.name / f"life-{life}" / volume)
 
 
-def _sshd_of(pod: Pod) -> str:
-    """The container that sessions come to: where none runs sshd, the main one."""
-    words = ((each.name, words_in(each)) for each in (*pod.init, *pod.containers))
-    return next((name for name, argv in words if argv[:2] == (OURS, "sshd")), pod.draft.main)
-
-
 def _write(place: Path, file: PodFile, running: frozenset[str]) -> None:
     """Whole or not at all, as a reader may come at any time."""
     data = file.while_running(running).encode(errors="surrogateescape")
     replace_file(str(place), data, 0o600 if file.key == "private" else file.mode)
-
-
-def _with_ports(local: LocalNetwork, pods: tuple[Pod, ...]) -> LocalNetwork:
-    """A free port for each that the job names, and that has none yet."""
-    ports = dict(local.ports)
-    for endpoint in sorted(local_jobs.endpoints(local, pods) - ports.keys()):
-        ports[endpoint] = next(port for port in iter(network.free_port, 0) if port not in ports.values())
-    return replace(local, ports=ports)
 
 
 def words_in(container: Container) -> tuple[str, ...]:
@@ -274,28 +269,12 @@ def words_in(container: Container) -> tuple[str, ...]:
     return words if container.command or words[:1] == (OURS,) else (OURS, "run", "--", *words)
 
 
-def argv_of(container: Container) -> tuple[str, ...]:
-    """The container's words on this machine, where our launcher is this one."""
-    words = words_in(container)
-    if container.platforms:
-        return ("true",)
-    return (sys.executable, "-c", RUN, *words[1:]) if Path(words[0]).name == OURS else words
-
-
 def program_of(container: Container) -> tuple[str, ...]:
     """The program of the container, behind our launcher if that comes first; () where only the launcher knows."""
     words = words_in(container)
     if Path(words[0]).name != OURS:
         return words
     return words[words.index("--") + 1 :] if words[1:2] == ("run",) and "--" in words else ()
-
-
-def home_of(container: Container, folders: Iterable[str]) -> str | None:
-    """The folder that it runs in, None for this one; `folders` are those of the manifests."""
-    if container.workdir and Path(container.workdir).is_dir():
-        return container.workdir
-    beside = _beside(container, folders)
-    return None if beside is None else beside[0]
 
 
 def _beside(container: Container, folders: Iterable[str]) -> tuple[str, str] | None:
@@ -317,15 +296,10 @@ def words_of(command: str) -> tuple[str, ...]:
     return words
 
 
-def with_command(pod: Pod, words: tuple[str, ...]) -> Pod:
-    """Another command for the container that counts; the launcher runs a script or a module."""
-    is_pythons = parse_command(words).is_worker and not parse_command(words).python
-    command, args = ((), words) if is_pythons else (words, ())
-    changed = tuple(
-        replace(each, command=command, args=args) if each.name == pod.draft.main else each
-        for each in pod.containers
-    )
-    return replace(pod, containers=changed)
+def _with_main(pod: Pod, typed: Mapping[str, tuple[str, ...]]) -> Pod:
+    """The pod with another command and other arguments of the container that counts."""
+    containers = (replace(each, **typed) if each.name == pod.draft.main else each for each in pod.containers)
+    return replace(pod, containers=tuple(containers))
 
 
 def threads(pods: tuple[Pod, ...]) -> int:
@@ -358,8 +332,13 @@ def check(pod: Pod, container: Container, process: Process, scratch: str, folder
         )
     words = program_of(container)
     is_ours = process.argv[0] == sys.executable
-    if is_ours or "torchrun" in words:
-        _check_gpus(process)
+    if (is_ours or "torchrun" in words) and process.env.get("PET_NPROC_PER_NODE") == "gpu":
+        gpus = machine.count(process.env)
+        if not gpus.cuda:  # as many workers as GPUs cannot be: each of seven tries would fail
+            raise UsageError(
+                f"PET_NPROC_PER_NODE is gpu, but this machine has no GPU ({gpus.reason}); "
+                "add --nproc-per-node 1 to rehearse with one worker per node"
+            )
     may_be_made = is_ours and pod.init  # by an init container
     if process.cwd is not None or not words or may_be_made:
         return
@@ -383,14 +362,3 @@ def check(pod: Pod, container: Container, process: Process, scratch: str, folder
         advice = f"--skip-init {container.name} leaves it out" if is_init else "--command runs another program here"
         text = f"container {container.name} of {pod.name}: {problem} ({advice})"
         raise NotRunnableError(text, found=exists) from None
-
-
-def _check_gpus(process: Process) -> None:
-    """As many workers as GPUs cannot be where there is none; each of seven tries would fail."""
-    asks = process.env.get("PET_NPROC_PER_NODE") == "gpu"
-    gpus = machine.count(process.env) if asks else None
-    if gpus is not None and not gpus.cuda:
-        raise UsageError(
-            f"PET_NPROC_PER_NODE is gpu, but this machine has no GPU ({gpus.reason}); "
-            "add --nproc-per-node 1 to rehearse with one worker per node"
-        )

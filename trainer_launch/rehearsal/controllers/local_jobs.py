@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import re
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 
 from msgspec import Struct, field
 from msgspec.structs import replace
@@ -72,7 +72,6 @@ _HOST_COMMAND = re.compile(
     r"(?:^|[\s;&|(`/])(?:ssh|scp|rsync|ping|nc|ncat|telnet|nslookup|dig|host|getent|curl|wget|for\s+\w+\s+in)\s[^;&|]*$"
 )
 _PATH = re.compile(r"(?<![\w./$-])(/[\w.@%+~/-]*)")
-_ENDS = (".cluster.local",)  # what a name may have behind it in any cluster
 _FIRST_PORT = 1024  # a smaller number behind a host is that of slots, or a port that needs no other number here
 _KEEP = ("/dev/shm", "/tmp", "/")  # mounts that this machine has itself
 FILES = "/files"  # stands for the folder of the files that the platform itself puts into a container
@@ -82,11 +81,11 @@ Endpoint = tuple[str, int]  # pod, port
 
 def own_environment(env: Mapping[str, str]) -> dict[str, str]:
     """Of the shell's variables those that a pod gets."""
-    return {name: value for name, value in env.items() if _is_passed(name)}
-
-
-def _is_passed(name: str) -> bool:
-    return name in _OF_SHELL or name.upper() in _PROXIES or name.startswith(_OF_SHELL_PREFIXES)
+    return {
+        name: value
+        for name, value in env.items()
+        if name in _OF_SHELL or name.upper() in _PROXIES or name.startswith(_OF_SHELL_PREFIXES)
+    }
 
 
 def uses_ssh(pod: Pod) -> bool:
@@ -107,9 +106,23 @@ def with_ssh(pod: Pod, port: int, scratch: str, device: str = "lo") -> Pod:
     if not uses_ssh(pod):
         return pod
     containers = tuple(_changed(container, pod, port, scratch, device) for container in pod.containers)
-    works = any(_names_itself(container, pod) for container in pod.containers)
-    init = (*pod.init, _own_sshd(pod, port, scratch)) if works else pod.init
-    return replace(pod, containers=containers, init=init)
+    hosts = " ".join(container.files[HOSTFILE].text for container in pod.containers if HOSTFILE in container.files)
+    if set(pod.draft.names).isdisjoint(re.split(r"[\s:]", hosts)):
+        return replace(pod, containers=containers)
+    # A launcher that is a node too is reached like the others: here it has an address like theirs.
+    main = pod.main
+    env = {name: value for name, value in main.env.items() if not name.startswith(_LAUNCHERS)}
+    env |= {"K_MPI_JOB_ROLE": "worker"} if "K_MPI_JOB_ROLE" in env else {}
+    sshd = replace(
+        main,
+        name="sshd",
+        env={**env, **_env(pod, main, port, scratch), **_apart(scratch)},
+        command=(OURS,),
+        args=("sshd",),
+        files={path: file for path, file in main.files.items() if file.key},
+        sidecar=True,
+    )
+    return replace(pod, containers=containers, init=(*pod.init, sshd))
 
 
 def _changed(container: Container, pod: Pod, port: int, scratch: str, device: str) -> Container:
@@ -145,17 +158,6 @@ def _with_own_homes(words: tuple[str, ...], home: str, scratch: str) -> tuple[st
     return words
 
 
-def _own_sshd(pod: Pod, port: int, scratch: str) -> Container:
-    """A launcher that is a node too is reached like the others: here it has an address like theirs."""
-    container = pod.main
-    own = {name: value for name, value in container.env.items() if not name.startswith(_LAUNCHERS)}
-    if "K_MPI_JOB_ROLE" in own:
-        own["K_MPI_JOB_ROLE"] = "worker"
-    env = {**own, **_env(pod, container, port, scratch), **_apart(scratch)}
-    keys = {path: file for path, file in container.files.items() if file.key}
-    return replace(container, name="sshd", env=env, command=(OURS,), args=("sshd",), files=keys, sidecar=True)
-
-
 def _env(pod: Pod, container: Container, port: int, scratch: str) -> Mapping[str, str]:
     """The variables by which our sshd, and its clients, find its place: the pod's own address."""
     ssh = {"TRAINER_LAUNCH_SSH_DIR": _key_folder(container) or "", "TRAINER_LAUNCH_SSH_PORT": str(port)}
@@ -165,11 +167,6 @@ def _env(pod: Pod, container: Container, port: int, scratch: str) -> Mapping[str
 def _apart(scratch: str) -> Mapping[str, str]:
     """Open MPI takes pods of one machine for machines that share no memory, and its files would meet."""
     return {f"OMPI_MCA_btl_{btl}_backing_directory": scratch for btl in ("vader", "sm")}
-
-
-def _names_itself(container: Container, pod: Pod) -> bool:
-    hosts = container.files[HOSTFILE].text if HOSTFILE in container.files else ""
-    return not set(pod.draft.names).isdisjoint(re.split(r"[\s:]", hosts))
 
 
 def _key_folder(container: Container) -> str | None:
@@ -228,7 +225,8 @@ def endpoints(local: LocalNetwork, pods: Iterable[Pod]) -> set[Endpoint]:
     named: set[Endpoint] = set()
     for pod in pods:
         for container in (*pod.init, *pod.containers):
-            for text in _texts(container):
+            files = (file.text for file in container.files.values())
+            for text in (*container.env.values(), *container.command, *container.args, *files):
                 for match in _HOST.finditer(text):
                     owner = _owner(local, match)
                     if owner is not None and match[2] and int(match[2]) >= _FIRST_PORT:
@@ -285,8 +283,12 @@ def _places(container: Container, folder_of: Callable[[str], str | None]) -> Map
     places = mounted(container, folder_of)
     root = folder_of(FILES)
     if root is not None:
-        own = [path for path, file in container.files.items() if not (file.is_mounted and _within(path, places))]
-        places |= {path: f"{root}{path}" for path in own}
+        in_volumes = {
+            path
+            for path, file in container.files.items()
+            if file.is_mounted and any(path == place or path.startswith(f"{place}/") for place in places)
+        }
+        places |= {path: f"{root}{path}" for path in container.files if path not in in_volumes}
         keys = {path.rpartition("/")[0] for path, file in container.files.items() if file.key}
         places |= {folder: f"{root}{folder}" for folder in keys}
         home = _home(container)
@@ -303,26 +305,12 @@ def mounted(container: Container, folder_of: Callable[[str], str | None]) -> dic
     }
 
 
-def _within(path: str, places: Mapping[str, str]) -> bool:
-    return any(path == place or path.startswith(f"{place}/") for place in places)
-
-
-def _texts(container: Container) -> Iterator[str]:
-    yield from container.env.values()
-    yield from container.command
-    yield from container.args
-    for file in container.files.values():
-        yield file.text
-
-
 def _owner(local: LocalNetwork, match: re.Match[str], before: str = "") -> str | None:
     """The pod that a text names as an address; `before` stands in front of the text.
 
     None: it is another name, a word, or behind a single slash a part of a path.
     """
-    name = match[1].rstrip(".")
-    for end in _ENDS:
-        name = name.removesuffix(end)
+    name = match[1].rstrip(".").removesuffix(".cluster.local")
     owner, ahead = local.pods.get(name), before + match.string[: match.start()]
     if owner is None or (ahead.endswith("/") and not ahead.endswith("//")):
         return None

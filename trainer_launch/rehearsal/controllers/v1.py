@@ -7,7 +7,7 @@ pkg/controller.v1/{jax,paddlepaddle,pytorch,tensorflow,xgboost}.
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 
 from msgspec import Struct
 from msgspec.structs import replace
@@ -78,17 +78,14 @@ class V1Job(Struct, frozen=True, kw_only=True):
         """How many pods the job has."""
         return sum(spec.count for spec in self.specs.values())
 
-    def count(self, role: str) -> int:
-        """How many replicas of a role the job has."""
-        return self.specs[role].count if role in self.specs else 0
-
     def pod_name(self, role: str, index: int = 0) -> str:
         """The name of a pod, which is its host name as well."""
         return f"{self.name}-{role}-{index}"
 
     def pod_names(self, role: str) -> tuple[str, ...]:
         """The pods of a role by name."""
-        return tuple(self.pod_name(role, index) for index in range(self.count(role)))
+        count = self.specs[role].count if role in self.specs else 0
+        return tuple(self.pod_name(role, index) for index in range(count))
 
     def values(self, spec: Replicas, index: int) -> dict[str, object]:
         """The values of a pod that all kinds have, see `V1Kind`."""
@@ -169,16 +166,6 @@ def _replicas(role: str, spec: Field, kind: V1Kind, before: int) -> Replicas:
     )
 
 
-def with_env(template: Template, items: Iterable[EnvItem], only: str | None = None) -> Template:
-    """Variables behind those of all main containers, or `only` of this one: of one name the last counts."""
-    fresh = tuple(items)
-    containers = (
-        replace(container, items=(*container.items, *fresh)) if only in (None, container.name) else container
-        for container in template.containers
-    )
-    return replace(template, containers=tuple(containers))
-
-
 def _workload(job: V1Job, values: Values, success: Success) -> Workload:
     """The job with all pods of its replica specs, and its run policy."""
 
@@ -211,10 +198,16 @@ def _draft(job: V1Job, spec: Replicas, index: int, env: Mapping[str, str]) -> Dr
             )
         is_field = job.kind.env[key] == v1_table.POD_IP
         items.append(EnvItem(name=key, field=text) if is_field else EnvItem(name=key, value=text))
-    only = job.kind.container[0] if job.kind is v1_table.TENSORFLOW else None
+    # Variables stand behind those of all main containers, of a TFJob of its own container only.
+    containers = tuple(
+        replace(each, items=(*each.items, *items))
+        if job.kind is not v1_table.TENSORFLOW or each.name == job.kind.container[0]
+        else each
+        for each in spec.template.containers
+    )
     labels = {"job-name": job.name, "replica-type": spec.role, "replica-index": str(index)}
     return Draft(
-        template=with_env(spec.template, items, only=only),
+        template=replace(spec.template, containers=containers),
         hostname=name,
         role=spec.role,
         index=index,
