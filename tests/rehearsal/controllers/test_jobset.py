@@ -346,13 +346,3 @@ def test_what_of_a_run_policy_means_nothing_here_is_named_once() -> None:
     )
     wanted = ("suspend", "schedulingPolicy", "managedBy", "ttlSecondsAfterFinished")
     assert sorted(made.ignored) == sorted((*wanted, "hostAliases", "preStop of lifecycle"))
-
-
-def test_annotations_of_a_template_can_be_variables() -> None:
-    variable = "env: [{name: A, valueFrom: {fieldRef: {fieldPath: \"metadata.annotations['a.io/b']\"}}}]"
-    template = (
-        f"{{metadata: {{annotations: {{a.io/b: told}}}}, spec: {{containers: [{{name: node, {variable}}}]}}}}"
-    )
-    label = "metadata: {labels: {trainer.kubeflow.org/trainjob-ancestor-step: trainer}}"
-    jobs = f"{{name: node, template: {{{label}, spec: {{template: {template}}}}}}}"
-    assert pods(job_of(trainjob(), runtime(jobs=jobs)))[0].main.env["A"] == "told"

@@ -236,17 +236,6 @@ def test_references_that_grow_without_end_are_refused() -> None:
         pods(job_of(pytorch(f"{{pytorchReplicaSpecs: {{Worker: {worker}}}}}")))
 
 
-def test_fields_of_the_pod_are_what_they_are_in_a_cluster() -> None:
-    fields = {"N": "metadata.name", "S": "metadata.namespace", "I": "status.podIP", "L": "metadata.labels['app']"}
-    env = ", ".join(
-        f'{{name: {key}, valueFrom: {{fieldRef: {{fieldPath: "{path}"}}}}}}' for key, path in fields.items()
-    )
-    container = f"{{name: pytorch, image: i, env: [{env}]}}"
-    worker = f"{{template: {{metadata: {{labels: {{app: x}}}}, spec: {{containers: [{container}]}}}}}}"
-    (pod,) = pods(job_of(pytorch(f"{{pytorchReplicaSpecs: {{Worker: {worker}}}}}")))
-    assert [pod.main.env[key] for key in "NSIL"] == ["job-worker-0", "default", "10.244.0.2", "x"]
-
-
 def test_a_tfjob_whose_tf_config_no_container_could_be_given_is_refused() -> None:
     worker = replica("tensorflow", spec="replicas: 4096")
     head = "apiVersion: kubeflow.org/v1\nkind: TFJob\nmetadata: {name: a-long-name-of-a-job}\n"

@@ -283,11 +283,7 @@ def other_counts(workload: Workload) -> str:
 
 
 def without_init(workload: Workload, names: Sequence[str]) -> Workload:
-    """The same job without these init containers.
-
-    Raises:
-        UsageError: the job has no init container of a name.
-    """
+    """The same job without these init containers. Raises UsageError: the job has no init container of a name."""
     there = dict.fromkeys(each.name for draft in workload.drafts for each in draft.template.init)
     for name in names:
         if name not in there:
