@@ -176,10 +176,9 @@ class Rehearsal:
     def live_rows(self, most: int) -> tuple[str, Sequence[Sequence[str]]]:
         """The live table's title and rows; called in its thread, so each changing value is read once."""
         state, steps, count = self.state, dict(self._steps), self._faults.injected
-        to_come = [fault.text for fault in self._faults.to_come]
         title = f"{self._job.workload.kind} {self._job.workload.name}"
         top = max(steps.values(), default=None)
-        title = pod_rows.live_title(title, state, self.now_s(), top, count, to_come)
+        title = pod_rows.live_title(title, state, self.now_s(), top, count)
         return title, pod_rows.live_rows(state, steps, self._last_line, most)
 
     def _last_line(self, pod: Pod) -> str:

@@ -272,11 +272,6 @@ class Faults:
         self._warns_at_s: float | None = _NO_STEP_S  # None: the warning was given, or there are steps
 
     @property
-    def to_come(self) -> list[InjectedFault]:
-        """Faults that were asked for and have not come."""
-        return [waiting.fault for waiting in self._waiting]
-
-    @property
     def patterns(self) -> tuple[re.Pattern[str], ...]:
         """The lines that faults wait for."""
         return tuple(re.compile(waiting.when.line) for waiting in self._waiting if waiting.when.line is not None)

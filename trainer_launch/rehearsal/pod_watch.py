@@ -160,10 +160,10 @@ class PodWatch:
             if isinstance(observed, str):
                 yield observed
                 continue
-            pod, step = observed.pod or "", observed.step or 0
+            name, step = observed.pod or "", observed.step or 0
             # Where a pod reports steps, they go back in reports only: Paddle's launcher prints old lines again.
-            if pod not in self._reported_s or step >= self._steps.get(pod, 0):
-                self._steps[pod] = step
+            if name not in self._reported_s or step >= self._steps.get(name, 0):
+                self._steps[name] = step
                 yield observed
         now_s = time.monotonic()
         if now_s - self._looked_s < _EVERY_S:

@@ -24,7 +24,7 @@ def main(folder: str) -> None:
         signal.signal(number, signal.SIG_IGN)
     if sys.stdin.buffer.read(1):
         return
-    for _ in range(_ROUNDS):  # what is forked meanwhile is found in the next round
+    for _ in range(_ROUNDS):  # what is forked meanwhile is met in the next round
         left = _processes_of(folder.encode())
         for pid in left:
             with contextlib.suppress(OSError):
@@ -50,7 +50,7 @@ def _forget(folder: str) -> None:
 def _processes_of(mark: bytes) -> set[int]:
     """All whose environment names the folder, or, as an sshd's does, whose command line; and all below them."""
     parents: dict[int, int] = {}
-    found: set[int] = set()
+    marked: set[int] = set()
     for name in filter(str.isdigit, os.listdir("/proc")):
         with contextlib.suppress(OSError, ValueError, IndexError):
             state, parent = _read(f"/proc/{name}/stat").rpartition(b")")[2].split()[:2]
@@ -58,10 +58,10 @@ def _processes_of(mark: bytes) -> set[int]:
                 continue
             parents[int(name)] = int(parent)
             if mark in _read(f"/proc/{name}/cmdline") or mark in _read(f"/proc/{name}/environ"):
-                found.add(int(name))
-    while below := {pid for pid, parent in parents.items() if parent in found} - found:
-        found |= below
-    return found
+                marked.add(int(name))
+    while below := {pid for pid, parent in parents.items() if parent in marked} - marked:
+        marked |= below
+    return marked
 
 
 def _read(path: str) -> bytes:

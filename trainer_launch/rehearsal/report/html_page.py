@@ -47,8 +47,6 @@ _LOOKS = {
 }
 _FAULT_COLUMNS = ("#", "at", "fault", "pod", "downtime", "repeated steps", "effect")
 _MANY_PODS = 16  # beyond, lanes are thinner
-_MARK_ROWS = 6
-_ROW_PX = 24
 _NUMBERED = 4.5  # percent: shorter segments have no number
 _MOST_POINTS = 1200  # of the steps' lines
 _SHOWN_PODS = 3
@@ -142,7 +140,7 @@ def _legend(report: RehearsalReport) -> str:
     shown += [(f"{look} a0", words) for state, (look, words) in _LOOKS.items() if state in states and words]
     items = [f'<li><i class="{kind}"></i>{words}</li>' for kind, words in shown]
     if report.happened:
-        items.append('<li><i class="fault">1</i>a fault; a bar on the pod it hit</li>')
+        items.append('<li><i class="fault"></i>a fault, on the pod it hit</li>')
     if report.steps and report.happened:
         items.append('<li><i class="band"></i>no new step</li>')
     return f'<ul class="legend">{"".join(items)}</ul>'
@@ -161,33 +159,14 @@ def _chart(report: RehearsalReport) -> str:
     )
     lines = "".join(f'<span style="left:{scale.at(fault.at_s)}"></span>' for fault in hits)
     return (
-        f'<div class="chart{many}" style="--chars:{chars}">{_marks(hits, scale)}'
-        f'<div class="plot"><div class="row lines"><i></i><div class="track all">{lines}</div></div>'
+        f'<div class="chart{many}" style="--chars:{chars}"><div class="plot">'
+        f'<div class="row lines"><i></i><div class="track all">{lines}</div></div>'
         f"{lanes}{_steps(report, scale)}</div>{axis(scale)}</div>"
     )
 
 
 def _colour(attempt: int) -> int:
     return (max(1, attempt) - 1) % len(ATTEMPTS)
-
-
-def _marks(hits: Sequence[FaultReport], scale: Scale) -> str:
-    """The faults' numbers; the table below has their words."""
-    if not hits:
-        return ""
-    marks = "".join(_mark(fault, row % _MARK_ROWS * _ROW_PX, scale) for row, fault in enumerate(hits))
-    height = min(len(hits), _MARK_ROWS) * _ROW_PX
-    return f'<div class="row"><i></i><div class="marks" style="height:{height}px">{marks}</div></div>'
-
-
-def _mark(fault: FaultReport, top_px: int, scale: Scale) -> str:
-    wide = " wide" if (fault.number or 0) > 99 else ""
-    place = f"left:{scale.at(fault.at_s)};top:{top_px}px"
-    return f'<b class="fault{wide}" style="{place}" title="{_title(fault)}">{fault.number}</b>'
-
-
-def _title(fault: FaultReport) -> str:
-    return escape(f"{fault.number}: {clean(fault.fault)}, at {seconds(fault.at_s)}")
 
 
 def _lane(pod: PodReport, label: str, scale: Scale, hits: Sequence[FaultReport]) -> str:
@@ -198,7 +177,8 @@ def _lane(pod: PodReport, label: str, scale: Scale, hits: Sequence[FaultReport])
 
 
 def _hit(fault: FaultReport, scale: Scale) -> str:
-    mark = f'<span class="hit" style="left:{scale.at(fault.at_s)}" title="{_title(fault)}"></span>'
+    title = escape(f"{fault.number}: {clean(fault.fault)}, at {seconds(fault.at_s)}")
+    mark = f'<span class="hit" style="left:{scale.at(fault.at_s)}" title="{title}"></span>'
     if fault.over_s is not None:
         mark += f'<span class="lasts" style="{scale.span(fault.at_s, fault.over_s)}"></span>'
     return mark

@@ -114,18 +114,13 @@ def _message(state: JobState, name: str, message: str) -> str:
     return text if container == state.pods[name].draft.main or not text else f"init container {container}: {text}"
 
 
-def live_title(
-    title: str, state: JobState, took_s: float, top: int | None, faults: int, to_come: Sequence[str]
-) -> str:
-    """The line above the live table: the job, its highest step, how many faults came, and which come next."""
+def live_title(title: str, state: JobState, took_s: float, top: int | None, faults: int) -> str:
+    """The line above the live table: the job, its highest step, and how many faults came."""
     parts = [title, seconds(took_s)]
     if top is not None:
         parts.append(f"step {top:,}")
     if faults:
         parts.append(f"{counted(faults, 'fault')} injected")
-    if to_come:
-        more = f" (and {len(to_come) - 1} more)" if len(to_come) > 1 else ""
-        parts.append(f"next: {to_come[0]}{more}")
     if state.condition is not None:
         parts.append(state.condition.text)
     return clean(" · ".join(parts))

@@ -17,7 +17,6 @@ _SKEW = 1  # workers of one pod may print their steps in another order
 _MUCH_LATER_S = 30.0  # of training after a fault: what comes then has another cause
 _HARMLESS = "delay dns"  # a fault after which no worker should have to begin again
 _RESUMES = re.compile(r"resum|restor|load|continu|checkpoint", re.IGNORECASE)
-_Point = tuple[float, int]
 
 
 class Resume(Struct, frozen=True, kw_only=True):
