@@ -148,7 +148,7 @@ def _carried_out(
     system = System(color=use_color(), watched=watched, lines_per_s=limit, listener=listener)
     system.clean = sweep
     system.launchers = lambda: {view.pid for view in node_view.find()}
-    keeper = GoodputKeeper(scratch, printed, _preflight_report(settings))
+    keeper = GoodputKeeper(scratch, printed)
     logs.send_through(system.say)
     with contextlib.closing(system), observed(task, plan, settings, system, keeper) as observer:
         gc.enable()
@@ -275,14 +275,6 @@ def _shims(scratch: str) -> str | None:
         _log.warning("%s cannot be written (%s): launchers in scripts run without trainer-launch", folder, problem)
         return None
     return folder if os.access(f"{folder}/torchrun", os.X_OK) else None
-
-
-def _preflight_report(settings: Settings) -> str | None:
-    if settings.state_dir is None:
-        return None
-    from trainer_launch.preflight.check import STATE_FILE
-
-    return os.path.join(settings.state_dir, STATE_FILE)
 
 
 def _with_preflights_findings(plan: Plan, settings: Settings) -> Plan:

@@ -77,12 +77,12 @@ class Lateness(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
         return text + (f"; {self.device}" if self.device else "")
 
 
-def timeline(told: Entries, node: int | None, offset_ns: int = 0, error_ns: int = 0, since_ns: int = 0) -> Timeline:
-    """A rank's entries without its clock's offset; what it entered before `since_ns` by that clock is dropped."""
+def timeline(told: Entries, node: int | None, offset_ns: int = 0, error_ns: int = 0) -> Timeline:
+    """A rank's entries without its clock's offset."""
     each = [
         Entry(None if group is None else (group.name, group.ranks), number, at_ns - offset_ns)
         for group, number, at_ns in told.each()
-        if at_ns >= since_ns and (group is None or not group.ranks.isdecimal())  # alone it waits for nobody
+        if group is None or not group.ranks.isdecimal()  # alone it waits for nobody
     ]
     looks = tuple(look._replace(at_ns=look.at_ns - offset_ns) for look in told.looks)
     return Timeline(
@@ -91,7 +91,7 @@ def timeline(told: Entries, node: int | None, offset_ns: int = 0, error_ns: int 
         error_ns=error_ns,
         step_ns=1000 * told.step_us,
         repeats=told.repeats,
-        is_cut=told.is_cut or told.start_ns < since_ns,
+        is_cut=told.is_cut,
         entries=tuple(each),
         looks=looks,
     )

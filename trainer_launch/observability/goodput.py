@@ -23,7 +23,6 @@ class TimeKind(str, Enum):
     """What a second was spent on."""
 
     STARTING = "starting"  # until the first step: the launcher, imports, data
-    PREFLIGHT = "preflight"
     TRAINING = "training"  # steps that were done for the first time
     CHECKPOINTING = "checkpointing"  # as reported
     DETECTING = "detecting"  # from the last sign of progress until a failure was noticed

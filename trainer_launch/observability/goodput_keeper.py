@@ -6,7 +6,6 @@ that the hang watch has seen anyway. The coordinator and the metrics server ask 
 
 from __future__ import annotations
 
-import json
 import os
 import threading
 import time
@@ -15,28 +14,24 @@ from collections.abc import Mapping, Sequence
 from msgspec.structs import replace
 
 from trainer_launch.host import process_tree, runtime_directory
-from trainer_launch.host.files import LiveFiles
 from trainer_launch.model import Json
-from trainer_launch.model.errors import MALFORMED
 from trainer_launch.observability import event_log, goodput, progress
 from trainer_launch.observability.goodput import Ledger, Signs, TimeKind, Told
 from trainer_launch.observability.progress import PrintedSteps, Progress
 
 _MOST_AGE_S = 60.0  # between the start of this process and here; more is a clock that we misread
-_LATEST_S = 600.0  # from the end of a preflight to the start of the container that it was for
-_MAX_BYTES = 4 << 20  # of a preflight's report
 
 
 class GoodputKeeper:
     """The ledger of one node; every method may be called from any thread."""
 
-    def __init__(self, run_dir: str, printed: PrintedSteps | None = None, preflight: str | None = None) -> None:
+    def __init__(self, run_dir: str, printed: PrintedSteps | None = None) -> None:
         self._run_dir = run_dir
         self._printed = printed
         self._lock = threading.Lock()
         self._far: tuple[int, Signs | None] = 0, None
         self._trains_since_s = 0.0
-        self._ledger = _begun(preflight)
+        self._ledger = goodput.begin(time.monotonic() - _own_age_s())
 
     @property
     def ledger(self) -> Ledger:
@@ -145,35 +140,10 @@ def as_json(seconds: Mapping[TimeKind, float] | None) -> dict[str, Json] | None:
     return {"ratio": round(goodput.ratio(seconds), 4), "seconds": each}
 
 
-# -- the beginning -----------------------------------------------------------------------------
-
-
-def _begun(preflight: str | None) -> Ledger:
-    """From the start of this process on, or of the preflight that has just been in the init container."""
-    age_s = _own_age_s()
-    begun_s, begun_at_s = time.monotonic() - age_s, time.time() - age_s
-    took_s, since_s = (0.0, 0.0) if preflight is None else _preflight(preflight, begun_at_s)
-    ledger = goodput.begin(begun_s - since_s - took_s)
-    ledger = goodput.enter(ledger, TimeKind.PREFLIGHT, begun_s - since_s - took_s)
-    return goodput.enter(ledger, TimeKind.STARTING, begun_s - since_s)
-
-
 def _own_age_s() -> float:
+    """How long ago this process was started."""
     me = process_tree.read(os.getpid())
     if me is None:
         return 0.0
     age_s = time.clock_gettime(time.CLOCK_BOOTTIME) - me.started / os.sysconf("SC_CLK_TCK")
     return age_s if 0.0 <= age_s <= _MOST_AGE_S else 0.0
-
-
-def _preflight(path: str, started_s: float) -> tuple[float, float]:
-    """How long the preflight took, and how long before our start it ended; 0 where none left a fresh report."""
-    try:
-        report = json.loads(LiveFiles(_MAX_BYTES).read(path) or b"")
-        took_s, since_s = float(report["took_s"]), started_s - float(report["at"])
-    except MALFORMED:
-        return 0.0, 0.0
-    is_ours = (
-        0.0 <= took_s <= 86_400.0 and -1.0 <= since_s <= _LATEST_S
-    )  # a container that restarts has none before
-    return (took_s, max(0.0, since_s)) if is_ours else (0.0, 0.0)
