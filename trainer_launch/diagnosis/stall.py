@@ -50,7 +50,7 @@ EndStates: TypeAlias = Annotated[tuple[RankState, ...], Meta(max_length=MAX_RANK
 
 
 class Ranks(Tagged, frozen=True):
-    """What a node's ranks show: it sees no progress, or was asked."""
+    """The states of a node's ranks: it sees no progress, or was asked."""
 
     states: Annotated[tuple[RankState, ...], Meta(max_length=MAX_RANKS)]
     at_ns: Ns
@@ -66,7 +66,7 @@ class ShowRanks(Tagged, frozen=True):
 
 
 class RanksOfAll(Tagged, frozen=True):
-    """What the ranks of all nodes show, for every node's incident; `sentence`: a person asked for it."""
+    """The states of the ranks of all nodes, for every node's incident; `sentence`: a person asked for it."""
 
     states: Annotated[tuple[RankState, ...], Meta(max_length=MAX_RANKS)]
     sentence: Text = ""
@@ -168,11 +168,11 @@ class StallJudge(Judge, frozen=True, kw_only=True):
         return StallJudge(explained=why, explained_s=now_s), (*news, Tell(all_numbers, why))
 
     def explain_end(self, bodies: Sequence[EndStates]) -> str:
-        """Which ranks entered which collective last."""
+        """Tell which ranks entered which collective last."""
         return entered_in_words([state for states in bodies for state in states])
 
     def explain_timeout(self, bodies: Sequence[EndStates], rank: int) -> tuple[str, tuple[int, ...]]:
-        """Who had not entered the collective in which a rank timed out, in words and by rank, if that is proven."""
+        """The ranks that had not entered the collective in which a rank timed out, in words too, where proven."""
         why = never_entered([state for states in bodies for state in states], rank)
         return ("", ()) if why is None else (why.text, why.ranks)
 

@@ -62,13 +62,13 @@ _log = logging.getLogger(__name__)
 
 
 class ClockQuestion(Tagged, frozen=True):
-    """What does this node's clock show? The answer is said at once."""
+    """A question for the time of this node's clock, which is answered at once."""
 
     number: Count
 
 
 class ClockAnswer(Tagged, frozen=True):
-    """What this node's clock shows."""
+    """The time of this node's clock."""
 
     number: Count
     at_ns: Ns
@@ -91,7 +91,7 @@ class Entered(Tagged, frozen=True):
 
 
 class Stragglers(Tagged, frozen=True):
-    """Which ranks of this node are stragglers now; those that are no longer told have recovered."""
+    """The ranks of this node that are stragglers now; earlier ones that are missing have recovered."""
 
     ranks: _Latenesses
 
@@ -100,7 +100,7 @@ ToNode: TypeAlias = ClockQuestion | ShowEntries | Stragglers
 
 
 class StragglerStatus(Struct, frozen=True):
-    """Who is a straggler now, and how late the latest ranks were in the last sample."""
+    """The stragglers now, and how late the latest ranks were in the last sample."""
 
     stragglers: _Latenesses = ()
     lateness: _Latenesses = ()
@@ -217,7 +217,7 @@ class StragglerJudge(Judge, frozen=True, kw_only=True):
         return after, tuple(_news(members, self.named, after.named))
 
     def status(self, now_s: float) -> StragglerStatus:
-        """Who is late."""
+        """The ranks that are late."""
         age_s = None if self.latest_s is None else round(now_s - self.latest_s, 1)
         return StragglerStatus(self.named[:MAX_SUSPECTS], self.latest, age_s)
 
@@ -253,7 +253,7 @@ def _news(
 
 
 def answer(note: Note) -> Note | None:
-    """What is said at once to a note, in the thread that has received it: what this node's clock shows."""
+    """The answer to a note that is given at once, in the thread that has received it: this clock's time."""
     question: ToNode | None = opened(ToNode, note.body, note.topic) if note.topic == STRAGGLERS else None
     if not isinstance(question, ClockQuestion):
         return None

@@ -24,7 +24,7 @@ def doing(
     *,
     has_joined: bool = False,
 ) -> Doing:
-    """What the worker `pid` waits for outside the job: TRANSFER, INPUT, or UNKNOWN.
+    """The wait of the worker `pid` for something outside the job: TRANSFER, INPUT, or UNKNOWN.
 
     `below` are its descendants, `own_ports` those of the job's store. A worker that `has_joined` a collective which
     has not ended may wait for that, so its other threads prove nothing.

@@ -1,4 +1,4 @@
-"""This node's training processes, as the hang watch needs them: found, and sampled."""
+"""The training processes of this node, sampled for the hang watch."""
 
 from __future__ import annotations
 
@@ -22,11 +22,14 @@ from trainer_launch.host.slow_files import within
 from trainer_launch.model.errors import MALFORMED
 from trainer_launch.supervisor.processes import Processes
 
+_TICK_S = 1 / os.sysconf("SC_CLK_TCK")
+_SWITCHES = re.compile(r"^voluntary_ctxt_switches:\s*(\d+)", re.MULTILINE)
+_READ_WRITTEN = re.compile(r"^[rw]char: (\d+)", re.MULTILINE)
 Below = Mapping[int, tuple[process_tree.ProcessEntry, ...]]  # children by parent
 
 
 class WorkerPlace(Struct, frozen=True):
-    """Which worker of torch's a process is."""
+    """The ranks of a process that is a worker of torch's."""
 
     rank: int
     local_rank: int
@@ -35,7 +38,7 @@ class WorkerPlace(Struct, frozen=True):
 
 
 class WatchedGroup(Protocol):
-    """What is read of a torch worker group, by whoever diagnoses it."""
+    """The parts of a torch worker group that a diagnosis reads."""
 
     generation: int  # the last one that this node was in
     places: Mapping[str, WorkerPlace]  # by the names of the processes
@@ -44,7 +47,7 @@ class WatchedGroup(Protocol):
 
     @property
     def node_rank(self) -> int:
-        """This node's."""
+        """The rank of this node."""
 
     @property
     def keeps_state(self) -> bool:
@@ -85,7 +88,7 @@ class WatchedWorkers:
         return samples
 
     def present(self) -> dict[WatchedWorker, str]:
-        """Those that are alive, with the states of their main threads; nothing else is looked at."""
+        """The workers that are alive, with the states of their main threads; nothing else is looked at."""
         entries = {name: process_tree.read(pid) for name, pid in self._pids().items()}
         return {
             self._worker(name, entry): entry.state
@@ -108,7 +111,7 @@ class WatchedWorkers:
         return texts
 
     def doing(self, worker: WatchedWorker, text: str, *, has_joined: bool = False) -> Doing:
-        """What a worker is in, as its stacks show, or else what it waits for outside the job.
+        """The activity of a worker, as its stacks show it, or else what it waits for outside the job.
 
         `has_joined` is whether it has entered a collective that has not ended.
         """
@@ -123,8 +126,8 @@ class WatchedWorkers:
 
     def _worker(self, name: str, entry: process_tree.ProcessEntry) -> WatchedWorker:
         place = None if self._group is None else self._group.places.get(name)
-        known = (None, None, None) if place is None else (place.rank, place.local_rank, place.stacks)
-        return WatchedWorker(name, entry.pid, entry.started, *known)
+        of_torch = (None, None, None) if place is None else (place.rank, place.local_rank, place.stacks)
+        return WatchedWorker(name, entry.pid, entry.started, *of_torch)
 
     def _sample(
         self, name: str, worker: WatchedWorker, entries: Iterable[process_tree.ProcessEntry], far: int
@@ -143,10 +146,10 @@ class WatchedWorkers:
 
 
 def _by_parent(entries: Iterable[process_tree.ProcessEntry]) -> Below:
-    found: dict[int, tuple[process_tree.ProcessEntry, ...]] = {}
+    below: dict[int, tuple[process_tree.ProcessEntry, ...]] = {}
     for entry in entries:
-        found[entry.parent] = (*found.get(entry.parent, ()), entry)
-    return found
+        below[entry.parent] = (*below.get(entry.parent, ()), entry)
+    return below
 
 
 def _subtree(pid: int, below: Below) -> tuple[process_tree.ProcessEntry, ...]:
@@ -165,14 +168,6 @@ def _output_ns(pid: int) -> int:
             if status is not None and stat.S_ISREG(status.st_mode):
                 times.add(status.st_mtime_ns)
     return max(times)
-
-
-# -- what a process has done -------------------------------------------------------------------
-
-
-_TICK_S = 1 / os.sysconf("SC_CLK_TCK")
-_SWITCHES = re.compile(r"^voluntary_ctxt_switches:\s*(\d+)", re.MULTILINE)
-_READ_WRITTEN = re.compile(r"^[rw]char: (\d+)", re.MULTILINE)
 
 
 def read(entry: process_tree.ProcessEntry, proc: str = "/proc") -> Activity | None:
