@@ -309,7 +309,7 @@ def _hosted(plan: Plan, secret: bytes | None, observer: Observer) -> Iterator[bo
     judges: list[Judge] = [StallJudge(), TrainingJudge(shown=observer.training)]
     if plan.hosting.finds_stragglers:
         judges.append(stragglers.StragglerJudge(every_s=stragglers.EVERY_S))
-    with serve(plan.hosting, secret, observer.coordinator_said, judges) as server:
+    with serve(plan.hosting, secret, observer.coordinator_spoke, judges) as server:
         yield server is not None
 
 

@@ -16,7 +16,7 @@ from msgspec.structs import replace
 from trainer_launch.host import process_tree, runtime_directory
 from trainer_launch.model import Json
 from trainer_launch.observability import event_log, goodput, progress
-from trainer_launch.observability.goodput import Ledger, Signs, TimeKind, Told
+from trainer_launch.observability.goodput import Ledger, LedgerSummary, Signs, TimeKind
 from trainer_launch.observability.progress import PrintedSteps, Progress
 
 _MOST_AGE_S = 60.0  # between the start of this process and here; more is a clock that we misread
@@ -70,15 +70,15 @@ class GoodputKeeper:
         with self._lock:
             self._ledger = goodput.suspect(self._ledger)
 
-    def told(self) -> Told:
-        """What other nodes may go on with."""
+    def summary(self) -> LedgerSummary:
+        """The ledger as other nodes may go on with it."""
         self.look()
-        return goodput.told(self._ledger, time.monotonic())
+        return goodput.summary(self._ledger, time.monotonic())
 
-    def adopt(self, told: Told) -> None:
-        """What other nodes know of the job."""
+    def adopt(self, others: LedgerSummary) -> None:
+        """Go on with what other nodes know of the job."""
         with self._lock:
-            self._ledger = goodput.adopt(self._ledger, told, time.monotonic())
+            self._ledger = goodput.adopt(self._ledger, others, time.monotonic())
 
     def totals(self, *, has_succeeded: bool = False) -> dict[TimeKind, float]:
         """Seconds by kind up to now."""
@@ -86,13 +86,13 @@ class GoodputKeeper:
         return goodput.totals(self._ledger, time.monotonic(), has_succeeded=has_succeeded)
 
     def certain(self) -> dict[TimeKind, float]:
-        """Those that never become fewer."""
+        """The seconds by kind that never become fewer."""
         self.look()
         return goodput.certain(self._ledger, time.monotonic())
 
     def _last_step(self) -> int | None:
-        found = shown(self._trains_since_s, progress.read(self._run_dir), self._heard())
-        return None if found is None else found.step
+        signs = shown(self._trains_since_s, progress.read(self._run_dir), self._heard())
+        return None if signs is None else signs.step
 
     def _heard(self) -> Signs | None:
         return None if self._printed is None else self._printed.signs()
@@ -108,9 +108,9 @@ class GoodputKeeper:
 def shown(
     since_s: float, reports: Sequence[Progress], printed: Signs | None = None, collectives: Signs | None = None
 ) -> Signs | None:
-    """What workers that run since then have shown, by the best of these that there are."""
-    reported = _reported([one for one in reports if one.at_s >= since_s])
-    best = next((one for one in (reported, printed) if one is not None and one.step is not None), reported)
+    """The signs of workers that run since then, by the best of these that there are."""
+    reported = _reported([report for report in reports if report.at_s >= since_s])
+    best = next((each for each in (reported, printed) if each is not None and each.step is not None), reported)
     if best is None or reported is None:
         return best or collectives
     last_s = max(best.last_s, reported.last_s)
@@ -119,16 +119,16 @@ def shown(
 
 def _reported(reports: Sequence[Progress]) -> Signs | None:
     """Ranks work in lockstep: the lowest one's steps, anybody's checkpoint."""
-    first = progress.first([one for one in reports if one.step is not None]) or progress.first(reports)
+    first = progress.first([report for report in reports if report.step is not None]) or progress.first(reports)
     if first is None:
         return None
     return Signs(
         first_s=first.at_s if first.first_at_s is None else first.first_at_s,
-        last_s=max(one.at_s for one in reports),
+        last_s=max(report.at_s for report in reports),
         first_step=first.first_step,
         step=first.step,
-        saved_s=max(one.checkpoint_s for one in reports),
-        is_saving=any(one.checkpointing for one in reports),
+        saved_s=max(report.checkpoint_s for report in reports),
+        is_saving=any(report.checkpointing for report in reports),
     )
 
 

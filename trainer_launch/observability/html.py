@@ -63,7 +63,7 @@ def _whole(cell: str, column: str, kind: str) -> str:
 
 
 def clean(text: str) -> str:
-    """What others wrote, fit to be shown: no secrets by their looks, no control characters, one short line."""
+    """A text of others, fit to be shown: no secrets by their looks, no control characters, one short line."""
     plain = redact_text(_ANSI.sub("", text[: 20 * _TEXT_CHARS]))
     plain = printable(plain, " ").strip()
     return plain if len(plain) <= _TEXT_CHARS else f"{plain[: _TEXT_CHARS - 1]}…"

@@ -80,12 +80,12 @@ def states_of(entries: Sequence[Stored]) -> list[RankState]:
     """The ranks of all nodes, each as the node tells it that knows most of it: its own."""
     states: dict[int, RankState] = {}
     for state in (state for entry in entries for state in entry.incident.states):
-        if state.rank not in states or _known(state) > _known(states[state.rank]):
+        if state.rank not in states or _extent(state) > _extent(states[state.rank]):
             states[state.rank] = state
     return [states[rank] for rank in sorted(states)]
 
 
-def _known(state: RankState) -> tuple[int, int]:
+def _extent(state: RankState) -> tuple[int, int]:
     return sum(1 + len(group.last) for group in state.groups.values()), len(state.stack)
 
 
@@ -118,7 +118,7 @@ def _raised_at(entry: Stored, name: str) -> str:
 
 
 def life_of(state: RankState) -> str:
-    """Whether it lives, and how it ended."""
+    """Whether the rank lives, and how it ended."""
     return state.life.value + (f" ({state.how})" if state.how else "")
 
 

@@ -1,4 +1,4 @@
-"""This node in Prometheus' words, and the server that hands them out; it takes no CPU time without requests."""
+"""The metrics of this node for Prometheus, and their server; it takes no CPU time without requests."""
 
 from __future__ import annotations
 
@@ -123,7 +123,7 @@ def _counter(name: str, words: str, value: int | None) -> str:
 
 
 def _family(name: str, words: str, kind: str, samples: Sequence[Sample]) -> str:
-    """One metric; "" without samples."""
+    """A metric; "" without samples."""
     name = _PREFIX + name
     lines = [f"{name}{_labels(labels)} {_value(value)}\n" for labels, value in samples]
     return f"# HELP {name} {words}\n# TYPE {name} {kind}\n{''.join(lines)}" if lines else ""
@@ -137,9 +137,6 @@ def _labels(labels: Mapping[str, str]) -> str:
 def _value(value: float) -> str:
     text = repr(float(value))
     return _NUMBERS.get(text, text)
-
-
-# -- the server --------------------------------------------------------------------------------
 
 
 class MetricsServer:
@@ -209,7 +206,7 @@ class _Http(ThreadingHTTPServer):
 
 
 class _Answer(BaseHTTPRequestHandler):
-    """One answer for each connection."""
+    """The answer to a connection."""
 
     server: _Http
     timeout = PATIENCE_S

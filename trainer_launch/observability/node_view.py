@@ -76,7 +76,7 @@ def read(folder: str, pids: Mapping[int, int] | None = None) -> View | None:
 
 
 def written_in(folder: str) -> View | None:
-    """What a launcher has written there, which may have ended."""
+    """The view that a launcher, which may have ended, has written there."""
     text = files.read(f"{folder}/{runtime_directory.LAUNCHER}", _MAX_BYTES)
     try:
         return codec.decode(View, text or b"", _MAX_BYTES)

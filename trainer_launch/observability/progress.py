@@ -48,7 +48,7 @@ _Metric: TypeAlias = Annotated[str, Meta(min_length=1, max_length=MAX_NAME)]
 
 
 class Progress(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """One process's latest report."""
+    """The latest report of a process."""
 
     rank: Count | None  # None: the process has no rank in a job
     local_rank: Count
@@ -120,7 +120,7 @@ class OutputScanner:
         self.bar_total = 0  # and how many steps it has
 
     def scan(self, data: bytes, patterns: tuple[re.Pattern[str], ...] = ()) -> list[ScannedLine]:
-        """What is worth telling in these bytes."""
+        """The lines among these bytes that are worth telling."""
         cut = max(data.rfind(b"\n"), data.rfind(b"\r")) + 1
         if not cut:
             self.rest = (self.rest + data)[-LINE_BYTES:]
@@ -136,7 +136,7 @@ class OutputScanner:
         """The first step, each one that goes back, and the last one."""
         last = b""
         is_first = True
-        for line, step in self._told(text):
+        for line, step in self._counted(text):
             before, self.last, last = self.last, step, line
             if is_first or step < before:
                 yield ScannedLine(shown(line), step)
@@ -144,7 +144,7 @@ class OutputScanner:
         if last:
             yield ScannedLine(shown(last), self.last)
 
-    def _told(self, text: bytes) -> Iterator[tuple[bytes, int]]:
+    def _counted(self, text: bytes) -> Iterator[tuple[bytes, int]]:
         """Steps that count, with their lines."""
         for line, step in _step_lines(text):
             if self._counts(line):
@@ -230,7 +230,7 @@ class PrintedStep(Struct, frozen=True, kw_only=True):
 
 
 def printed(folder: str) -> PrintedStep | None:
-    """What the launcher of a run has kept of it for `status`; None: nothing."""
+    """The printed step that the launcher of a run has kept for `status`; None: none."""
     try:
         step: PrintedStep = codec.decode(PrintedStep, files.read(f"{folder}/{PRINTED}", _MAX_BYTES) or b"")
     except codec.MessageError:
@@ -239,7 +239,7 @@ def printed(folder: str) -> PrintedStep | None:
 
 
 class PrintedSteps:
-    """What the present workers have printed; `heard` runs in the output's thread, which has woken up anyway."""
+    """The steps that the present workers have printed; `heard` runs in the output's thread."""
 
     def __init__(self, folder: str) -> None:
         self._lock = threading.Lock()
@@ -257,12 +257,12 @@ class PrintedSteps:
         """A block of a process's output."""
         with self._lock:
             scanner = self._scanners.setdefault((process, stream), OutputScanner())
-            steps = [one.step for one in scanner.scan(data) if one.step is not None]
+            steps = [line.step for line in scanner.scan(data) if line.step is not None]
             if steps:
                 self._note(steps[-1], time.monotonic())
 
     def signs(self) -> Signs | None:
-        """What they come to; None: no step yet."""
+        """The signs of these steps; None: no step yet."""
         with self._lock:
             self._keep(time.monotonic())  # the last step before a silence, too
             return self._signs
