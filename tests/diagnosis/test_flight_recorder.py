@@ -635,8 +635,6 @@ def test_a_rank_of_4096_is_told_with_its_groups(step: int | None) -> None:
     members = {"0": ("default_pg", range(4096)), "1": ("data", ranks)}
     groups = progress_of(dump_of([entry], {}, first=0), members)
     said = decode(Recorded, json.dumps({"number": 1, "groups": groups}))
-        Recorded, json.dumps({"number": 1, "groups": progress_of(dump_of([entry], {}, first=0), members)})
-    )
     assert said.groups["0"].ranks == "0-4095"
     assert said.groups["1"].entered == 3
     assert numbers_in(said.groups["1"].ranks) == ([] if step is None else ranks)

@@ -49,7 +49,7 @@ _IN = {
     Doing.TRANSFER: r"/(shutil|socket|ssl|ftplib|http/client|urllib/request)\.py:"
     r"|/(boto3|botocore|s3transfer|s3fs|fsspec|gcsfs|adlfs|huggingface_hub|urllib3|requests|httpx|aiohttp|paramiko)/"
     r"|/(google/cloud/storage|azure/storage)/",
-    # What no call shows, such as a program that a rank waits for, transfers.py tells.
+    # What no call shows, such as a program that a rank waits for, worker_samples.py tells.
 }
 _OURS = re.compile(r"/trainer_launch/diagnosis/flight_recorder\.py$")  # the thread that answers PID 1
 _AT_EXIT = re.compile(r"/threading\.py:_shutdown$|/concurrent/futures/(thread|process)\.py:_python_exit$")
