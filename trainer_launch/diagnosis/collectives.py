@@ -451,9 +451,9 @@ class _Graph:
         if self._waits and not self._missing & self._outside:
             return self._circle()
         if self._others and self._outside:
-            return self._alone("all other ranks wait for {who}, or behind {it}")
+            return self._alone("all other ranks wait for {ranks}, or behind {them}")
         if self._finished and self._others:
-            return self._alone("all ranks but {who} have finished with exit code 0")
+            return self._alone("all ranks but {ranks} have finished with exit code 0")
         if self._finished and len(self._alive) == 1:
             (last,) = (self._states[rank] for rank in self._alive)
             return self._uneven(self._finished, [last], *_phrases([last], self._limit_s))
@@ -483,10 +483,10 @@ class _Graph:
         parts.sort(key=lambda part: not part.accuses)
         named = [part for part in parts if part.accuses] or parts
         behind -= shown
-        whom = {rank for wait in self._waits if behind & wait.inside.keys() for rank in wait.missing}
+        awaited = {rank for wait in self._waits if behind & wait.inside.keys() for rank in wait.missing}
         texts = [part.text for part in parts]
-        texts += [f"{_with_verb(behind, 'waits')} behind {named_ranks(whom)}"] * bool(behind)
-        texts += _phrases([self._states[rank] for rank in sorted(whom & beside)], self._limit_s)
+        texts += [f"{_with_verb(behind, 'waits')} behind {named_ranks(awaited)}"] * bool(behind)
+        texts += _phrases([self._states[rank] for rank in sorted(awaited & beside)], self._limit_s)
         return Explanation(
             text=listed(texts, _NAMED, "; "),
             ranks=tuple(sorted({rank for part in named for rank in part.ranks})),
@@ -536,7 +536,7 @@ class _Graph:
         """The ranks that do not wait, while nothing records whom the others wait for: idle ones are the cause."""
         ranks = sorted(self._others - self._active(self._others)) or sorted(self._others)
         named, others = [self._states[rank] for rank in ranks], sorted(self._inside | self._outside)
-        lead = sentence.format(who=named_ranks(ranks), it="it" if len(ranks) == 1 else "them")
+        lead = sentence.format(ranks=named_ranks(ranks), them="it" if len(ranks) == 1 else "them")
         phrases = [
             *_phrases(named, self._limit_s),
             *_phrases([self._states[rank] for rank in others], self._limit_s),
@@ -561,15 +561,15 @@ class _Graph:
     def _uneven(self, finished: Sequence[RankState], inside: Sequence[RankState], waiting: str) -> Explanation:
         """Some have finished, and others wait for them; that is proven by one who waits and does nothing else."""
         ranks, limit_s = tuple(state.rank for state in finished), self._limit_s
-        who = f"{named_ranks(ranks)} finished with exit code 0, and {waiting}"
+        lead = f"{named_ranks(ranks)} finished with exit code 0, and {waiting}"
         if any(state.quiet_s is not None and state.quiet_s < limit_s for state in finished):
-            text = f"{who}, which may be over by now"  # the others were seen before
+            text = f"{lead}, which may be over by now"  # the others were seen before
             return Explanation(text=text, ranks=ranks, accuses=False, active=True)
         if any(not state.is_unproven and not state.is_active(limit_s) for state in inside):
-            text = f"{who}: the ranks' data is uneven; a restart will not help"
+            text = f"{lead}: the ranks' data is uneven; a restart will not help"
             return Explanation(text=text, ranks=ranks, reason="ProgramError", helps=False)
         active = any(state.is_active(limit_s) for state in inside)
-        text = f"{who}; {listed(_phrases(inside, limit_s), _NAMED, '; ')}"
+        text = f"{lead}; {listed(_phrases(inside, limit_s), _NAMED, '; ')}"
         return Explanation(text=text, ranks=ranks, accuses=not active, active=active)
 
     def _circle(self) -> Explanation:
@@ -589,8 +589,8 @@ def unexplained(states: Sequence[RankState], of: int, limit_s: float = 0.0) -> E
     where = listed(_phrases([state for state in alive if state.place], limit_s), _NAMED, "; ")
     is_all, finished = len(states) >= of, [state for state in states if state.life is Life.FINISHED]
     if finished and alive and is_all and all(_waits_to_join(state) for state in alive):
-        ranks, who = tuple(state.rank for state in finished), "they" if finished[1:] else "it"
-        text = f"{named_ranks(ranks)} finished with exit code 0 before {who} joined a process group; {where}"
+        ranks, they = tuple(state.rank for state in finished), "they" if finished[1:] else "it"
+        text = f"{named_ranks(ranks)} finished with exit code 0 before {they} joined a process group; {where}"
         if active or any((state.quiet_s or 0.0) < limit_s for state in finished):
             return Explanation(text=text, ranks=ranks, accuses=False, active=True)
         return Explanation(text=f"{text}; a restart will not help", ranks=ranks, reason="ProgramError", helps=False)
@@ -676,7 +676,7 @@ def _mismatch(wait: _Wait, groups: Mapping[int, Group]) -> Explanation | None:
             entered.setdefault((collective.operation, sizes), []).append(rank)
     if len(entered) < 2:
         return None
-    few_first = sorted(entered.items(), key=lambda item: (len(item[1]), item[1]))
+    few_first = sorted(entered.items(), key=lambda entry: (len(entry[1]), entry[1]))
     (_, few), (_, more), *_ = few_first
     words = [
         f"{named_ranks(ranks)} entered {operation}{f' with {sizes}' if sizes else ''}"

@@ -70,8 +70,8 @@ class Lateness(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
         return self.steps >= LEAST_STEPS and self.late - self.steps / 2 > 1
 
     def __str__(self) -> str:
-        who = f"rank {self.rank}" if self.node is None else f"rank {self.rank} (node {self.node})"
-        text = f"{who} is a straggler: late in {self.late} of {self.steps} steps, by {_time(self.median_s)}"
+        rank = f"rank {self.rank}" if self.node is None else f"rank {self.rank} (node {self.node})"
+        text = f"{rank} is a straggler: late in {self.late} of {self.steps} steps, by {_time(self.median_s)}"
         text += f" (p95 {_time(self.p95_s)}) of a step of {_time(self.step_s)}"
         text += f"; it was {self.place}" if self.place else ""
         return text + (f"; {self.device}" if self.device else "")

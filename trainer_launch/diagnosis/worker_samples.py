@@ -66,12 +66,12 @@ class WatchedWorkers:
     def __init__(
         self,
         pids: Callable[[], Mapping[str, int]],
-        heard: Callable[[str], int],
+        output_of: Callable[[str], int],
         run_dir: str,
         group: WatchedGroup | None = None,
     ) -> None:
         """Watch the processes that PID 1 has started: their pids by name, and how many bytes each has written."""
-        self._pids, self._heard, self._run_dir, self._group = pids, heard, run_dir, group
+        self._pids, self._output_of, self._run_dir, self._group = pids, output_of, run_dir, group
         self._dumped: dict[int, int] = {}  # by pid: bytes of stacks that were asked for
 
     def look(self) -> dict[WatchedWorker, Sample]:
@@ -144,7 +144,7 @@ class WatchedWorkers:
         written = own.written - stacks.size(worker.stacks)
         processes[0] = replace(own, written=written, beside_bytes=own.beside_bytes - answered)
         report = stacks.status_of(runtime_directory.progress_file(self._run_dir, worker.local_rank or 0))
-        signs = (self._heard(name), 0 if report is None else report.st_mtime_ns, far)
+        signs = (self._output_of(name), 0 if report is None else report.st_mtime_ns, far)
         return Sample(processes=tuple(processes), signs=signs, has_joined=far > 0)
 
 

@@ -91,17 +91,17 @@ class GoodputKeeper:
         return goodput.certain(self._ledger, time.monotonic())
 
     def _last_step(self) -> int | None:
-        signs = shown(self._trains_since_s, progress.read(self._run_dir), self._heard())
+        signs = shown(self._trains_since_s, progress.read(self._run_dir), self._printed_signs())
         return None if signs is None else signs.step
 
-    def _heard(self) -> Signs | None:
+    def _printed_signs(self) -> Signs | None:
         return None if self._printed is None else self._printed.signs()
 
     def _look(self, at_s: float) -> None:
         if self._ledger.kind is TimeKind.TRAINING:
             reported = progress.read(self._run_dir)
             self._ledger = goodput.see(
-                self._ledger, shown(self._ledger.since_s, reported, self._heard(), self._far[1]), at_s
+                self._ledger, shown(self._ledger.since_s, reported, self._printed_signs(), self._far[1]), at_s
             )
 
 

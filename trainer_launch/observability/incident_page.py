@@ -187,14 +187,14 @@ def _of_process(entry: Stored, file: str) -> str:
 def _facts(entries: Sequence[Stored]) -> Iterator[str]:
     yield "<section><h2>Facts of each node</h2>"
     for entry in entries:
-        who = clean(entry.incident.host) + (
+        node = clean(entry.incident.host) + (
             "" if entry.incident.node_rank is None else f" (node {entry.incident.node_rank})"
         )
         names = [*entry.files_in(HOST), "report.txt", "environment.txt"]
         parts = "".join(_text(entry, name, name.rpartition("/")[2].removesuffix(".txt")) for name in names)
         dumps = len(entry.files_in(RECORDER))
         more = f"; {counted(dumps, 'dump')} of the flight recorder" if dumps else ""
-        yield f"<details><summary><b>{escape(who)}</b> {escape(entry.id)}{more}</summary>{parts}</details>"
+        yield f"<details><summary><b>{escape(node)}</b> {escape(entry.id)}{more}</summary>{parts}</details>"
     yield "</section>"
 
 

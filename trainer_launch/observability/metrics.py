@@ -74,10 +74,12 @@ def _of_job(standing: Standing, view: View) -> Iterable[str]:
     words = "Losses of ranks after which the surviving ones kept their state."
     yield _counter("state_kept", words, view.times_kept)
     late = [({"rank": str(rank.rank), "node": _number(rank.node)}, rank) for rank in view.stragglers]
-    yield _gauge("straggler", "1 for each rank of this node that is a straggler.", [(who, 1) for who, _ in late])
+    yield _gauge(
+        "straggler", "1 for each rank of this node that is a straggler.", [(labels, 1) for labels, _ in late]
+    )
     times = [
-        ({**who, "quantile": part}, seconds)
-        for who, rank in late
+        ({**labels, "quantile": part}, seconds)
+        for labels, rank in late
         for part, seconds in (("0.5", rank.median_s), ("0.95", rank.p95_s))
     ]
     yield _gauge("straggler_lateness_seconds", "How late a straggler enters collectives, by step.", times)

@@ -90,8 +90,8 @@ def hearing() -> list[View]:
         pods = glob.glob(f"{glob.escape(folder)}/{runtime_directory.START}rehearsal-*/*/tmp")
         paths = [path for place in (folder, *pods) for path in within(place, _NONE, _runs, place)]
         views = [view for path in paths if (view := written_in(path)) is not None]
-        if heard := [view for view in views if runtime_directory.request(view.run_dir, b"")]:
-            return sorted(heard, key=_by_node)
+        if answering := [view for view in views if runtime_directory.request(view.run_dir, b"")]:
+            return sorted(answering, key=_by_node)
     return []
 
 

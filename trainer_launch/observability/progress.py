@@ -126,11 +126,11 @@ class OutputScanner:
             self.rest = (self.rest + data)[-LINE_BYTES:]
             return []
         text, self.rest = self.rest + data[:cut], data[cut:][-LINE_BYTES:]
-        heard = [*self._steps(text)]
+        scanned = [*self._steps(text)]
         if patterns:
             lines = (shown(line) for line in re.split(rb"[\r\n]+", text) if line)
-            heard += [ScannedLine(line) for line in lines if _is_wanted(line, patterns)]
-        return heard
+            scanned += [ScannedLine(line) for line in lines if _is_wanted(line, patterns)]
+        return scanned
 
     def _steps(self, text: bytes) -> Iterator[ScannedLine]:
         """The first step, each one that goes back, and the last one."""
@@ -163,10 +163,10 @@ class OutputScanner:
         epoch = _EPOCH.fullmatch(name)
         if epoch is None and _TRAINS.fullmatch(name) is None:
             return None
-        who, total = (bar["tag"] or b"", b"epoch" if epoch else name), int(bar["total"])
+        bar_name, total = (bar["tag"] or b"", b"epoch" if epoch else name), int(bar["total"])
         if total > self.bar_total:
-            self.bar, self.bar_total = who, total
-        if (who, total) != (self.bar, self.bar_total):
+            self.bar, self.bar_total = bar_name, total
+        if (bar_name, total) != (self.bar, self.bar_total):
             return None
         before = 0 if epoch is None else max(0, int(epoch["number"]) - bool(epoch["of"]))
         return before * total + int(bar["step"])
@@ -174,10 +174,10 @@ class OutputScanner:
     def _counts(self, line: bytes) -> bool:
         """Whether the speaker says it, or somebody who seems to have taken over."""
         tag = _TAG.match(line)
-        who = tag[0] if tag else b""
+        speaker = tag[0] if tag else b""
         if self.speaker is None or self.others >= _TAKES_OVER:
-            self.speaker, self.last = who, 0
-        if who != self.speaker:
+            self.speaker, self.last = speaker, 0
+        if speaker != self.speaker:
             self.others += 1
             return False
         self.others = 0
