@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from tests.incidents.catalogue import BOTH, END, ended, healthy
+from tests.incidents.catalogue import BOTH, END, ended, hang, healthy
 from tests.incidents.running import Situation
 
 JOB = Path(__file__).with_name("field_job.py")
@@ -130,5 +130,11 @@ FIELD: tuple[Situation, ...] = (
     left("asks_a_person", "input()", long_s=14.0),
     left("waits_before_start", "prints, then waits before init_process_group"),
     left("exports", "the others have left, one waits", needs="server", never="uneven data", workers=4),
+)
+# They take minutes.
+SLOW: tuple[Situation, ...] = (
+    left("evaluates_for_minutes", "default options: an evaluation of 4 minutes", options=(), long_s=240.0),
+    hang("never_entered", "default options: stuck after a second",
+        "rank 1 (node 0) never entered all_reduce #6 …; rank 1 is in {L} (read_batch)", options=(), long_s=60.0),
 )
 # fmt: on

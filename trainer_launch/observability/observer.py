@@ -14,6 +14,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
+from msgspec import convert
 from msgspec.structs import replace
 
 from trainer_launch import __version__
@@ -116,7 +117,7 @@ class Observer(RunObserver):
             case "restarting", {"restart": int(number)}:
                 self._note(attempt=1 + number)
             case "state_kept", _:
-                self._note(kept=StateKept(**values), times_kept=view.times_kept + 1)
+                self._note(kept=convert(values, StateKept), times_kept=view.times_kept + 1)
 
     def enter(self, phase: RunPhase, use: TimeUse, since_s: float | None = None) -> None:
         """Where the run is from now on, and what its seconds are spent on."""
