@@ -134,8 +134,8 @@ class PodWatch:
         self._scanners: dict[tuple[str, int], OutputScanner] = {}
         self._heard: deque[HistoryEntry | str] = deque()
         self._looked_s = 0.0
-        self._reported_s: dict[str, float] = {}  # by pod: when its last report was made
-        self._steps: dict[str, int] = {}  # by pod: the last one that counted
+        self._reports: dict[str, tuple[float, int]] = {}  # by pod: when its last report was made, and its step
+        self._steps: dict[str, tuple[float, int]] = {}  # by pod: the last step that counted, and when it came
         self._tails: dict[str, event_log.Tail] = {}  # by runtime directory
 
     def scan(self, process: str, stream: int, data: bytes) -> None:
@@ -176,9 +176,9 @@ class PodWatch:
     def _counts(self, heard: HistoryEntry) -> bool:
         """Who reports steps falls back in reports only: Paddle's launcher, for one, prints old lines again."""
         pod, step = heard.pod or "", heard.step or 0
-        if pod in self._reported_s and step < self._steps.get(pod, 0):
+        if pod in self._reports and step < self._steps.get(pod, (0.0, 0))[1]:
             return False
-        self._steps[pod] = step
+        self._steps[pod] = heard.at_s, step
         return True
 
     @property
@@ -198,9 +198,14 @@ class PodWatch:
                 yield HistoryEntry(at_s=at_s, what=What.PHASE, pod=pod, text=str(phase))
 
     def _report(self, pod: str, folder: str) -> Iterator[HistoryEntry]:
-        """The step that a program has reported."""
+        """The step that a program has reported, unless its output has shown as many; lines are read later."""
         latest = progress.first([report for report in progress.read(folder) if report.step is not None])
-        if latest is not None and latest.at_s > self._reported_s.get(pod, 0.0):
-            self._reported_s[pod] = latest.at_s
-            self._steps[pod] = latest.step or 0
-            yield HistoryEntry(at_s=latest.at_s, what=What.STEP, pod=pod, step=latest.step)
+        at_s, step = self._reports.get(pod, (0.0, 0))
+        if latest is None or latest.step is None or latest.at_s <= at_s:
+            return
+        falls_back, self._reports[pod] = latest.step < step, (latest.at_s, latest.step)
+        shown_s, shown = self._steps.get(pod, (0.0, -1))
+        if falls_back or latest.step > shown:
+            at_s = latest.at_s if falls_back else max(latest.at_s, shown_s)
+            self._steps[pod] = at_s, latest.step
+            yield HistoryEntry(at_s=at_s, what=What.STEP, pod=pod, step=latest.step)
