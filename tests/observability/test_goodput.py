@@ -9,7 +9,7 @@ from msgspec.structs import replace
 
 from trainer_launch.model import codec
 from trainer_launch.observability import goodput
-from trainer_launch.observability.goodput import Ledger, Signs, TimeKind, Told
+from trainer_launch.observability.goodput import Ledger, LedgerSummary, Signs, TimeKind
 
 
 def spent(ledger: Ledger, at_s: float, *, has_succeeded: bool = False) -> dict[str, float]:
@@ -208,7 +208,7 @@ def test_what_nobody_saw_of_a_job_that_shows_steps_later_was_its_start() -> None
 
 def test_who_joins_a_job_goes_on_with_the_longest_ledger() -> None:
     ledger = goodput.enter(goodput.begin(0.0), TimeKind.WAITING, 2.0)
-    told = Told({TimeKind.TRAINING: 100.0, TimeKind.WAITING: 3.0}, 40)
+    told = LedgerSummary({TimeKind.TRAINING: 100.0, TimeKind.WAITING: 3.0}, 40)
     joined = goodput.enter(goodput.adopt(ledger, told, 3.0), TimeKind.TRAINING, 4.0)
     joined = goodput.see(joined, Signs(first_s=6.0, last_s=16.0, first_step=31, step=41), 16.0)
     assert spent(joined, 16.0) == {
@@ -217,15 +217,17 @@ def test_who_joins_a_job_goes_on_with_the_longest_ledger() -> None:
         "restarting": 2.0,
         "repeating_steps": 9.0,
     }
-    assert goodput.adopt(joined, Told({TimeKind.WAITING: 1.0}, 50), 16.0).spent_s == joined.spent_s, "a younger one"
+    assert goodput.adopt(joined, LedgerSummary({TimeKind.WAITING: 1.0}, 50), 16.0).spent_s == joined.spent_s, (
+        "a younger one"
+    )
 
 
 def test_a_ledger_for_others_is_a_message() -> None:
-    told = goodput.told(until_training(), 20.0)
-    assert codec.decode(Told, codec.encode(told)) == told
+    told = goodput.summary(until_training(), 20.0)
+    assert codec.decode(LedgerSummary, codec.encode(told)) == told
     for bad in ('{"spent_s": {"napping": 1}}', '{"spent_s": {"training": -1}}', '{"spent_s": {"training": 1e99}}'):
         with pytest.raises(codec.MessageError):
-            codec.decode(Told, bad)
+            codec.decode(LedgerSummary, bad)
 
 
 def test_the_sentence_names_the_longest_first() -> None:

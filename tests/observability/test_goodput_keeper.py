@@ -95,35 +95,6 @@ def test_the_printed_step_is_kept_for_status_now_and_then(tmp_path: Path, monkey
     PrintedSteps("/nonexistent").heard("rank 0", 1, b"step 1 of 9\n")
 
 
-def test_a_fresh_preflight_report_is_part_of_the_job(tmp_path: Path) -> None:
-    report = tmp_path / "preflight.json"
-    report.write_text(json.dumps({"took_s": 40.0, "at": time.time() - 60.0}))
-    spent = GoodputKeeper(str(tmp_path), preflight=str(report)).totals()
-    assert spent[TimeKind.PREFLIGHT] == pytest.approx(40.0)
-    assert 0.0 < sum(spent.values()) - 40.0 <= 61.0
-
-
-@pytest.mark.parametrize(
-    "text",
-    [
-        '{"took_s": 40.0, "at": 1000.0}',  # of a container long gone
-        '{"took_s": -1, "at": NOW}',
-        '{"took_s": 1e300, "at": NOW}',
-        '{"took_s": NaN, "at": NOW}',
-        '{"took_s": "x", "at": NOW}',
-        '{"at": NOW}',
-        "[]",
-        "not JSON",
-    ],
-)
-def test_a_preflight_report_that_is_none_or_old_counts_as_nothing(tmp_path: Path, text: str) -> None:
-    report = tmp_path / "preflight.json"
-    report.write_text(text.replace("NOW", str(time.time())))
-    for path in (report, tmp_path / "missing"):
-        spent = GoodputKeeper(str(tmp_path), preflight=str(path)).totals()
-        assert spent.get(TimeKind.PREFLIGHT, 0.0) == 0.0
-
-
 class TimeUses(RunObserver):
     """Keeps what each second was spent on."""
 

@@ -39,7 +39,7 @@ _log = logging.getLogger(__name__)
 
 
 class _Stall(Struct, frozen=True, kw_only=True):
-    """What the coordinator was told of a generation that does not go on, and what came of it."""
+    """The reports to the coordinator of a generation that does not go on, and its answer."""
 
     generation: int = 0
     collected: Collected | None = None  # the last incident that it was told
@@ -95,9 +95,10 @@ class GroupIncidents:
         ]
 
     def failed(self, sentence: str, *, was_killed: bool, timed_out: int | None = None) -> frozenset[str]:
-        """This generation ends for that; nobody was stopped for it yet. Who was killed cannot say where.
+        """Collect an incident: this generation ends for that, and nobody was stopped for it yet.
 
-        `timed_out` is a rank that waited for others in vain. Return the processes that seem to wait for nobody.
+        A rank that `was_killed` cannot say where it was; `timed_out` is a rank that waited for others in vain.
+        Return the processes that seem to wait for nobody.
         """
         if self._collector is None:
             return frozenset()
@@ -138,7 +139,7 @@ class GroupIncidents:
         return replace(message, notes={STALL: fitting(states)} if states else {})
 
     def _states_at_end(self) -> list[RankState]:
-        """What ranks have said at the end of their programs, also those whose processes still end."""
+        """The reports of ranks at the end of their programs, also of those whose processes still end."""
         places = self._group.places
         return [
             RankState(rank=places[name].rank, stage=Stage.ENDED, groups=answer.groups)
@@ -194,7 +195,7 @@ class GroupIncidents:
             self._collector.complete(collected, ranks.states, ranks.sentence)
 
     def _drop(self, collected: Collected | None) -> None:
-        """It was no incident, unless people know of it."""
+        """Remove what was no incident, unless people know of it."""
         if self._collector is not None and collected is not None:
             self._collector.drop(collected)
 

@@ -57,7 +57,7 @@ log = logging.getLogger(__name__)
 
 
 class About(Struct, frozen=True, kw_only=True):
-    """What does not change during a run."""
+    """The values that do not change during a run."""
 
     place: str  # the folder of all incidents
     is_default: bool = False  # a place whose name everybody knows, so that it must be ours
@@ -158,22 +158,22 @@ class Collector:
         states.sort(key=lambda state: state.rank)
         is_kept, sentence = (kind != HANG, sentence) if isinstance(sentence, str) else (True, sentence(states))
         explanation = explain(states, time.time_ns())
-        told = explanation or Explanation(text=sentence)
+        verdict = explanation or Explanation(text=sentence)
         names = tuple(dict.fromkeys([*names, *(worker.name for worker in alive)]))
         # A worker that is about to be stopped for another one's failure has told enough by its Python stacks.
         silent = {worker for worker in alive if kind != FAILURE or not texts.get(worker.pid)}
         texts_by_file = {**self._outputs(names), **self._stacks(alive, texts, silent)} if folder else {}
         incident = Incident(
-            sentence=sentence if is_kept else told.text,
+            sentence=sentence if is_kept else verdict.text,
             kind=kind,
             time_s=at_s,
             job=self._about.job,
             host=self._about.host,
             node_rank=self._about.node_rank,
             generation=self._generation,
-            reason=told.reason,
-            ranks=told.ranks,
-            restart_helps=told.helps,
+            reason=verdict.reason,
+            ranks=verdict.ranks,
+            restart_helps=verdict.helps,
             states=tuple(brief(state, _KEPT) for state in states),
             missing=(*why, *self._silent(alive, texts, recorded)),
             took_s=round(time.monotonic() - begun_s, 3),
@@ -198,7 +198,7 @@ class Collector:
         self.tell(self._save(collected, kind=HANG, restart_helps=why.helps, **changes))
 
     def complete(self, collected: Collected, others: Sequence[RankState], sentence: str) -> None:
-        """What all ranks show, as far as a message has room; a `sentence`: what a person has asked for is there."""
+        """Add what all ranks show, as far as a message has room; a `sentence`: an answer to a person's request."""
         own = collected.incident.states
         ranks = {state.rank for state in own}
         states = (*own, *(state for state in others if state.rank not in ranks))
@@ -217,7 +217,7 @@ class Collector:
             self._save(collected, sentence=f"{sentence}; {text}")
 
     def drop(self, collected: Collected) -> None:
-        """It was no incident: nothing of it is kept, unless people asked for it or were told of it."""
+        """Remove what was no incident, unless people asked for it or were told of it."""
         is_kept = collected.incident.kind == REQUEST or collected.folder in self._announced
         if collected.folder and not is_kept:
             with self._lock:
@@ -337,14 +337,14 @@ class Collector:
         return {_file_of(OUTPUT, name): "".join(f"{line}\n" for line in each) for name, each in lines.items()}
 
     def _stacks(
-        self, alive: Collection[WatchedWorker], texts: Mapping[int, str], seen: Collection[WatchedWorker]
+        self, alive: Collection[WatchedWorker], texts: Mapping[int, str], hung: Collection[WatchedWorker]
     ) -> dict[str, str]:
         """Each worker as it says itself; of these, what they have started, and both as the kernel has them."""
         written, shown = {}, set[int]()
-        children = self._workers.children(seen) if seen else {}
+        children = self._workers.children(hung) if hung else {}
         for worker in alive:
             text = texts.get(worker.pid, "")
-            if worker in seen:
+            if worker in hung:
                 text += process_tree.describe(worker.pid)
                 shown |= {worker.pid, *(process.pid for process in children[worker])}
                 for process in children[worker][:_SHOWN]:

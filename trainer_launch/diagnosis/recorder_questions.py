@@ -102,7 +102,7 @@ class Recorders:
         self._ask({name: {**question, "looks": name in looked_at} for name in self._able()})
 
     def entries(self) -> tuple[Mapping[str, Recorded], bool]:
-        """What has come of it so far, and whether that is all; does not wait."""
+        """The answers so far about entries, and whether these are all; does not wait."""
         for name in self._bytes:
             while self._read(name):
                 pass
@@ -130,7 +130,7 @@ class Recorders:
         } | answers
 
     def _able(self) -> list[str]:
-        """Those that can answer: each says so, by an empty line, when it has made its first process group."""
+        """The workers that can answer: each says so, by an empty line, when it has made its first process group."""
         for name in self._connections.keys() - self._bytes.keys():
             self._read(name)
         return [name for name in self._connections if name in self._bytes]

@@ -612,7 +612,7 @@ class TorchNode(RunLoop):
         if self._is_cause(ending):
             self._report()
         if awaits_s and awaited:  # who has written an error has nothing more to tell
-            awaited -= self._left | {death.process for death in self._dying()}
+            awaited -= self._left | self._group.survivors.able | {death.process for death in self._dying()}
         if awaits_s and awaited and not ending.wrote_error and not self._processes.asked:
             self._ending = replace(self._ending, awaited=awaited, stops_at_s=now_s + awaits_s)
         else:

@@ -133,8 +133,8 @@ class PodWatch:
         self._scanners: dict[tuple[str, int], OutputScanner] = {}
         self._printed: deque[HistoryEntry | str] = deque()
         self._looked_s = 0.0
-        self._reported_s: dict[str, float] = {}  # by pod: when its last report was made
-        self._steps: dict[str, int] = {}  # by pod: the last one that counted
+        self._reports: dict[str, tuple[float, int]] = {}  # by pod: when its last report was made, and its step
+        self._steps: dict[str, tuple[float, int]] = {}  # by pod: the last step that counted, and when it came
         self._tails: dict[str, event_log.Tail] = {}  # by runtime directory
 
     def scan(self, process: str, stream: int, data: bytes) -> None:
@@ -157,13 +157,7 @@ class PodWatch:
         """New observations, in the order of their arrival."""
         while self._printed:
             observed = self._printed.popleft()
-            if isinstance(observed, str):
-                yield observed
-                continue
-            name, step = observed.pod or "", observed.step or 0
-            # Where a pod reports steps, they go back in reports only: Paddle's launcher prints old lines again.
-            if name not in self._reported_s or step >= self._steps.get(name, 0):
-                self._steps[name] = step
+            if isinstance(observed, str) or self._counts(observed):
                 yield observed
         now_s = time.monotonic()
         if now_s - self._looked_s < _EVERY_S:
@@ -177,6 +171,14 @@ class PodWatch:
         for pod in pods.values():
             if pod.name not in launched:
                 yield from self._report(pod.name, kubelet.runtime_directory_of(pod))
+
+    def _counts(self, printed: HistoryEntry) -> bool:
+        """Where a pod reports steps, they go back in reports only: Paddle's launcher prints old lines again."""
+        pod, step = printed.pod or "", printed.step or 0
+        if pod in self._reports and step < self._steps.get(pod, (0.0, 0))[1]:
+            return False
+        self._steps[pod] = printed.at_s, step
+        return True
 
     @property
     def due_s(self) -> float:
@@ -193,9 +195,14 @@ class PodWatch:
                 yield HistoryEntry(at_s=at_s, what=What.GENERATION, pod=pod, text=text)
 
     def _report(self, pod: str, folder: str) -> Iterator[HistoryEntry]:
-        """The step that a program has reported."""
+        """The step that a program has reported, unless its output has shown as many; lines are read later."""
         latest = progress.first([report for report in progress.read(folder) if report.step is not None])
-        if latest is not None and latest.at_s > self._reported_s.get(pod, 0.0):
-            self._reported_s[pod] = latest.at_s
-            self._steps[pod] = latest.step or 0
-            yield HistoryEntry(at_s=latest.at_s, what=What.STEP, pod=pod, step=latest.step)
+        at_s, step = self._reports.get(pod, (0.0, 0))
+        if latest is None or latest.step is None or latest.at_s <= at_s:
+            return
+        falls_back, self._reports[pod] = latest.step < step, (latest.at_s, latest.step)
+        shown_s, shown = self._steps.get(pod, (0.0, -1))
+        if falls_back or latest.step > shown:
+            at_s = latest.at_s if falls_back else max(latest.at_s, shown_s)
+            self._steps[pod] = at_s, latest.step
+            yield HistoryEntry(at_s=at_s, what=What.STEP, pod=pod, step=latest.step)
