@@ -117,7 +117,7 @@ def _measure(section: Section, repeats: int, who: tuple[str, ...]) -> int:
     finally:
         end_leftovers()
     if who:
-        print(f"\n{tables.table(results, section.whos)}\n\n{tables.circumstances(results)}\n", flush=True)
+        print(f"\n{tables.table(results, section.whos)}\n", flush=True)
     say(f"{section.name}: done in {time.monotonic() - began_s:.0f} s")
     return 0
 

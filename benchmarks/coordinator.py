@@ -226,11 +226,12 @@ def name_of(n_nodes: int) -> str:
 
 SECTION = Section(
     name="coordinator",
-    title="Many nodes",
+    title="Scale",
     about=(
-        "One coordinator and simulated nodes on real sockets of one machine: all join, one is lost and comes "
-        f"back as a new process. Then {SHARE:.0%} of the nodes are lost together every second for {LOSSES} s."
+        "One coordinator and simulated nodes on real sockets of one machine. In the third row "
+        f"{SHARE:.0%} of the nodes are lost together every second for {LOSSES} s."
     ),
+    pictured=("join", "lose one and form again"),
     shows=(
         "join",
         "lose one and form again",

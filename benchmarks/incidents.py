@@ -24,7 +24,7 @@ from tests.incidents.catalogue import (
     tries,
 )
 from tests.incidents.field_situations import FIELD, SLOW
-from tests.incidents.running import REPORT_S, TIMEOUT_S, Situation, Told, missing
+from tests.incidents.running import REPORT_S, Situation, Told, missing
 
 LIMIT_S = 1200.0
 WHO = "trainer-launch"
@@ -132,13 +132,11 @@ def opened() -> Iterator[Setup]:
 SHOWN = (TOLD, FROM_FIELD, LEFT, PRECISION, RECALL, *TIMES.values())
 SECTION = Section(
     name="incidents",
-    title="Incidents",
+    title="Truth",
     about=(
-        "Real jobs with gloo that fail, hang, or only look like it. The catalogue has each situation's exact "
-        "sentence, rank, reason, retryability and exit code; situations from the field have what must and must not "
-        "be told. Precision: of the jobs in which a rank was named, healthy ones too, those that named the rank at "
-        f"fault. Recall: of the jobs with a rank at fault, those that named it. `--hang-report-after {REPORT_S}`, "
-        f"`--hang-timeout {TIMEOUT_S}`: a hang is told {REPORT_S} s after it began at the earliest."
+        "Real gloo jobs that fail, hang, or only look like it. Precision: of the jobs that named a rank, those "
+        "that named the rank at fault. Recall: of the jobs with a rank at fault, those that named it. "
+        f"`--hang-report-after {REPORT_S}`: no hang is reported earlier."
     ),
     shows=SHOWN,
     open=opened,

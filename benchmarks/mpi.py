@@ -199,11 +199,12 @@ def missing() -> str | None:
 SECTION = Section(
     name="mpi",
     title="MPI jobs",
-    about=(
-        f"{HOSTS} hosts as network namespaces, beside bare mpirun and horovodrun with the same sshd, key and "
-        "ssh configuration. The program is `echo`. The bare ones do not wait for hosts, and end when a host "
-        "is lost."
+    about=f"{HOSTS} hosts as network namespaces, beside bare mpirun and horovodrun with the same sshd and keys.",
+    loses_because=(
+        "Before mpirun starts, the launcher starts itself and checks each host's port, host key and login; "
+        "bare mpirun does not wait for hosts and ends when a host is lost."
     ),
+    is_on_page=False,
     open=opened,
     versions=lambda: {
         "trainer-launch": version_here("trainer-launch"),

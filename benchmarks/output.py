@@ -95,10 +95,9 @@ def opened() -> Iterator[Setup]:
 SECTION = Section(
     name="output",
     title="Output",
-    about=(
-        f"{MEGABYTES} MB of lines of {len(LINE)} bytes, written by 1, 4 and 8 workers at once and carried to "
-        "one reader, with each worker's label. `cat` copies blocks unchanged."
-    ),
+    about=f"{MEGABYTES} MB of lines of {len(LINE)} bytes, written by 1, 4 and 8 workers, each line with its label.",
+    loses_because="`cat` copies blocks unchanged; the launcher labels each line.",
+    is_on_page=False,
     open=opened,
     versions=lambda: {name: version_here(name) for name in ("trainer-launch", "torch")},
     whos=WHOS,

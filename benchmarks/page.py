@@ -1,4 +1,4 @@
-"""RESULTS.md, drawn from the raw data of each section, whenever that was measured."""
+"""RESULTS.md and its pictures, drawn from the raw data of each section."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ from benchmarks import (
     incidents,
     mpi,
     output,
+    picture,
     preflight,
     preflight_faults,
     recovery,
@@ -21,77 +22,121 @@ from benchmarks import (
     tables,
 )
 from benchmarks.measuring import Section
-from benchmarks.results import FOLDER, Results, load
+from benchmarks.results import FOLDER, Figure, Results, load
 
 PAGE = Path(__file__).with_name("RESULTS.md")
 SECTIONS: tuple[Section, ...] = (
-    startup.SECTION,
+    *survival.SECTIONS,
+    schedule.SECTION,
     recovery.SECTION,
+    startup.SECTION,
     coordinator.SECTION,
+    incidents.SECTION,
+    stragglers.SECTION,
+    preflight_faults.SECTION,
     idle.SECTION,
     output.SECTION,
     mpi.SECTION,
     preflight.SECTION,
-    preflight_faults.SECTION,
-    incidents.SECTION,
-    stragglers.SECTION,
-    schedule.SECTION,
-    *survival.SECTIONS,
 )
 HEAD = """\
 # Results
 
-Written by `make bench` from the raw data in [results](results), which has more rows, peers and every single run.
-Contestants run in turn (A B C A B C …) on one machine. A cell is the median; failed runs are counted separately.
+`make bench` writes this page from the [raw data](results), which has more rows, more peers and every single run.
+Contestants run in turn (A B C A B C …) on one machine; a cell is the median. Memory is PSS.
 
 ## Conclusions
 
-By how many times this project is better or worse than the best other launcher, and worse than a job without one.
-Less than 1.1 times is a draw. In parentheses: the row with the largest factor."""
+In how many rows of the raw data this project is clearly better or worse (1.1 times) than the best other launcher,
+and worse than a job without a launcher."""
 
 
 def write(folder: Path = FOLDER, page: Path = PAGE) -> None:
-    """Draw all anew.
+    """Draw the page anew, and one picture per section beside the raw data.
 
     Raises:
         Refused: the raw data of a section has another format.
     """
-    conclusions = [["section", "wins", "draws", "loses", "loses against no launcher"]]
-    parts: list[str] = []
-    faults: list[Results] = []
-    survived: tuple[dict[str, float], ...] = ({}, {})
+    measured = {section.name: results for section in SECTIONS if (results := load(section.name, folder))}
+    machines = list(dict.fromkeys(results.machine for results in measured.values()))
+    faults = [measured[name] for name in survival.NAMES if name in measured]
+    parts = ["## A fault in an elastic job", survival.ABOUT, *_survival(faults, folder, page, machines)]
     for section in SECTIONS:
-        results = load(section.name, folder)
-        is_fault = section.name in survival.NAMES
-        if results is None:
-            why = section.missing() or "nobody ran it"
-            parts += [] if is_fault else [f"## {section.title}\n\n{section.about}\n\nNot measured yet: {why}."]
+        if not section.is_on_page or section.name in survival.NAMES:
             continue
-        rows = survival.rows(results) if is_fault else tables.rows_of(results)
-        more = section.more_is_better
-        factors = [tables.factors(results, rows, more_is_better=more, without=without) for without in (False, True)]
-        if is_fault:
-            faults.append(results)
-            for all_faults, of_fault in zip(survived, factors, strict=True):
-                all_faults.update(of_fault)
-            continue
-        if any(factors):
-            conclusions.append(tables.conclusion(section.title, *factors))
-        shown = tables.table(results, section.beside or section.whos, section.shows, tables.median)
-        parts += [f"## {section.title}", section.about, shown]
-        parts.append(tables.circumstances(results))
-    if any(survived):
-        conclusions.append(tables.conclusion("Survival", *survived))
-    text = "\n\n".join([HEAD, tables.markdown(conclusions), *parts, *_survival(faults)])
+        parts += [f"## {section.title}", section.about]
+        if section.name in measured:
+            parts += _section(section, measured[section.name], folder, page, machines)
+        else:
+            parts += [f"Not measured yet: {section.missing() or 'nobody ran it'}."]
+    conclusions = tables.markdown([["section", "wins", "draws", "loses", "loses to none"], *_conclusions(measured)])
+    causes = [
+        f"- {section.title}: {section.loses_because}"
+        for section in SECTIONS
+        if section.loses_because and section.name in measured
+    ]
+    where = [f"{number}. {text}" for number, text in enumerate(machines, 1)]
+    below = ["## Machines and versions", "\n".join(where), tables.versions(measured.values())] if where else []
+    text = "\n\n".join(
+        [HEAD, conclusions, *(["Why it loses:\n\n" + "\n".join(causes)] if causes else []), *parts, *below]
+    )
     page.write_text(f"{text}\n", encoding="utf-8")
 
 
-def _survival(faults: Sequence[Results]) -> list[str]:
-    """The faults, those of one machine and the same versions in one table."""
-    groups: dict[str, list[Results]] = {}
+def _conclusions(measured: dict[str, Results]) -> list[list[str]]:
+    """One line for all faults, one for each other section that has a peer."""
+    factors: dict[str, tuple[dict[str, float], dict[str, float]]] = {}
+    for section in SECTIONS:
+        if results := measured.get(section.name):
+            is_fault = section.name in survival.NAMES
+            rows = survival.rows(results) if is_fault else tables.rows_of(results)
+            of_section = factors.setdefault("Faults" if is_fault else section.title, ({}, {}))
+            for without, those in enumerate(of_section):
+                more = section.more_is_better
+                those.update(tables.factors(results, rows, more_is_better=more, without=bool(without)))
+    return [tables.conclusion(title, *both) for title, both in factors.items() if any(both)]
+
+
+def _section(section: Section, results: Results, folder: Path, page: Path, machines: list[str]) -> list[str]:
+    whos = section.beside or section.whos
+    parts = [tables.table(results, whos, section.shows, tables.median)]
+    if section.pictured:
+        groups = [(row, _bars([f for f in results.figures if f.row == row], whos)) for row in section.pictured]
+        parts.append(_picture(section.name, section.title, groups, folder, page))
+    return [*parts, tables.circumstances([results], machines)]
+
+
+def _survival(faults: Sequence[Results], folder: Path, page: Path, machines: list[str]) -> list[str]:
+    if not faults:
+        return ["Not measured yet."]
+    groups = []
     for results in faults:
-        groups.setdefault(tables.where(results), []).append(results)
-    parts = ["## Survival", survival.ABOUT]
-    for group in groups.values():
-        parts += [survival.table(group), tables.circumstances(*group)]
-    return parts if groups else [*parts, "Not measured yet."]
+        [row] = survival.rows(results)
+        groups.append((row, _bars([f for f in results.figures if f.row == row], survival.COLUMNS)))
+    image = _picture("survival", "Seconds from the fault until all train again", groups, folder, page)
+    return [survival.table(faults), image, tables.circumstances(faults, machines)]
+
+
+def _bars(figures: Sequence[Figure], whos: Sequence[str]) -> list[picture.Bar]:
+    bars = []
+    for who in whos:
+        for figure in figures:
+            if figure.who == who:
+                value = tables.middle(figure)
+                text = (
+                    "never"
+                    if value is None
+                    else f"{tables.number(value)} {figure.unit}"
+                    if figure.unit
+                    else f"{value:g}"
+                )
+                bars.append(picture.Bar(who, value, text, who.startswith(tables.OURS)))
+    return bars
+
+
+def _picture(
+    name: str, title: str, groups: Sequence[tuple[str, Sequence[picture.Bar]]], folder: Path, page: Path
+) -> str:
+    path = folder / f"{name}.svg"
+    path.write_text(picture.drawn(groups), encoding="utf-8")
+    return f"![{title}]({path.relative_to(page.parent)})"

@@ -212,10 +212,8 @@ def opened() -> Iterator[Setup]:
 SECTION = Section(
     name="preflight",
     title="Cluster preflight",
-    about=(
-        "Simulated nodes on real sockets, with pair tests answered at once, until the last one has its "
-        "verdict; then real processes that share two cores, from `standard` on with real pair tests."
-    ),
+    about="Simulated nodes on real sockets until the last verdict; then 8 real nodes that share two cores.",
+    is_on_page=False,
     shows=(
         *("4,096 nodes: to the verdict", "4,096 nodes: memory of node 0"),
         *("8 real nodes: from the first start to the last end", "8 real nodes, pairs tested by gloo: likewise"),

@@ -78,15 +78,13 @@ def opened() -> Iterator[Setup]:
 
 SECTION = Section(
     name="preflight-faults",
-    title="Faults that preflight finds",
+    title="Preflight",
     about=(
-        "A fault is put into one machine of a healthy fleet of 8: below NVIDIA's simulated library, into made-up "
-        "trees of /proc and /sys, answers of DNS and trials of disks, or with real processes in namespaces. Found: "
-        "a check that is about it fails or warns. Named: its finding names the machine, and the GPU, rail or "
-        "variable. "
-        "Healthy fleets of 8 and 64 nodes differ in what is normal; accused is one in which anything fails."
+        "Each fault is put into one machine of a healthy fleet of 8: below a simulated NVIDIA library, into trees "
+        "of /proc and /sys, or with real processes in namespaces. Healthy fleets differ in what is normal."
     ),
-    shows=(FOUND, NAMED, OTHERS, LEFT, QUIET, *map(of_kind, KINDS)),
+    shows=(FOUND, NAMED, OTHERS, LEFT, QUIET),
+    pictured=(FOUND, NAMED, OTHERS, LEFT, QUIET),
     open=opened,
     versions=lambda: {"trainer-launch": version_here("trainer-launch")},
     whos=(WHO,),

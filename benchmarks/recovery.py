@@ -135,12 +135,13 @@ def opened() -> Iterator[Setup]:
 
 SECTION = Section(
     name="recovery",
-    title="Cold start and recovery",
+    title="Start-up and recovery",
     about=(
-        "torch workers with gloo on one node; the last one gets SIGKILL. Cold start counts from the "
-        "launcher's start, recovery from the SIGKILL, both to the first step. `off` is its shared store, "
-        f"without which a recovery failed within {BACK_S:g} s."
+        "torch workers with gloo on one node; the last worker gets SIGKILL. "
+        f"torchrun runs without its shared store: with it, no recovery succeeded within {BACK_S:g} s."
     ),
+    loses_because="A job has a fork server and a store process beside its workers; torchrun has one process.",
+    pictured=("8 workers: cold start, to the first step", "8 workers: recovery, to the first step"),
     beside=("trainer-launch", RELEASE, "torchrun, shared store off", "ft_launcher", "dlrover-run"),
     shows=tuple(
         f"{workers} workers: {row}"

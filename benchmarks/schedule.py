@@ -99,12 +99,13 @@ def versions() -> dict[str, str]:
 
 SECTION = Section(
     name="schedule",
-    title="Time to N steps under faults",
+    title="Goodput under faults",
     about=(
-        f"Three pods as under Survival, {STEPS} steps, a checkpoint each {CHECKPOINT_STEPS}. "
+        f"Three pods as above, {STEPS} steps, a checkpoint each {CHECKPOINT_STEPS}. "
         f"{'; '.join(f'Step {number}: {text}' for number, (text, _) in FAULTS.items())}. Behind the time: how "
-        "often each pod was started. Of lm-resiliency no manager runs."
+        "often each pod was started."
     ),
+    pictured=("without faults", "with the faults"),
     beside=(
         "trainer-launch, elastic",
         "torchrun, expert",

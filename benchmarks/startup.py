@@ -83,11 +83,10 @@ def opened() -> Iterator[Setup]:
 
 SECTION = Section(
     name="startup",
-    title="Start-up",
-    about=(
-        f"One worker that imports nothing, until its first line, then idle for {IDLE_S:g} s. Memory and "
-        "wake-ups are the launcher's and its helpers'. `shell` is a loop in bash."
-    ),
+    title="Cost beside the workers",
+    about=f"One worker that imports nothing and then idles for {IDLE_S:g} s. `shell` is a loop in bash.",
+    loses_because="The launcher starts a fork server that imports torch while the program already runs.",
+    pictured=("memory beside the program (PSS)",),
     beside=("trainer-launch", "torchrun", "ft_launcher", "dlrover-run", "shell"),
     shows=("to the program's first line", "memory beside the program (PSS)", "wake-ups beside the program"),
     open=opened,

@@ -140,10 +140,8 @@ SECTION = Section(
     name="stragglers",
     title="Stragglers",
     about=(
-        f"Real jobs of 2 to 4 gloo ranks, {SIDE_BY_SIDE} side by side. Steps take 60 to 200 ms, give or take 5 %. "
-        "Every 50 steps rank 0 saves for five steps' time. In half of the jobs a rank sleeps longer in each step. "
-        "Healthy ones are data parallel, pipelines, or have ranks that are slow in turn. The launcher looks every "
-        f"{EVERY_S:g} s, not every minute, {LOOKS} times in each job; three looks in a row name a rank."
+        f"Real jobs of 2 to 4 gloo ranks, {SIDE_BY_SIDE} side by side, with steps of 60 to 200 ms. "
+        f"The launcher takes {LOOKS} samples in each job, one every {EVERY_S:g} s; three in a row name a rank."
     ),
     open=opened,
     versions=lambda: {name: version_here(name) for name in ("trainer-launch", "torch")},

@@ -24,14 +24,12 @@ RUN_S = 12.0  # a start, a fault and an end on a quiet machine
 BEYOND, FEWER = "beyond the pod's absence", "with fewer"
 SAVES = ", script saves"
 ABOUT = f"""\
-Three pods with their own network, processes and files, each with one gloo worker that saves a checkpoint at
-each step. A kubelet restarts a failed pod after 3 s. A cell is the time from the fault to the first step in which
-all train again; `+` is the same without those 3 s; `fewer` is when the job continued without the pod. Then comes
-how often each pod was started. `never`: not within {WATCH_S:g} s, tried twice.
+Three pods of an elastic PyTorchJob with their own network, processes and files. Each has one gloo worker that saves
+a checkpoint at each step. A kubelet restarts a failed pod after 3 s. A cell has the seconds from the fault to the
+first step in which all train again, and how often each pod was started. `never`: not within {WATCH_S:g} s, twice.
 
-*elastic* has the variables of an elastic PyTorchJob; *expert* is torchrun without its shared store, with
-last_call_timeout=1 and keep_alive_interval=1. For a stopped worker trainer-launch has `--hang-timeout 5`, the
-others their defaults. The raw data also has jobs of fixed size, accelerate launch and the shell."""
+*expert* is torchrun without its shared store, with last_call_timeout=1 and keep_alive_interval=1. For the stopped
+worker, trainer-launch has `--hang-timeout 5`."""
 COLUMNS = (
     "trainer-launch, elastic",
     "torchrun, elastic",
@@ -194,7 +192,7 @@ _BY_SECTION = dict(zip(NAMES, ROWS.values(), strict=True))
 def table(group: Sequence[Results]) -> str:
     """Faults down, contestants across; all of one machine and the same versions."""
     columns = tables.columns_of(group, COLUMNS)
-    lines = [["fault", *columns]]
+    lines = [["fault", *(column.removesuffix(", elastic") for column in columns)]]
     for one in group:
         row = _BY_SECTION[one.section]
         lines.append([row.text, *(cell(row, who, one) for who in columns)])
@@ -211,16 +209,11 @@ def cell(row: Row, who: str, results: Results) -> str:
     figures = {figure.row: figure for figure in results.figures if figure.who == who}
     main = figures.get(row.text)
     if main is None or not main.values:
-        return tables.cell(main).replace("**failed**", "**never**") if main else "-"
-    text = f"{tables.number(statistics.median(main.values))} s"
-    if beyond := figures.get(BEYOND):
-        text += f", +{tables.number(statistics.median(beyond.values))}"
-    if fewer := figures.get(FEWER):
-        text += f", fewer {tables.number(statistics.median(fewer.values))}"
-    text += ", " + " or ".join(sorted(set(main.notes)))
+        return "**never**" if main and main.failures else "-"
+    text = f"{tables.number(statistics.median(main.values))} ({' or '.join(sorted(set(main.notes)))})"
     if main.failures:
         text += f"; **never** {len(main.failures)} of {len(main.failures) + len(main.values)}"
-    missed = _missed(row, main, beyond) if who.startswith(tables.OURS) else 0
+    missed = _missed(row, main, figures.get(BEYOND)) if who.startswith(tables.OURS) else 0
     return text + (f" — **missed {missed} of {len(main.values) + len(main.failures)}**" if missed else "")
 
 

@@ -39,7 +39,7 @@ def spread(values: Sequence[float]) -> str:
 
 
 def cell(figure: Figure | None, show: Callable[[Sequence[float]], str] = spread) -> str:
-    """One contestant in one row; what failed is said."""
+    """One contestant in one row, without the unit; failed runs are counted."""
     if figure is None:
         return "-"
     tries = len(figure.values) + len(figure.failures)
@@ -47,9 +47,9 @@ def cell(figure: Figure | None, show: Callable[[Sequence[float]], str] = spread)
         return "-"
     if not figure.values:
         return f"**failed** {tries} of {tries}: {_most_common(figure.failures)}"
-    text = f"{show(figure.values)} {figure.unit}".rstrip()
-    if figure.notes:
-        text += "; " + ", ".join(sorted(set(figure.notes)))
+    text = show(figure.values) if figure.unit else f"{statistics.median(figure.values):g}"  # a count
+    if notes := sorted(set(figure.notes)):
+        text += (" " if notes[0].startswith("of ") else "; ") + ", ".join(notes)
     if figure.failures:
         text += f"; failed {len(figure.failures)} of {tries}: {_most_common(figure.failures)}"
     return text
@@ -63,7 +63,7 @@ def markdown(lines: Sequence[Sequence[str]]) -> str:
     """A table; the first line is its head."""
     [head, *rows] = [[text or " " for text in line] for line in lines]
     every = [head, ["---"] * len(head), *rows]
-    return "\n".join(f"| {' | '.join(line)} |" for line in every)
+    return "\n".join(f"|{'|'.join(line)}|" for line in every)
 
 
 def table(
@@ -74,8 +74,11 @@ def table(
 ) -> str:
     """Rows down, contestants across, in the order of `whos`; all rows, or these."""
     figures = {(figure.row, figure.who): figure for figure in results.figures}
-    columns = columns_of([results], whos)
-    lines = [[row, *(cell(figures.get((row, who)), show) for who in columns)] for row in rows or rows_of(results)]
+    columns, units = columns_of([results], whos), {figure.row: figure.unit for figure in results.figures}
+    lines = []
+    for row in rows or rows_of(results):
+        name = f"{row}, {units[row]}" if units.get(row) else row
+        lines.append([name, *(cell(figures.get((row, who)), show) for who in columns)])
     return markdown([["", *columns], *lines])
 
 
@@ -83,6 +86,11 @@ def columns_of(group: Iterable[Results], whos: Sequence[str]) -> list[str]:
     """Of these contestants those that were measured, in this order."""
     measured = {figure.who for one in group for figure in one.figures}
     return [who for who in whos if who in measured]
+
+
+def middle(figure: Figure) -> float | None:
+    """The median; None where every run failed."""
+    return statistics.median(figure.values) if figure.values else None
 
 
 def rows_of(results: Results) -> list[str]:
@@ -143,7 +151,7 @@ def _times(factors: Mapping[str, float]) -> str:
     most = max(factors, key=lambda row: factors[row])
     least = f"{_as_number(min(factors.values()))} to " if len(factors) > 1 else ""
     highest = "any factor" if math.isinf(factors[most]) else f"{_as_number(factors[most])} times"
-    return f"{len(factors)}: {least}{highest} ({most})"
+    return f"{len(factors)}: {least}{highest}"
 
 
 def _as_number(factor: float) -> str:
@@ -155,25 +163,30 @@ def quiet_limit(machine: str) -> float:
     return int(machine.split()[0]) / 2
 
 
-def circumstances(*group: Results) -> str:
-    """When, where and with what these were measured, and how to repeat it: machine and versions of all."""
+def circumstances(group: Sequence[Results], machines: Sequence[str]) -> str:
+    """When, where and at which commit these were measured, and how to repeat it; `machines` ends the page."""
     dates = sorted(results.date[:10] for results in group)
     when = dates[0] if dates[0] == dates[-1] else f"{dates[0]} to {dates[-1]}"
-    busy = [results.section for results in group if _was_busy(results)]
+    places = ", ".join(
+        f"[{number}]" for number in sorted({machines.index(results.machine) + 1 for results in group})
+    )
+    commits = ", ".join(dict.fromkeys(results.versions.get(OURS, "?") for results in group))
+    busy = [results.section for results in group if results.load > quiet_limit(results.machine)]
+    sections = group[0].section if len(group) == 1 else group[0].section.partition("-")[0]
+    repeat = f'`make bench BENCH_ARGS="--only {sections}"`'
     lines = [
-        f"{when}; {where(group[0])} Medians of {min(results.repeats for results in group)} or more.",
-        f"Repeat: `{group[0].command}`.",
+        f"{when} on {places}, version {commits}. {repeat}",
         *([f"**The machine was not idle for {', '.join(busy)}: these are approximate.**"] if busy else []),
         *dict.fromkeys(f"Not measured: {who}: {why}." for results in group for who, why in results.absent.items()),
     ]
     return "  \n".join(lines)  # a break after each
 
 
-def where(results: Results) -> str:
-    """Machine and versions."""
-    versions = ", ".join(f"{name} {version}" for name, version in sorted(results.versions.items()))
-    return f"{results.machine}; {versions}."
-
-
-def _was_busy(results: Results) -> bool:
-    return results.load > quiet_limit(results.machine)
+def versions(measured: Iterable[Results]) -> str:
+    """The versions of all that was measured beside this project."""
+    by_name: dict[str, set[str]] = {}
+    for results in measured:
+        for name, version in results.versions.items():
+            by_name.setdefault(name, set()).add(version)
+    names = sorted(set(by_name) - {OURS})
+    return ", ".join(f"{name} {' and '.join(sorted(by_name[name]))}" for name in names)

@@ -99,11 +99,12 @@ def arrows() -> dict[str, frozenset[str]]:
 
 
 def drawn_floors() -> list[list[str]]:
-    """The packages of the drawing, from the top floor down."""
-    drawing = CONTRIBUTING.read_text(encoding="utf-8").partition("<!-- floors -->")[2].partition("```\n")[2]
-    return [
-        re.findall(r"[a-z]+", line.partition("|")[0]) for line in drawing.partition("```")[0].splitlines() if line
-    ]
+    """The packages of the table, from the top floor down."""
+    floors: dict[int, list[str]] = {}
+    rows = re.findall(r"^\| (\d+) \| `([a-z]+)/?` \|", CONTRIBUTING.read_text(encoding="utf-8"), re.MULTILINE)
+    for floor, package in rows:
+        floors.setdefault(int(floor), []).append(package)
+    return [floors[floor] for floor in sorted(floors, reverse=True)]
 
 
 def told_path(title: str) -> list[str]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import re
 import signal
@@ -90,15 +91,19 @@ def test_a_job_waits_for_names_that_come_late_and_says_for_what(tmp_path: Path) 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
 def test_nothing_is_left_after_a_signal(tmp_path: Path, number: int) -> None:
-    with job(tmp_path, "partition node=1 at=1h") as running:
+    with job(tmp_path, "partition node=1 at=1h") as running, contextlib.ExitStack() as held:
         running.read_until(STEP)
         below = psutil.Process(running.pid).children(recursive=True)
-        networks = {network_of(running.pid), *map(network_of, (child.pid for child in below))} - {None}
+        pids = [running.pid, *(child.pid for child in below)]
+        networks = {network_of(pid) for pid in pids} - {None}
+        for pid in pids:  # while a namespace is open, no other one can get its number
+            with contextlib.suppress(OSError):
+                held.callback(os.close, os.open(f"/proc/{pid}/ns/net", os.O_RDONLY))
         running.signal(number)
         code, said = running.end()
-    assert code == 128 + number, said
-    assert len(networks) == 3, "one for each pod, and one for the router"
-    assert not networks & {network_of(pid) for pid in psutil.pids()}
+        assert code == 128 + number, said
+        assert len(networks) == 3, "one for each pod, and one for the router"
+        assert not networks & {network_of(pid) for pid in psutil.pids()}
     assert not list(tmp_path.glob("trainer-launch-rehearsal-*"))
 
 
