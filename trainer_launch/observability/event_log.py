@@ -33,7 +33,6 @@ TEXT_CHARS = 600
 _LAST_BYTES = 16_384
 _READ_BYTES = 262_144
 _LATEST_S = 253_402_300_799  # the last second that has four digits for its year
-PHASE = "phase"  # what the node does now, for its goodput: told to a rehearsal, no event
 Value: TypeAlias = "str | int | float | bool | tuple[str, ...] | Mapping[str, float] | None"
 Event: TypeAlias = tuple[str, Mapping[str, Value]]
 _Line: TypeAlias = dict[str, str | codec.Whole | float | bool | None]
@@ -82,7 +81,7 @@ class EventLog:
 
     def _look(self, is_last: bool) -> list[News]:
         """The news that training processes and the worker group have left in the directory since the last look."""
-        left = [news for news in self._tail.read() if news.event[0] != PHASE]
+        left = self._tail.read()
         latest = progress.first(reports(self._run_dir))
         is_due = is_last or time.monotonic() >= self._reported_at_s + PROGRESS_S
         if latest is not None and latest != self._reported and is_due:

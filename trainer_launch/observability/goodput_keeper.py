@@ -13,9 +13,9 @@ from collections.abc import Mapping, Sequence
 
 from msgspec.structs import replace
 
-from trainer_launch.host import process_tree, runtime_directory
+from trainer_launch.host import process_tree
 from trainer_launch.model import Json
-from trainer_launch.observability import event_log, goodput, progress
+from trainer_launch.observability import goodput, progress
 from trainer_launch.observability.goodput import Ledger, LedgerSummary, Signs, TimeKind
 from trainer_launch.observability.progress import PrintedSteps, Progress
 
@@ -48,7 +48,6 @@ class GoodputKeeper:
             if self._ledger.kind in (TimeKind.STOPPING, TimeKind.REPLACING):
                 self._ledger = goodput.reached(self._ledger, self._last_step())
             self._ledger = goodput.enter(self._ledger, kind, at_s, since_s)
-            runtime_directory.tell(self._run_dir, event_log.PHASE, phase=kind.value)
             if kind is TimeKind.TRAINING:
                 self._far, self._trains_since_s = (0, None), at_s
                 if self._printed is not None:
