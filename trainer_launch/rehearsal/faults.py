@@ -138,7 +138,7 @@ class FaultKind(Struct, frozen=True):
     keys: tuple[str, ...]  # besides at=
     needs: str = ""  # a key that must be given
     bare: str = ""  # the key whose value may stand alone
-    first: When = When(step=1)  # when it comes, if nothing is said
+    first: When = When(step=1)  # without at=
     is_of_job: bool = False  # of no single pod
     scales: bool = False  # the number of pods
     needs_network: bool = False  # each pod has its own, in namespaces

@@ -65,7 +65,7 @@ class Kubelet:
         self.scale(workload)
         machine = {"OMP_NUM_THREADS": str(threads(self.pods)), "GLOO_SOCKET_IFNAME": self._device}
         self._base = {**machine, **own_environment(os.environ), "PATH": setting.path}
-        # Paddle's launcher asks for the address of this machine's name, unless it is told.
+        # Paddle's launcher takes the address of this machine's name, unless it has POD_IP.
         self._tells_address = workload.kind == "PaddleJob"
 
     def scale(self, workload: Workload) -> tuple[Pod, ...]:

@@ -1,9 +1,9 @@
 """Pods with a network, names and /dev/shm of their own: made, entered, disturbed, and gone with us.
 
-Every pod is a network namespace with one address; the router between them is a namespace too. Losing packets
-is the router's doing, so that neither side is told, as between machines. The namespaces have no name anywhere: we
-hold them open, and when we and the pods' processes have ended, the kernel takes them down. A container is process 1
-of a PID namespace, where the kernel allows that. All of it needs root, or a user namespace: `capability` tries.
+Every pod is a network namespace with one address; the router between them is a namespace too, and loses packets
+without an error for either side, as between machines. The namespaces have no name anywhere: we hold them open, and
+when we and the pods' processes have ended, the kernel takes them down. A container is process 1 of a PID namespace,
+where the kernel allows that. All of it needs root, or a user namespace: `capability` tries.
 Tests of this project put their own pods here, too.
 """
 
@@ -57,7 +57,7 @@ POD = (
     'mount -t tmpfs -o "mode=1777,size=$3" shm /dev/shm; echo ready; exec cat'
 )
 RESOLVER = (
-    "nameserver 127.0.0.1\noptions attempts:1\n"  # where nobody is: a name that is in no file is refused at once
+    "nameserver 127.0.0.1\noptions attempts:1\n"  # no server: a name that is in no file is refused at once
 )
 # In a pod that lives already. $1: the size of its /dev/shm.
 NEW_SHM = 'umount -l /dev/shm && mount -t tmpfs -o "mode=1777,size=$1" shm /dev/shm'
@@ -242,7 +242,7 @@ class OwnNetwork:
         self.write_names()
 
     def cut_off(self, pod: str) -> None:
-        """Lose all packets from and to the pod; neither side is told. Raises NodeError: it could not be done."""
+        """Lose all packets from and to the pod; neither side gets an error. Raises NodeError: not done."""
         if pod in self._cut_off:
             return
         self._cut_off.add(pod)

@@ -1,7 +1,7 @@
 """Observations of pods: their launchers and workers, steps, generations, and lines that faults wait for.
 
 A process is known by what it has in its environment. Output is heard in the thread that carries it. Files of the
-pods' launchers are looked at a few times a second, and only when somebody wants to know.
+pods' launchers are looked at a few times a second, and only for faults and reports.
 """
 
 from __future__ import annotations

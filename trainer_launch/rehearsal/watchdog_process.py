@@ -1,7 +1,7 @@
 """Outlives a rehearsal that is killed by SIGKILL, ends its pods, removes its folder: `watchdog_process.py FOLDER`.
 
 Runs by itself, of the standard library alone. It reads its standard input, whose other end only the rehearsal
-holds: any byte means that it has cleaned up, the end without one that nobody is left to do it.
+holds: any byte means that the rehearsal has cleaned up, the end of input that it was killed before.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ _DEAF = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT)
 
 def main(folder: str) -> None:
     """Wait, and clean up if need be."""
-    for number in _DEAF:  # whoever ends the rehearsal's group means the rehearsal, which tells us
+    for number in _DEAF:  # a signal to the rehearsal's group means the rehearsal, which ends this process
         signal.signal(number, signal.SIG_IGN)
     if sys.stdin.buffer.read(1):
         return
@@ -39,7 +39,7 @@ def main(folder: str) -> None:
 
 
 def _forget(folder: str) -> None:
-    """Remove the private folder of a launcher that was killed: nobody locks it any more."""
+    """Remove the private folder of a launcher that was killed: its lock is free."""
     opened = os.O_RDONLY | os.O_NONBLOCK | os.O_NOFOLLOW  # whatever a worker has put there
     with contextlib.suppress(OSError), open(os.open(f"{folder}/lock", opened), "rb") as lock:
         if os.fstat(lock.fileno()).st_uid == os.geteuid():
@@ -70,6 +70,6 @@ def _read(path: str) -> bytes:
 
 
 if __name__ == "__main__":
-    if os.fork():  # an orphan is nobody's child: the rehearsal reaps and counts only its pods
+    if os.fork():  # an orphan is no child of the rehearsal, which reaps and counts only its pods
         os._exit(0)
     main(sys.argv[1])

@@ -300,7 +300,7 @@ def test_a_field_of_a_pod_in_the_wrong_place_is_ignored_and_told_where_it_belong
 @pytest.mark.parametrize("text", [a_job(INDEXED), a_set()])
 def test_other_numbers_are_refused_because_nothing_tells_the_pods(text: str) -> None:
     documents = documents_of(text)
-    assert "whose pods are not told how many they are" in refusal(lambda: overridden(documents, NodeRange(3, 3)))
+    assert "its pods get no number of nodes" in refusal(lambda: overridden(documents, NodeRange(3, 3)))
     assert "its pods get no number of workers" in refusal(lambda: overridden(documents, nproc="2"))
 
 

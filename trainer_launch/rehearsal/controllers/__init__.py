@@ -209,7 +209,7 @@ def _with_nodes(job: Field, nodes: NodeRange) -> Field:
         raise UsageError(f"--nodes {nodes} needs an elastic job; this {kind} has no elasticPolicy")
     if kind in ("JobSet", "Job"):
         raise UsageError(
-            f"--nodes does not apply to a {kind}, whose pods are not told how many they are; "
+            f"--nodes does not apply to a {kind}: its pods get no number of nodes; "
             "change parallelism and completions in the manifest, and the number that its command or variables have"
         )
     if kind == "TrainJob":

@@ -1,6 +1,6 @@
 """Text of a manifest to documents, and each place in them as a `Field`, whose complaints say where it is. Pure.
 
-PyYAML is loaded only here, and only when somebody asks for a manifest.
+PyYAML is loaded only here, and only for a manifest.
 """
 
 from __future__ import annotations
@@ -98,7 +98,7 @@ class Field(Struct, frozen=True):
         self.configs.ignored[phrase] = None
 
     def only(self, read: Iterable[str], ignored: Iterable[str] = (), whose: str = "") -> None:
-        """Note the fields that are ignored, those that nobody reads, and what a misspelled one may have meant."""
+        """Note the fields that are ignored, those that are not read, and what a misspelled field may have meant."""
         words = (*read, *ignored)
         for key in self.mapping():
             if key in ignored and self.get(key).given:

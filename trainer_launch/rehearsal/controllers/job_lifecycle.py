@@ -323,7 +323,7 @@ Step = tuple[JobState, list[Action], list[str]]  # and sentences for people
 
 
 def begin(workload: Workload, pods: tuple[Pod, ...], now_s: float) -> Step:
-    """All pods that wait for nobody start."""
+    """Start all pods that wait for no other Job."""
     made_of = {pod.name: pod for pod in pods}
     state = JobState(
         kind=workload.kind,

@@ -44,7 +44,7 @@ _OF_SHELL_PREFIXES = (
 _PROXIES = frozenset({"HTTP_PROXY", "HTTPS_PROXY", "NO_PROXY", "ALL_PROXY", "FTP_PROXY"})  # in either case
 
 # More ranks than CPUs are fine here, which let each other run, none is bound to one, and the network may be down:
-# Open MPI 5 takes loopback by itself where there is nothing else, and refuses to be told that.
+# Open MPI 5 takes loopback by itself where there is nothing else, and refuses a setting for it.
 _ON_A_LAPTOP = {
     "OMPI_MCA_rmaps_base_oversubscribe": "true",
     "OMPI_MCA_mpi_yield_when_idle": "true",

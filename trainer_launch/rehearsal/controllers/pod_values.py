@@ -209,7 +209,7 @@ class Workload(Struct, frozen=True, kw_only=True):
     rules: JobRules
     ports: Mapping[str, str] = field(default_factory=dict)  # variable -> host name of the pod that listens there
     ignored: tuple[str, ...] = ()
-    odd: tuple[str, ...] = ()  # sentences: what its author can hardly have meant, and fields that nobody reads
+    odd: tuple[str, ...] = ()  # sentences: unlikely settings, and fields that are not read
 
 
 JOBSET_LABEL = "jobset.sigs.k8s.io/"  # what these begin with, JobSet writes as annotations, too
@@ -234,7 +234,7 @@ def pods(workload: Workload, address_of: Callable[[int], str] = address_of) -> t
 def _pod(draft: Draft, namespace: str, address: str, node: str) -> Pod:
     fields = _fields(draft, namespace, address) | {"spec.nodeName": node}
     init, containers = draft.template.init, draft.template.containers
-    if draft.completion_index is not None:  # Indexed Jobs tell every container, unless it has the variable
+    if draft.completion_index is not None:  # of an Indexed Job every container gets it, unless it has the variable
         init, containers = tuple(map(_indexed, init)), tuple(map(_indexed, containers))
     return Pod(
         draft=draft,
@@ -252,7 +252,7 @@ def _indexed(container: Container) -> Container:
     return replace(container, items=(*container.items, index))
 
 
-# Fields of a pod that a variable may have, beside labels and annotations; nobody listens at the host's address.
+# Fields of a pod that a variable may have, beside labels and annotations; no server listens at the host's address.
 FIELDS = (
     *("metadata.name", "metadata.namespace", "metadata.uid", "spec.nodeName", "spec.serviceAccountName"),
     *("status.podIP", "status.podIPs", "status.hostIP", "status.hostIPs"),

@@ -25,7 +25,7 @@ from trainer_launch.rehearsal.report.rehearsal_report import (
 )
 from trainer_launch.rehearsal.report.training import FaultReport
 
-# Okabe and Ito's colours, told apart with any kind of colour vision, and the ink that is read on each.
+# Okabe and Ito's colours, distinct for any kind of colour vision, and the ink that is readable on each.
 ATTEMPTS = (
     ("#0072b2", "#ffffff"),
     ("#e69f00", "#000000"),

@@ -18,7 +18,7 @@ from trainer_launch.supervisor.outcome import WHAT_TO_DO
 
 UNKNOWN = "-"
 _STOPPED = "reason=Stopped"
-_OF_OTHERS = (_STOPPED, "reason=PeerLost", "reason=Succeeded")  # other pods tell why
+_OF_OTHERS = (_STOPPED, "reason=PeerLost", "reason=Succeeded")  # the cause is in other pods
 _MOST_ADVICE = 3
 _GOODPUT = "Goodput: "
 _LIVE_COLUMNS = ("POD", "STATUS", "STEP", "CREATED", "RESTARTS", "EXIT", "LAST LINE")

@@ -68,7 +68,7 @@ class Reporting:
         return bool(self._paths) or self._has_table
 
     def table(self, rows: Rows) -> contextlib.AbstractContextManager[None]:
-        """The live table until the block ends, if somebody looks; `rows` is called in another thread."""
+        """The live table until the block ends, if it goes to a terminal; `rows` is called in another thread."""
         return live.table(lambda most: rows(min(most, _MOST_PODS))) if self._has_table else contextlib.nullcontext()
 
     def conclude(self, history: History) -> int:
