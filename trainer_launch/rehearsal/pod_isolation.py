@@ -56,9 +56,7 @@ POD = (
     '[ ! -e /etc/resolv.conf ] || mount --bind "$4" /etc/resolv.conf; '
     'mount -t tmpfs -o "mode=1777,size=$3" shm /dev/shm; echo ready; exec cat'
 )
-RESOLVER = (
-    "nameserver 127.0.0.1\noptions attempts:1\n"  # no server: a name that is in no file is refused at once
-)
+RESOLVER = "nameserver 127.0.0.1\noptions attempts:1\n"  # no server: a name that is in no file is refused at once
 # In a pod that lives already. $1: the size of its /dev/shm.
 NEW_SHM = 'umount -l /dev/shm && mount -t tmpfs -o "mode=1777,size=$1" shm /dev/shm'
 # In the router's namespace. Ends with its standard input.
