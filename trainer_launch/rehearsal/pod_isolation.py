@@ -36,7 +36,7 @@ COMMAND_S = 20.0  # for one command of a moment
 DEVICE = "eth0"  # in each pod
 ROUTER = "169.254.1.1"
 SHM_BYTES = 64 * MIB  # what a container's runtime gives a pod that asks for nothing else
-_NETWORK, _NETWORKS = 77, 100  # 10.77.0.0/16 is the first of so many: a pod that moves goes to the next
+NETWORK = "10.77"
 _OTHERS = 256  # descriptors that all else takes
 _OPTIONS = {"net": "--net", "mnt": "--mount", "uts": "--uts", "ipc": "--ipc"}
 UNSHARE = tuple(_OPTIONS.values())
@@ -113,21 +113,11 @@ def enter(*, as_user: bool) -> None:
 class _Place(Struct, frozen=True):
     """The namespaces of a pod, which we hold open, and where it is plugged into the router."""
 
-    number: int
+    address: str
+    port: str  # the router's end of the cable
     fds: Mapping[str, int]
     hosts: Path
     shm: str  # its size
-    moves: int = 0  # how often the pod has got another address
-
-    @property
-    def address(self) -> str:
-        """The pod's address now."""
-        return address_of(self.number, self.moves)
-
-    @property
-    def port(self) -> str:
-        """The router's end of the cable."""
-        return f"port{self.number}"
 
     def enter(self, *kinds: str) -> Argv:
         """The words that run a program in them, all of them by default; the working directory is lost."""
@@ -144,9 +134,9 @@ class _Place(Struct, frozen=True):
         ]
 
 
-def address_of(number: int, moves: int = 0) -> str:
+def address_of(number: int) -> str:
     """A pod's address, by its number in the job."""
-    return pod_values.address_of(number, f"10.{_NETWORK + moves % _NETWORKS}")
+    return pod_values.address_of(number, NETWORK)
 
 
 class OwnNetwork:
@@ -185,7 +175,7 @@ class OwnNetwork:
         inside = ("sh", "-c", POD, "sh", pod, str(hosts), shm, str(resolver))
         with _child(("unshare", *UNSHARE, "--", *inside)) as pid:
             fds = {kind: os.open(f"/proc/{pid}/ns/{kind}", os.O_RDONLY | os.O_CLOEXEC) for kind in _OPTIONS}
-            self._places[pod] = place = _Place(number, fds, hosts, shm)
+            self._places[pod] = place = _Place(address_of(number), f"port{number}", fds, hosts, shm)
             self._route(
                 f"link add {place.port} type veth peer name {DEVICE} netns {pid}",
                 f"addr add {ROUTER}/32 dev {place.port}",
@@ -230,14 +220,6 @@ class OwnNetwork:
             if len(numbers) > (2 if self._first else 1):
                 inside[int(numbers[-1])] = pid
         return inside
-
-    def move(self, pod: str) -> None:
-        """Give the pod another address, which all pods' /etc/hosts then have."""
-        old = self._places[pod]
-        self._places[pod] = place = replace(old, moves=old.moves + 1)
-        self._route(f"route del {old.address}/32", f"route add {place.address}/32 dev {place.port}")
-        _ip(place.enter("net"), [f"addr flush dev {DEVICE}", *place.plug()])
-        self.write_names()
 
     def cut_off(self, pod: str) -> None:
         """Lose all packets from and to the pod; neither side gets an error. Raises NodeError: not done."""
