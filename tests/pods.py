@@ -19,6 +19,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 
 import psutil
+from msgspec.structs import replace
 
 from tests.cli.launching import LAUNCHER, clean_env
 from tests.conftest import require
@@ -26,7 +27,7 @@ from tests.ports import free_port
 from tests.waiting import eventually
 from trainer_launch.model import Process
 from trainer_launch.rehearsal.controllers import local_jobs
-from trainer_launch.rehearsal.kubelet.pod_isolation import OwnNetwork
+from trainer_launch.rehearsal.pod_isolation import DEVICE, OwnNetwork
 
 RESTART_S = 3.0  # what a kubelet waits before it starts a failed container again
 GRACE_S = 30.0  # Kubernetes' own terminationGracePeriodSeconds
@@ -39,11 +40,25 @@ def missing() -> str | None:
     return "needs root, iproute2, util-linux"
 
 
+class MovingNetwork(OwnNetwork):
+    """A network whose pods can get another address, as pods do that are made again."""
+
+    def move(self, pod: str) -> None:
+        """Give the pod an address in the next of 100 networks, which all pods' /etc/hosts then have."""
+        old = self._places[pod]
+        first, second, rest = old.address.split(".", 2)
+        self._places[pod] = place = replace(old, address=f"{first}.{77 + (int(second) - 76) % 100}.{rest}")
+        self._route(f"route del {old.address}/32", f"route add {place.address}/32 dev {place.port}")
+        commands = "\n".join((f"addr flush dev {DEVICE}", *place.plug()))
+        subprocess.run((*place.enter("net"), "ip", "-batch", "-"), input=commands, text=True, check=True)
+        self.write_names()
+
+
 class Host:
     """The place of a pod; programs started in it run as process 1."""
 
     def __init__(
-        self, name: str, number: int, folder: Path, network: OwnNetwork | None, shm_bytes: int | None
+        self, name: str, number: int, folder: Path, network: MovingNetwork | None, shm_bytes: int | None
     ) -> None:
         self.name, self.network = name, network
         self.tmp = folder / name / "tmp"
@@ -81,7 +96,7 @@ class Host:
         self._own_network.reconnect(self.name)
 
     @property
-    def _own_network(self) -> OwnNetwork:
+    def _own_network(self) -> MovingNetwork:
         assert self.network is not None, missing()
         return self.network
 
@@ -147,13 +162,13 @@ def hosts(*names: str, on_loopback: bool = False, shm_bytes: int | None = None) 
     with contextlib.ExitStack() as undo:
         folder = Path(undo.enter_context(tempfile.TemporaryDirectory(prefix="pods-", ignore_cleanup_errors=True)))
         folder.chmod(0o755)
-        network = None if on_loopback else undo.enter_context(contextlib.closing(OwnNetwork(folder)))
+        network = None if on_loopback else undo.enter_context(contextlib.closing(MovingNetwork(folder)))
         made = []
         for number, name in enumerate(names):
             made.append(Host(name, number, folder, network, shm_bytes))
             undo.callback(made[-1].close)
         if network is not None:
-            network.tell_names()
+            network.write_names()
         yield made
 
 

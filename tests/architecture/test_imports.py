@@ -45,7 +45,8 @@ READS_ENVIRONMENT = (
     *("cli.py", "commands/", "model/settings.py", "planning/reading.py", *OF_CHILDREN, *OF_WORKERS),
     *("pytorch/error_file.py", "pytorch/fork_server_process.py", "pytorch/function_launch.py"),
     *("observability/report.py", "supervisor/output.py"),
-    *("rehearsal/kubelet/", "rehearsal/faults/requests.py", "observability/live.py"),
+    *("rehearsal/kubelet.py", "rehearsal/pod_isolation.py", "rehearsal/first_process.py"),
+    *("rehearsal/watchdog_process.py", "observability/live.py"),
 )
 WRITES_ENVIRONMENT = (*OF_CHILDREN, *OF_WORKERS)  # its own process's, before the program begins
 
@@ -138,7 +139,7 @@ def test_the_environment_is_written_nowhere(path: Path) -> None:
 ONE_PLACE = {
     "os.replace": ("host/files.py",),
     # The second is started by path; the last is a shell's text.
-    "/environ": ("host/process_tree.py", "rehearsal/kubelet/watchdog_process.py", "mpi/host_access.py"),
+    "/environ": ("host/process_tree.py", "rehearsal/watchdog_process.py", "mpi/host_access.py"),
 }
 
 

@@ -109,10 +109,7 @@ def test_nodes_know_together_what_each_does_not(tmp_path: Path) -> None:
     assert {incidents(place, "show", name) for name in ids} == {joined := incidents(place, "show")}
     assert [line.split()[0] for line in joined.splitlines()[2:6]] == ["RANK", "0", "1", "2"]
     page = incidents(place, "page")
-    assert "never entered #6: alive, in train.py" in page
-    assert page.count("waits in all_reduce #6 of default_pg for ") == 2 * 2, (
-        "of ranks 0 and 2, in a bar and its title"
-    )
+    assert page.count("default_pg #5/6") == 2, "of ranks 0 and 2"
     assert all(name in page for name in ids), "the facts of all nodes"
 
 

@@ -71,6 +71,13 @@ def test_the_last_collective_of_each_rank_is_the_one_that_it_entered_last() -> N
 # -- a collective that timed out ----------------------------------------------------------------
 
 
+def missing(*states: RankState) -> Explanation:
+    """What is told of the collective in which rank 0 timed out."""
+    found = never_entered(states, 0)
+    assert found is not None
+    return found
+
+
 def timed_out(number: int, **known: object) -> RankState:
     """A rank that raised because all_reduce #7 did not complete in time: torch then counts it as ended."""
     return rank(number, 7, 7, life=Life.DEAD, how="exit code 1", **known)
@@ -78,8 +85,7 @@ def timed_out(number: int, **known: object) -> RankState:
 
 def test_who_had_not_entered_the_collective_that_timed_out_is_named_with_where_it_was() -> None:
     slow = rank(1, 6, 6, place="in train.py:31 (evaluate)", node=1)
-    found = never_entered((timed_out(0), slow, rank(2), rank(3)), 0)
-    assert found is not None
+    found = missing(timed_out(0), slow, rank(2), rank(3))
     assert found.ranks == (1,)
     assert found.text == (
         "rank 1 (node 1) had not entered all_reduce #7 of default_pg, [[4]] Float; ranks 0,2-3 waited in it; "
@@ -116,8 +122,7 @@ def test_who_was_missing_because_it_waited_in_another_group_is_a_victim_of_the_c
         rank(2, groups={"0": group(6, 6), "1": pair[0]}, place="waits in all_reduce", doing=Doing.COLLECTIVE),
         rank(3, groups={"0": group(6, 6), "1": pair[1]}, place="in data.py:22 (read_batch)"),
     )
-    found = never_entered(states, 0)
-    assert found is not None
+    found = missing(*states)
     assert found.ranks == (3,)
     assert found.text.endswith("rank 3 was in data.py:22 (read_batch)")
 
@@ -131,19 +136,16 @@ def test_a_rank_ahead_in_another_group_is_no_victim_of_it() -> None:
         rank(2, groups={"0": group(7, 6), "1": ahead[1]}),
         rank(3),
     )
-    found = never_entered(states, 0)
-    assert found is not None
+    found = missing(*states)
     assert found.ranks == (1,)
 
 
 def test_who_waited_for_a_message_while_a_collective_timed_out_is_not_said_to_be_the_cause() -> None:
     waits = {"doing": Doing.COLLECTIVE, "place": "waits in recv, called from a.py:9 (stage)"}
-    found = never_entered((timed_out(0), rank(1, 6, 6, **waits), rank(2), rank(3)), 0)
-    assert found is not None
+    found = missing(timed_out(0), rank(1, 6, 6, **waits), rank(2), rank(3))
     assert found.ranks == ()
     assert found.text.endswith("rank 1 waited in recv, called from a.py:9 (stage)")
-    found = never_entered((timed_out(0), rank(1, 6, 6, **waits), rank(2, 6, 6, place="in x"), rank(3)), 0)
-    assert found is not None
+    found = missing(timed_out(0), rank(1, 6, 6, **waits), rank(2, 6, 6, place="in x"), rank(3))
     assert found.ranks == (2,)
 
 
@@ -151,8 +153,7 @@ def test_a_rank_that_was_aborted_and_left_no_record_is_no_hindrance_where_others
     """As NCCL's watchdog does."""
     aborted = RankState(rank=0, life=Life.DEAD, how="SIGABRT")
     late = rank(1, 6, 6, place="in train.py:31 (evaluate)")
-    found = never_entered((aborted, late, rank(2), rank(3)), 0)
-    assert found is not None
+    found = missing(aborted, late, rank(2), rank(3))
     assert found.ranks == (1,)
     assert found.text.startswith(
         "rank 1 had not entered all_reduce #7 of default_pg, [[4]] Float; ranks 2-3 waited"
@@ -221,11 +222,7 @@ def test_a_rank_that_finished_shows_uneven_data_which_no_restart_mends() -> None
         "for 40 s: the ranks' data is uneven; a restart will not help"
     )
     assert (found.ranks, found.reason, found.helps) == ((3,), "ProgramError", False)
-
-
-def test_a_finished_rank_that_left_no_record_counts_as_well() -> None:
-    found = explained((*WAITING, RankState(rank=3, life=Life.FINISHED)))
-    assert found.reason == "ProgramError"
+    assert explained((*WAITING, RankState(rank=3, life=Life.FINISHED))).reason == "ProgramError", "without a record"
 
 
 @pytest.mark.parametrize(
@@ -460,11 +457,7 @@ def test_a_rank_before_its_first_collective_may_still_load_its_data() -> None:
     assert (found.accuses, found.ranks) == (False, (3,))
     later = explained((*waiting, rank(3, 0, 0, groups={"0": group(0, 0), "1": group(2, 2)}, place="in x")))
     assert later.accuses, "it was further"
-
-
-def test_a_rank_of_which_nothing_is_known_is_not_taken_for_one_that_starts() -> None:
-    found = explained((*WAITING, RankState(rank=3, why="it did not answer in time")))
-    assert found.accuses
+    assert explained((*WAITING, RankState(rank=3, why="it did not answer in time"))).accuses, "nothing is known"
 
 
 def test_who_waits_in_recv_for_the_cause_is_not_the_cause() -> None:
@@ -478,11 +471,6 @@ def test_who_waits_in_recv_for_the_cause_is_not_the_cause() -> None:
     )
     alone = explained((*WAITING, rank(3, 6, 6, **waits)))
     assert alone.ranks == (3,)
-
-
-def test_alike_ranks_are_told_together() -> None:
-    text = text_of(rank(0), rank(1), rank(2, 6, 6, place="in a.py:5 (f)"), rank(3, 6, 6, place="in a.py:5 (f)"))
-    assert text.endswith("for 40 s; ranks 2-3 are in a.py:5 (f)")
 
 
 def test_a_chain_is_told_from_its_beginning() -> None:
@@ -634,8 +622,11 @@ RECEIVES: dict[str, Any] = {"doing": Doing.COLLECTIVE, "place": "waits in recv, 
 IDLE: dict[str, Any] = {"place": "in a.py:5 (read)", "quiet_s": 31.0}
 
 
-def alone(*states: RankState, of: int | None = None) -> Explanation | None:
-    return explain(states, NOW, 30.0, len(states) if of is None else of)
+def alone(*states: RankState) -> Explanation:
+    """What is told of a job of which all ranks are known."""
+    found = explain(states, NOW, 30.0, len(states))
+    assert found is not None
+    return found
 
 
 def receiving(*numbers: int, **known: Any) -> list[RankState]:
@@ -644,7 +635,6 @@ def receiving(*numbers: int, **known: Any) -> list[RankState]:
 
 def test_the_only_idle_rank_that_waits_for_nobody_is_the_cause_where_all_others_wait() -> None:
     found = alone(*receiving(0, 2, 3), rank(1, 6, 6, **IDLE))
-    assert found is not None
     assert (found.ranks, found.accuses) == ((1,), True)
     assert found.text == (
         "all other ranks wait for rank 1, or behind it: rank 1 is in a.py:5 (read); "
@@ -666,18 +656,16 @@ def test_the_only_idle_rank_that_waits_for_nobody_is_the_cause_where_all_others_
 )
 def test_who_waits_for_nobody_and_may_be_healthy_is_not_accused(known: dict[str, Any], active: bool) -> None:
     found = alone(*receiving(0, 2, 3), rank(1, 6, 6, **known))
-    assert found is not None
     assert (found.ranks, found.accuses, found.active) == ((1,), False, active)
 
 
 def test_while_a_rank_is_unknown_nobody_is_the_only_one_that_waits_for_nobody() -> None:
-    assert alone(*receiving(0, 2), rank(1, 6, 6, **IDLE), of=4) is None
+    assert explain((*receiving(0, 2), rank(1, 6, 6, **IDLE)), NOW, 30.0, 4) is None
 
 
 def test_who_is_waited_for_by_a_collective_of_its_own_is_named_by_that() -> None:
     """Rank 0 has come to all_reduce, ranks 2 and 3 still wait for what rank 1 does not send."""
     found = alone(rank(0, quiet_s=31.0), *receiving(2, 3), rank(1, 6, 6, **IDLE))
-    assert found is not None
     assert found.ranks == (1,)
     assert found.text == (
         "rank 1 never entered all_reduce #7 of default_pg, [[4]] Float; rank 0 has waited in it for 40 s; "
@@ -693,20 +681,18 @@ def test_who_waits_for_a_message_is_a_victim_where_a_rank_of_no_collective_waits
         rank(2, groups={}, **IDLE),
     )
     found = alone(*states)
-    assert found is not None
     assert found.ranks == (2,)
 
 
 def test_the_last_rank_waits_for_one_that_has_finished_wherever_it_does() -> None:
     finished = [rank(n, 6, 6, life=Life.FINISHED, quiet_s=40.0) for n in (0, 2)]
     found = alone(*finished, *receiving(1))
-    assert found is not None
     assert found.text == (
         "ranks 0,2 finished with exit code 0, and rank 1 waits in recv, called from a.py:9 (stage): "
         "the ranks' data is uneven; a restart will not help"
     )
     assert found.reason == "ProgramError"
-    assert alone(*finished, *receiving(1, 3)) is None, "they may wait for each other"
+    assert explain((*finished, *receiving(1, 3)), NOW, 30.0, 4) is None, "they may wait for each other"
 
 
 def test_whom_a_rank_waits_behind_is_told_with_what_it_waits_in_itself() -> None:
@@ -718,7 +704,6 @@ def test_whom_a_rank_waits_behind_is_told_with_what_it_waits_in_itself() -> None
         rank(3, groups={"0": group(6, 6), "2": pair("1,3", 0, "odd")}, **IDLE),
     )
     found = alone(*states)
-    assert found is not None
     assert found.ranks == (3,)
     assert found.text.endswith(
         "rank 3 is in a.py:5 (read); rank 0 waits behind rank 2; rank 2 waits in recv, called from a.py:9 (stage)"
@@ -733,7 +718,6 @@ def test_who_has_not_joined_is_said_so() -> None:
     outside: dict[str, Any] = {"groups": {}, "stage": Stage.OUTSIDE}
     states = [rank(n, quiet_s=31.0, **joins, **outside) for n in (0, 2)]
     found = alone(*states, rank(1, **IDLE, **outside))
-    assert found is not None
     assert found.text == (
         "all other ranks wait for rank 1, or behind it: rank 1 has not joined a process group yet: in "
         "a.py:5 (read); ranks 0,2 wait in init_process_group, called from a.py:3 (main)"
@@ -750,11 +734,9 @@ def test_who_has_not_joined_is_said_so() -> None:
 def test_who_has_left_its_group_is_never_before_its_first_collective(stage: Stage, words: str) -> None:
     finished = [rank(n, groups={}, life=Life.FINISHED, quiet_s=40.0) for n in (0, 2)]
     found = alone(*finished, rank(1, groups={}, stage=stage, **IDLE))
-    assert found is not None
     assert found.text == f"all ranks but rank 1 have finished with exit code 0: {words}"
     assert (found.ranks, found.accuses, found.reason) == ((1,), True, "")
     busy = alone(*finished, rank(1, groups={}, stage=stage, **{**IDLE, "quiet_s": 1.0}))
-    assert busy is not None
     assert (busy.accuses, busy.active) == (False, True)
     found = explained((*WAITING, rank(3, 6, 6, groups={}, stage=stage, place="in a.py:5 (read)")))
     assert (found.accuses, found.ranks) == (True, (3,))
@@ -789,8 +771,7 @@ def test_who_had_not_joined_when_a_rank_timed_out_that_waited_for_it_is_named() 
     outside: dict[str, Any] = {"groups": {}, "stage": Stage.OUTSIDE}
     late = rank(1, place="in a.py:12 (load)", **outside)
     waits = rank(2, place="waits in init_process_group", doing=Doing.COLLECTIVE, **outside)
-    found = never_entered((victim, late, waits), 0)
-    assert found is not None
+    found = missing(victim, late, waits)
     assert found.text == "rank 1 had not joined a process group yet: in a.py:12 (load); rank 0 waited for it"
     assert found.ranks == (1,)
     assert never_entered((victim, waits), 0) is None, "rank 2 waits, too"
@@ -829,6 +810,7 @@ def test_a_brief_state_keeps_the_collective_that_has_not_ended() -> None:
     for most in (4, 1):
         assert brief(rank(0, groups={"0": ahead}), most).groups["0"].at(6) is not None
     assert [one.number for one in brief(rank(0, groups={"0": ahead}), 4).groups["0"].last] == [4, 5, 6, 7]
+    assert set(brief(rank(0, groups={"0": group(7, 6), "1": group(5, 5)}), 0).groups) == {"0"}
 
 
 @pytest.mark.parametrize("step", [2, 8])
@@ -852,9 +834,3 @@ def test_where_the_members_of_a_group_are_not_known_nobody_else_is_thought_to_be
     assert (found.accuses, found.ranks, found.helps) == (False, (), None)
     found = explained([*states, rank(2, groups={"0": group(6, 6, ranks="")})])
     assert found.ranks == (2,)
-
-
-def test_a_brief_state_keeps_the_last_collectives_or_only_groups_that_wait() -> None:
-    state = rank(0, groups={"0": group(7, 6), "1": group(5, 5)})
-    assert len(brief(state, 2).groups["0"].last) == 2
-    assert set(brief(state, 0).groups) == {"0"}

@@ -31,7 +31,7 @@ from trainer_launch.diagnosis.collectives import (
     Stage,
     explain,
 )
-from trainer_launch.diagnosis.flight_recorder import answer, called_by, entered, told
+from trainer_launch.diagnosis.flight_recorder import answer, called_by, entered, progress_of
 from trainer_launch.diagnosis.recorder_questions import Recorders
 from trainer_launch.model.codec import decode
 from trainer_launch.model.units import numbers_in
@@ -228,18 +228,14 @@ def test_a_trace_becomes_the_last_collectives_of_each_group() -> None:
             },
         ],
     }
-    assert told(trace, {"0": ("default_pg", [0, 1, 2])}) == {
-        "groups": {
-            "0": {
-                "title": "default_pg",
-                "ranks": "0-2",
-                "entered": 5,
-                "done": 4,
-                "begun": 0,
-                "last": [[4, "all_reduce", "[[4]] Float", 1], [5, "broadcast", "[[4]] Float", 2]],
-                "messages": [],
-            }
-        }
+    assert progress_of(trace, {"0": ("default_pg", [0, 1, 2])})["0"] == {
+        "title": "default_pg",
+        "ranks": "0-2",
+        "entered": 5,
+        "done": 4,
+        "begun": 0,
+        "last": [[4, "all_reduce", "[[4]] Float", 1], [5, "broadcast", "[[4]] Float", 2]],
+        "messages": [],
     }
 
 
@@ -259,7 +255,7 @@ def test_what_has_ended_is_taken_from_the_collectives(status: int, retired: dict
         "pg_status": {"0": {"last_enqueued_collective": "3", "last_completed_collective": str(status)}},
         "entries": [{**entry, "collective_seq_id": number, "retired": over} for number, over in retired.items()],
     }
-    group = told(trace, {"0": ("", [0])})["groups"]["0"]
+    group = progress_of(trace, {"0": ("", [0])})["0"]
     assert (group["entered"], group["done"]) == (3, done)
 
 
@@ -273,13 +269,13 @@ def test_messages_are_no_collectives_though_torchs_status_counts_both() -> None:
             {**entry, "collective_seq_id": 11, "op_id": 33, "retired": False},
         ],
     }
-    group = told(trace, {"0": ("", [0, 1])})["groups"]["0"]
+    group = progress_of(trace, {"0": ("", [0, 1])})["0"]
     assert (group["entered"], group["done"]) == (11, 10)
 
 
 def test_a_group_of_which_only_messages_are_left_has_entered_as_many_collectives_as_these_say() -> None:
     trace = dump_of([recorded("1", 7, "nccl:send 0->1", 2, True, is_p2p=True)], {"1": (90, 90)}, first=0)
-    group = told(trace, {"1": ("data", [0, 1])})["groups"]["1"]
+    group = progress_of(trace, {"1": ("data", [0, 1])})["1"]
     assert (group["entered"], group["done"], group["messages"]) == (7, 7, [])
 
 
@@ -297,7 +293,7 @@ def test_messages_that_have_not_ended_are_told_with_their_peers() -> None:
         {},
         first=0,
     )
-    said = decode(Recorded, json.dumps({"number": 1, **told(trace, {"1": ("pipe", [3, 5, 7])})}))
+    said = decode(Recorded, json.dumps({"number": 1, "groups": progress_of(trace, {"1": ("pipe", [3, 5, 7])})}))
     assert said.groups["1"].messages == (Message("recv", 3, 30), Message("send", 7, 40))
 
 
@@ -309,7 +305,7 @@ def test_a_status_is_of_the_group_that_has_its_number_on_this_rank() -> None:
         "pg_status": {"2": status, "1": status},
         "entries": [{**entry, "pg_id": 2, "process_group": ["3", ""]}],
     }
-    groups = told(trace, {"0": ("", [0, 1, 2]), "2": ("", [1, 2]), "3": ("", [0, 2])})["groups"]
+    groups = progress_of(trace, {"0": ("", [0, 1, 2]), "2": ("", [1, 2]), "3": ("", [0, 2])})
     assert {name: group["entered"] for name, group in groups.items()} == {"0": 0, "2": 1, "3": 1}
 
 
@@ -601,11 +597,11 @@ def test_the_end_of_sends_that_were_made_one_is_no_collective() -> None:
         {"1": (7, 6)},
         first=0,
     )
-    group = told(trace, {"1": ("data", [0, 1])})["groups"]["1"]
+    group = progress_of(trace, {"1": ("data", [0, 1])})["1"]
     assert (group["entered"], group["done"]) == (8, 8)
     assert [one[0] for one in group["last"]] == [7, 8]
     before_any = dump_of([recorded("1", 0, "nccl:coalesced", 3, False)], {}, first=0)
-    group = told(before_any, {"1": ("data", [0, 1])})["groups"]["1"]
+    group = progress_of(before_any, {"1": ("data", [0, 1])})["1"]
     assert (group["entered"], group["done"], group["last"]) == (0, 0, [])
 
 
@@ -616,14 +612,14 @@ def test_the_end_of_sends_that_were_made_one_is_no_collective() -> None:
 )
 def test_what_nccl_has_ended_is_what_the_device_has_completed(state: str, retired: bool, done: int) -> None:
     entry = recorded("1", 3, "nccl:all_reduce", 1, True, state=state, retired=retired)
-    groups = told(dump_of([entry], {"1": (3, 3)}, first=0), {"1": ("data", [0, 1])})["groups"]
+    groups = progress_of(dump_of([entry], {"1": (3, 3)}, first=0), {"1": ("data", [0, 1])})
     assert (groups["1"]["entered"], groups["1"]["done"]) == (3, done)
 
 
 def test_a_status_is_of_no_group_where_groups_are_gone() -> None:
     """A destroyed group keeps its number in torch: the next groups are not in the place of theirs."""
     trace = dump_of([recorded("1", 4, "nccl:all_reduce", 1, True, pg_id=2)], {"1": (9, 8), "2": (4, 4)}, first=0)
-    groups = told(trace, {"1": ("data", [0, 1]), "2": ("control", [0, 1])})["groups"]
+    groups = progress_of(trace, {"1": ("data", [0, 1]), "2": ("control", [0, 1])})
     assert {name: group["entered"] for name, group in groups.items()} == {"1": 4, "2": 0}
 
 
@@ -637,7 +633,8 @@ def test_a_rank_of_4096_is_told_with_its_groups(step: int | None) -> None:
     ranks = IRREGULAR if step is None else [*range(0, 4096, step)]
     entry = recorded("1", 3, "nccl:all_reduce", 5000, False)
     members = {"0": ("default_pg", range(4096)), "1": ("data", ranks)}
-    said = decode(Recorded, json.dumps({"number": 1, **told(dump_of([entry], {}, first=0), members)}))
+    groups = progress_of(dump_of([entry], {}, first=0), members)
+    said = decode(Recorded, json.dumps({"number": 1, "groups": groups}))
     assert said.groups["0"].ranks == "0-4095"
     assert said.groups["1"].entered == 3
     assert numbers_in(said.groups["1"].ranks) == ([] if step is None else ranks)
@@ -648,8 +645,8 @@ def test_a_rank_of_4096_is_told_with_its_groups(step: int | None) -> None:
 def test_the_sizes_of_many_tensors_are_summed_up() -> None:
     sizes, types = [[3, 5]] * 511 + [[7]], ["BFloat16"] * 512
     entry = recorded("1", 3, "nccl:all_to_all", 5000, False, input_sizes=sizes, input_dtypes=types)
-    said = told(dump_of([entry], {}, first=0), {"1": ("data", [0, 1])})
-    shown = decode(Recorded, json.dumps({"number": 1, **said})).groups["1"].last[0].sizes
+    groups = progress_of(dump_of([entry], {}, first=0), {"1": ("data", [0, 1])})
+    shown = decode(Recorded, json.dumps({"number": 1, "groups": groups})).groups["1"].last[0].sizes
     assert shown == "[[3, 5], [3, 5], [3, 5], [3, 5], ...] (512 tensors of 7672 elements) BFloat16"
 
 

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import threading
+
 import pytest
 
-from trainer_launch.diagnosis import stacks
+from trainer_launch.diagnosis import flight_recorder, stacks
 from trainer_launch.diagnosis.collectives import Doing
 from trainer_launch.diagnosis.hang_detection import WatchedWorker
 
@@ -109,6 +111,17 @@ def test_a_program_that_has_ended_and_waits_for_a_thread_is_at_its_exit(text, wh
 def test_a_program_in_an_installed_package_is_named_by_its_innermost_call():
     text = f'Thread 0x1 (most recent call first):\n  File "{SITE}/recipes/full.py", line 7 in train\n'
     assert stacks.where(stacks.main_thread(text)) == "full.py:7 (train)"
+
+
+def test_stacks_that_a_thread_of_the_process_writes_are_read_as_those_of_faulthandler() -> None:
+    main, texts = threading.get_ident(), list[str]()
+    writer = threading.Thread(target=lambda: texts.append(flight_recorder.python_stacks(main)))
+    writer.start()
+    writer.join()
+    (text,) = texts
+    own = next(frame for frame in stacks.main_thread(text) if not frame.is_library)
+    assert own.function == "test_stacks_that_a_thread_of_the_process_writes_are_read_as_those_of_faulthandler"
+    assert "python_stacks" not in text, "the writer itself is no thread of the program's"
 
 
 def test_alike_ranks_stand_together_and_the_odd_one_out_comes_first():

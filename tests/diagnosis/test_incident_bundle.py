@@ -12,7 +12,7 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 from types import ModuleType, SimpleNamespace
-from typing import Any
+from typing import Any, cast
 
 import pytest
 from msgspec.structs import replace
@@ -21,6 +21,7 @@ from trainer_launch.diagnosis import flight_recorder, incident_bundle, incident_
 from trainer_launch.diagnosis.collectives import Explanation, RankState
 from trainer_launch.diagnosis.incident_bundle import FAILURE, HANG, MAX_BYTES, REQUEST, Incident, Stored
 from trainer_launch.diagnosis.incident_collection import About, Collector
+from trainer_launch.diagnosis.recorder_questions import Recorders
 from trainer_launch.host import incident_facts
 from trainer_launch.model import Failure
 from trainer_launch.model.errors import UsageError
@@ -62,6 +63,29 @@ def test_where_no_thread_is_allowed_an_incident_is_kept_and_says_what_is_missing
     (one,) = incident_bundle.stored(str(tmp_path))
     assert one.incident.sentence == collected.incident.sentence == "it failed"
     assert "host/: no thread could be started for it" in one.incident.missing
+
+
+class OfGenerations:
+    """A group whose ranks keep their state, in which no recorder answers."""
+
+    def __init__(self) -> None:
+        self.generation, self.recorders, self.keeps_state = 1, Recorders(), True
+
+    def ended(self) -> list[RankState]:
+        return []
+
+
+def test_the_incident_of_a_generation_says_that_ranks_kept_their_state_after_it(tmp_path: Path) -> None:
+    workers, group = cast(Any, NoWorkers()), OfGenerations()
+    made = Collector(About(place=str(tmp_path), env={}), workers, lambda _: (), cast(Any, group))
+    made.recovered("nothing has failed yet")
+    made.collect(FAILURE, "rank 3 ended with signal SIGKILL")
+    made.recovered("of the present generation nobody knows it yet")
+    for group.generation in (2, 3):  # the third began because a node joined
+        made.recovered("3 ranks kept their state")
+    made.close()
+    (stored,) = incident_bundle.stored(str(tmp_path))
+    assert stored.incident.sentence == "rank 3 ended with signal SIGKILL; 3 ranks kept their state"
 
 
 # -- bounds ------------------------------------------------------------------------------------

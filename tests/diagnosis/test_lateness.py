@@ -214,13 +214,6 @@ def test_what_the_clocks_cannot_tell_is_nobodys_lateness(error_s):
     assert bool([one for one in judge(times) if one.is_straggler]) == (error_s < 0.1)
 
 
-def test_what_was_entered_before_a_clock_was_set_does_not_count():
-    told = Job(2, plain({})).entries(0)
-    half_ns = [at_ns for _, _, at_ns in told.each()][20]
-    kept = timeline(told, 0, since_ns=half_ns)
-    assert (len(kept.entries), kept.entries[0].number, kept.is_cut) == (20, 21, True)
-
-
 def test_nothing_is_told_of_nothing():
     assert judge(()) == ()
     assert judge([timeline(Entries(rank=rank), 0) for rank in range(4)]) == ()

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from tests.waiting import eventually
-from trainer_launch.diagnosis import transfers
+from trainer_launch.diagnosis import worker_samples
 from trainer_launch.diagnosis.collectives import Doing
 from trainer_launch.host import process_tree, system_calls
 from trainer_launch.host.system_calls import CallKind, SystemCall
@@ -86,7 +86,7 @@ def started(tmp_path: Path, port: int) -> Iterator[Callable[[str], int]]:
 
 
 def doing(pid: int, *own_ports: int, has_joined: bool = False) -> Doing:
-    return transfers.doing(pid, process_tree.descendants(pid), own_ports, has_joined=has_joined)
+    return worker_samples.wait_outside(pid, process_tree.descendants(pid), own_ports, has_joined=has_joined)
 
 
 def calls_of(pid: int) -> list[SystemCall | None]:
@@ -141,4 +141,4 @@ def test_a_worker_that_reads_standard_input_waits_for_a_person(started: Callable
 
 
 def test_of_a_process_that_is_gone_nothing_is_known() -> None:
-    assert transfers.doing(2**22 + 1, ()) is Doing.UNKNOWN
+    assert worker_samples.wait_outside(2**22 + 1, ()) is Doing.UNKNOWN

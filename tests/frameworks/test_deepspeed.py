@@ -11,7 +11,7 @@ import pytest
 from tests.conftest import require
 from tests.frameworks import frameworks
 from tests.frameworks.rehearsals import RUN_S, changed, got_over, lives, losses, succeeded
-from trainer_launch.rehearsal.faults import requests
+from trainer_launch.rehearsal import pod_isolation
 
 pytestmark = [pytest.mark.frameworks, pytest.mark.process, pytest.mark.timeout(frameworks.MAKING_S + RUN_S)]
 PODS = ("deepspeed-master-0", "deepspeed-worker-0")
@@ -53,7 +53,7 @@ def test_over_mpirun_a_script_of_deepspeed_goes_on_from_its_checkpoint_after_a_k
     """`deepspeed.init_distributed` asks MPI for ranks, and counts the local ones by host name."""
     pytest.importorskip("mpi4py")
     require(shutil.which("orterun") and shutil.which("sshd", path="/usr/sbin:/usr/bin"), "needs Open MPI and sshd")
-    why = requests.look().why_not
+    why = pod_isolation.capability().why_not
     require(not why, why)
     manifest = tmp_path / "job.yaml"
     manifest.write_text(OVER_MPIRUN.format(folder=tmp_path / "checkpoints"))

@@ -19,7 +19,7 @@ from trainer_launch.membership import protocol as coordination
 from trainer_launch.membership.protocol import Claim
 from trainer_launch.model.findings import Fault, Finding, Status
 from trainer_launch.observability import node_view
-from trainer_launch.observability.goodput import TRAINING, TimeKind, Told
+from trainer_launch.observability.goodput import TRAINING, LedgerSummary, TimeKind
 from trainer_launch.preflight.cluster import preflight_messages as calling
 from trainer_launch.preflight.report_formats import finding_as_json
 
@@ -66,7 +66,7 @@ _CONVERSATION = (
     coordination.Hello(coordination.VERSION, "job", 2, "n-2", "i2", 2**31 - 1),
     coordination.Note(1, STALL, Ranks((RankState(rank=0), RankState(rank=1, place="x")), 5, 1.0)),
     coordination.Note(1, STRAGGLERS, ClockAnswer(1, 5)), coordination.Note(1, STRAGGLERS, Entered((Entries(rank=0),))),
-    coordination.Join("i0", 1, notes={STALL: {"all_reduce #1": (0,)}, TRAINING: Told({TimeKind.TRAINING: 1.0}, 5)}),
+    coordination.Join("i0", 1, notes={STALL: {"all_reduce #1": (0,)}, TRAINING: LedgerSummary({TimeKind.TRAINING: 1.0}, 5)}),
 )  # fmt: skip
 _FROM_SERVER = (
     coordination.Challenge("ab"), coordination.Welcome(5.0), coordination.Refused("no", True),

@@ -26,7 +26,7 @@ def need_torch() -> None:
 @pytest.fixture
 def two() -> Iterator[tuple[Host, Host]]:
     with hosts("nodea", "nodeb") as (first, second):
-        first._own_network.tell_names()
+        first._own_network.write_names()
         yield first, second
 
 

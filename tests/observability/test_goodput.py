@@ -9,7 +9,7 @@ from msgspec.structs import replace
 
 from trainer_launch.model import codec
 from trainer_launch.observability import goodput
-from trainer_launch.observability.goodput import Ledger, Signs, TimeKind, Told
+from trainer_launch.observability.goodput import Ledger, LedgerSummary, Signs, TimeKind
 
 
 def spent(ledger: Ledger, at_s: float, *, has_succeeded: bool = False) -> dict[str, float]:
@@ -52,6 +52,30 @@ def test_a_restart_costs_stopping_waiting_restarting_and_repeated_steps() -> Non
         "restarting": 4.0,
         "repeating_steps": 4.0,
     }
+
+
+def lost_at(ledger: Ledger, at_s: float, *, is_kept: bool) -> Ledger:
+    """A rank is lost, and the others leave; 2 s later all meet again, with their state or without."""
+    met = TimeKind.REPLACING if is_kept else TimeKind.MEETING
+    for kind, then_s in ((TimeKind.REPLACING, 0.0), (TimeKind.WAITING, 1.0), (met, 2.0), (TimeKind.TRAINING, 2.5)):
+        ledger = goodput.enter(ledger, kind, at_s + then_s)
+    return ledger
+
+
+def test_where_ranks_keep_their_state_a_loss_is_replacing_ranks_and_repeats_nothing() -> None:
+    ledger = goodput.see(until_training(), Signs(first_s=9.0, last_s=29.0, first_step=1, step=20), 30.0)
+    kept = lost_at(ledger, 30.0, is_kept=True)
+    again = Signs(first_s=33.0, last_s=40.0, first_step=20, step=27)  # rank 0 had shown step 20 before it was done
+    times = spent(goodput.see(kept, again, 40.0), 40.0)
+    assert (times["replacing_ranks"], times["waiting_for_nodes"], times["training"]) == (2.0, 4.0, 21.0 + 7.0)
+    assert not {"stopping", "restarting", "repeating_steps"} & times.keys()
+
+
+def test_where_the_last_rank_with_the_state_is_lost_the_next_steps_are_repeated() -> None:
+    ledger = goodput.see(until_training(), Signs(first_s=9.0, last_s=29.0, first_step=1, step=20), 30.0)
+    lost = lost_at(ledger, 30.0, is_kept=False)
+    times = spent(goodput.see(lost, Signs(first_s=33.0, last_s=40.0, first_step=17, step=24), 40.0), 40.0)
+    assert (times["replacing_ranks"], times["restarting"], times["repeating_steps"]) == (1.0, 0.5, 3.0)
 
 
 def test_steps_below_the_highest_repeat_until_it_is_reached() -> None:
@@ -184,7 +208,7 @@ def test_what_nobody_saw_of_a_job_that_shows_steps_later_was_its_start() -> None
 
 def test_who_joins_a_job_goes_on_with_the_longest_ledger() -> None:
     ledger = goodput.enter(goodput.begin(0.0), TimeKind.WAITING, 2.0)
-    told = Told({TimeKind.TRAINING: 100.0, TimeKind.WAITING: 3.0}, 40)
+    told = LedgerSummary({TimeKind.TRAINING: 100.0, TimeKind.WAITING: 3.0}, 40)
     joined = goodput.enter(goodput.adopt(ledger, told, 3.0), TimeKind.TRAINING, 4.0)
     joined = goodput.see(joined, Signs(first_s=6.0, last_s=16.0, first_step=31, step=41), 16.0)
     assert spent(joined, 16.0) == {
@@ -193,15 +217,17 @@ def test_who_joins_a_job_goes_on_with_the_longest_ledger() -> None:
         "restarting": 2.0,
         "repeating_steps": 9.0,
     }
-    assert goodput.adopt(joined, Told({TimeKind.WAITING: 1.0}, 50), 16.0).spent_s == joined.spent_s, "a younger one"
+    assert goodput.adopt(joined, LedgerSummary({TimeKind.WAITING: 1.0}, 50), 16.0).spent_s == joined.spent_s, (
+        "a younger one"
+    )
 
 
 def test_a_ledger_for_others_is_a_message() -> None:
-    told = goodput.told(until_training(), 20.0)
-    assert codec.decode(Told, codec.encode(told)) == told
+    told = goodput.summary(until_training(), 20.0)
+    assert codec.decode(LedgerSummary, codec.encode(told)) == told
     for bad in ('{"spent_s": {"napping": 1}}', '{"spent_s": {"training": -1}}', '{"spent_s": {"training": 1e99}}'):
         with pytest.raises(codec.MessageError):
-            codec.decode(Told, bad)
+            codec.decode(LedgerSummary, bad)
 
 
 def test_the_sentence_names_the_longest_first() -> None:

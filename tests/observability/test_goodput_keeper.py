@@ -8,10 +8,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from msgspec.structs import replace
+from msgspec.structs import asdict, replace
 
 from tests.observability.test_metrics import VIEW
 from tests.supervisor.fakes import TERM, FakeSystem, Program
+from trainer_launch.commands import status
 from trainer_launch.host import runtime_directory
 from trainer_launch.model import Plan, Process
 from trainer_launch.observability import goodput, node_view, progress
@@ -20,7 +21,7 @@ from trainer_launch.observability.goodput_keeper import GoodputKeeper
 from trainer_launch.observability.observer import Observer
 from trainer_launch.observability.progress import PrintedSteps
 from trainer_launch.supervisor.program_loop import supervise
-from trainer_launch.supervisor.run_observer import RunObserver, RunPhase, TimeUse
+from trainer_launch.supervisor.run_observer import RunObserver, RunPhase, StateKept, TimeUse
 
 
 def reports(folder: Path, local_rank: int, at_s: float, first_s: float, step: int | None, **more: object) -> None:
@@ -94,35 +95,6 @@ def test_the_printed_step_is_kept_for_status_now_and_then(tmp_path: Path, monkey
     PrintedSteps("/nonexistent").heard("rank 0", 1, b"step 1 of 9\n")
 
 
-def test_a_fresh_preflight_report_is_part_of_the_job(tmp_path: Path) -> None:
-    report = tmp_path / "preflight.json"
-    report.write_text(json.dumps({"took_s": 40.0, "at": time.time() - 60.0}))
-    spent = GoodputKeeper(str(tmp_path), preflight=str(report)).totals()
-    assert spent[TimeKind.PREFLIGHT] == pytest.approx(40.0)
-    assert 0.0 < sum(spent.values()) - 40.0 <= 61.0
-
-
-@pytest.mark.parametrize(
-    "text",
-    [
-        '{"took_s": 40.0, "at": 1000.0}',  # of a container long gone
-        '{"took_s": -1, "at": NOW}',
-        '{"took_s": 1e300, "at": NOW}',
-        '{"took_s": NaN, "at": NOW}',
-        '{"took_s": "x", "at": NOW}',
-        '{"at": NOW}',
-        "[]",
-        "not JSON",
-    ],
-)
-def test_a_preflight_report_that_is_none_or_old_counts_as_nothing(tmp_path: Path, text: str) -> None:
-    report = tmp_path / "preflight.json"
-    report.write_text(text.replace("NOW", str(time.time())))
-    for path in (report, tmp_path / "missing"):
-        spent = GoodputKeeper(str(tmp_path), preflight=str(path)).totals()
-        assert spent.get(TimeKind.PREFLIGHT, 0.0) == 0.0
-
-
 class TimeUses(RunObserver):
     """Keeps what each second was spent on."""
 
@@ -174,6 +146,19 @@ def test_a_hang_that_is_suspected_counts_as_detecting_in_status_too(tmp_path: Pa
     assert written is not None
     assert written.ledger is not None
     assert goodput.totals(written.ledger, now_s)[TimeKind.DETECTING] == pytest.approx(20.0, abs=0.5)
+
+
+def test_status_and_metrics_tell_of_ranks_that_kept_their_state(tmp_path: Path) -> None:
+    observer = Observer(replace(VIEW, run_dir=str(tmp_path)))
+    for generation in (2, 3):
+        kept = StateKept(generation=generation, ranks=7, replaced=1, step=41, took_s=0.2)
+        observer.tell("state_kept", **asdict(kept))
+    assert "trainer_launch_state_kept_total 2.0\n" in observer.metrics()
+    (view,) = [node_view.written_in(str(tmp_path))]
+    assert (view and view.kept, view and view.times_kept) == (kept, 2)
+    shown = [*status.launcher_lines([status._launcher_values(observer.view)], 100.0)]
+    assert f"  recovered {kept}" in shown
+    assert str(kept) == "1 rank replaced in 0.20 s; 7 ranks kept their state at step 41, no step is repeated"
 
 
 def test_metrics_count_up_to_the_last_progress_and_never_back(tmp_path: Path) -> None:

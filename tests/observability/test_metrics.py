@@ -63,6 +63,7 @@ def test_what_is_known_has_a_metric() -> None:
         "trainer_launch_generation": 3.0,
         "trainer_launch_nodes": 2.0,
         "trainer_launch_restarts_total": 1.0,
+        "trainer_launch_state_kept_total": 0.0,
         "trainer_launch_goodput_ratio": 0.875,
     }
     seconds = found["trainer_launch_goodput_seconds_total"]

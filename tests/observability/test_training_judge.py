@@ -6,20 +6,20 @@ import pytest
 
 from tests.membership.world import World
 from trainer_launch.membership import protocol as msg
-from trainer_launch.observability.goodput import TRAINING, TimeKind, Told
+from trainer_launch.observability.goodput import TRAINING, LedgerSummary, TimeKind
 from trainer_launch.observability.training_judge import TrainingJudge
 
 
 def joins(
     world: World, peer: int, spent_s: float, step: int | None = None, kind: TimeKind = TimeKind.TRAINING
 ) -> None:
-    told = Told({kind: spent_s}, step)
+    told = LedgerSummary({kind: spent_s}, step)
     world.say(peer, msg.Join(world.incarnations[peer], world.number, notes={TRAINING: told}))
 
 
-def formed(world: World, peer: int) -> Told | None:
+def formed(world: World, peer: int) -> LedgerSummary | None:
     """The ledger that a node got when the generation was formed."""
-    ledger: Told | None = world.last(peer, msg.Formed).notes.get(TRAINING)
+    ledger: LedgerSummary | None = world.last(peer, msg.Formed).notes.get(TRAINING)
     return ledger
 
 
@@ -31,7 +31,7 @@ def test_at_the_beginning_all_go_on_with_the_longest_ledger() -> None:
         world.now_s += 1.0
     told = [formed(world, peer) for peer in peers]
     assert told[1] is None, "it is its own"
-    assert told[0] == told[2] == Told({TimeKind.STARTING: 30.0, TimeKind.WAITING: 1.0})
+    assert told[0] == told[2] == LedgerSummary({TimeKind.STARTING: 30.0, TimeKind.WAITING: 1.0})
 
 
 def test_a_ledger_of_thirty_years_is_not_believed() -> None:
@@ -39,7 +39,10 @@ def test_a_ledger_of_thirty_years_is_not_believed() -> None:
     peers = [world.call(rank) for rank in range(2)]
     for peer, spent_s in zip(peers, (4.0, 1e12), strict=True):
         joins(world, peer, spent_s, kind=TimeKind.STARTING)
-    assert [formed(world, peer) for peer in peers] == [None, Told({TimeKind.STARTING: 4.0, TimeKind.WAITING: 0.0})]
+    assert [formed(world, peer) for peer in peers] == [
+        None,
+        LedgerSummary({TimeKind.STARTING: 4.0, TimeKind.WAITING: 0.0}),
+    ]
 
 
 def test_a_pod_that_comes_back_goes_on_with_the_ledger_of_the_first_node_that_stayed() -> None:
@@ -52,7 +55,7 @@ def test_a_pod_that_comes_back_goes_on_with_the_ledger_of_the_first_node_that_st
     world.now_s += 4.0
     back = world.call(2, incarnation="another")
     joins(world, back, 2.0, kind=TimeKind.STARTING)
-    assert formed(world, back) == Told({TimeKind.TRAINING: 100.0, TimeKind.WAITING: 4.0}, 72)
+    assert formed(world, back) == LedgerSummary({TimeKind.TRAINING: 100.0, TimeKind.WAITING: 4.0}, 72)
     assert formed(world, first) is formed(world, second) is None, "theirs never lose a second"
 
 

@@ -36,14 +36,13 @@ const found = {
   width: innerWidth, page: document.documentElement.scrollWidth,
   dark: matchMedia("(prefers-color-scheme: dark)").matches,
   lanes: all(".lane .track").map((e) => [box(e).left, box(e).width, box(e).height]),
-  marks: all(".marks .fault").map((e) => (box(e).left + box(e).right) / 2),
   hits: all(".lane .hit").map((e) => (box(e).left + box(e).right) / 2),
   steps: all(".steps .track").map((e) => [box(e).left, box(e).width, box(e).height]),
   lines: all(".steps polyline").length, segments: all(".lane .s").length,
   outside: all("body *").filter((e) => !e.closest("svg"))
     .filter((e) => box(e).right > innerWidth + 1 || box(e).left < -1)
     .map((e) => e.className + " " + e.textContent.slice(0, 30)),
-  overlaps: Object.fromEntries([".marks .fault", ".axis span", ".scale span", ".name", ".lane .track"]
+  overlaps: Object.fromEntries([".axis span", ".scale span", ".name", ".lane .track"]
     .map((s) => [s, overlaps(s)])),
   smallest: Math.min(...texts.map((e) => parseFloat(getComputedStyle(e).fontSize))),
   faintest: Math.min(...texts.map(contrast)),

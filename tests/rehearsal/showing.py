@@ -18,8 +18,7 @@ def table(count: int, lines: int, stay_s: float) -> None:
     steps = dict.fromkeys(job.state.pods, 7)
 
     def rows(most: int) -> tuple[str, list]:
-        to_come = ["kill pod node=1 at=step:9000"]
-        title = live_title("TrainJob demo", job.state, time.monotonic() - began_s, 7, 0, to_come)
+        title = live_title("TrainJob demo", job.state, time.monotonic() - began_s, 7, 0)
         return title, live_rows(job.state, steps, lambda pod: f"step 7 of {pod.name}", most)
 
     try:

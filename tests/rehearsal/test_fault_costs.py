@@ -10,10 +10,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.rehearsal.told import Tale, finished, restarted
-from trainer_launch.observability.goodput import TimeKind
-from trainer_launch.rehearsal.report.fault_costs import FaultReport
-from trainer_launch.rehearsal.report.history import History, HistoryEntry, Recorder, What
-from trainer_launch.rehearsal.report.rehearsal_report import report_of
+from trainer_launch.rehearsal.report.history import KEPT, History, HistoryEntry, Recorder, What
+from trainer_launch.rehearsal.report.rehearsal_report import effect, report_of
+from trainer_launch.rehearsal.report.training import FaultReport
 
 
 def near(value: float, within: float = 1e-6) -> Any:
@@ -63,17 +62,8 @@ def test_downtime_ends_with_the_first_step_beyond_those_reached_and_repeated_ste
     (fault,) = report.faults
     assert (fault.reached_step, fault.resumed_step, fault.repeated_steps) == (40, 30, 10)
     assert fault.downtime_s == near(2.0 + 10 * 0.1)  # on again after 2 s, and ten steps twice
-    assert (fault.restart_s, fault.repetition_s) == (near(2.0), near(1.0))
     assert (report.repeated_steps, report.downtime_s) == (10, near(3.0))
     assert [(line.points[0][1], line.points[-1][1]) for line in report.steps] == [(1, 40), (31, 60)]
-
-
-def test_downtime_is_detection_restart_and_repeated_steps() -> None:
-    tale = Tale("a", "b").start(0.0).phase(0.5, TimeKind.TRAINING).steps(1.0, range(1, 11))
-    tale.fault(2.0, "kill worker", "b").phase(2.3, TimeKind.STOPPING).meet(3.0).phase(3.1, TimeKind.TRAINING)
-    fault = fault_of(tale.steps(4.0, range(6, 21)))
-    assert (fault.detection_s, fault.restart_s, fault.repetition_s) == (near(0.3), near(1.7), near(0.5))
-    assert fault.downtime_s == near(2.5)
 
 
 def test_a_checkpoint_at_each_step_repeats_none() -> None:
@@ -161,6 +151,17 @@ def test_steps_that_are_shown_now_and_then_are_resumed_from_the_last_one_that_wa
     assert (fault.reached_step, fault.resumed_step, fault.repeated_steps) == (30, 30, 0)
 
 
+def test_the_step_in_flight_is_no_repeated_step_where_ranks_keep_their_state() -> None:
+    """Rank 0 may have shown step 40 before a peer was through it."""
+    for text, resumed, repeated in ((KEPT, 40, 0), (KEPT, 41, 0), (KEPT, 31, 10), ("", 40, 1)):
+        tale = Tale("a", "b").start(0.0).meet(1.0).steps(1.1, range(1, 41)).fault(5.1, "kill worker", "b")
+        for pod in tale.pods:
+            tale.add(5.2, What.GENERATION, pod, text=text)
+        fault = fault_of(tale.steps(5.6, range(resumed, 61)), 9.0)
+        assert (fault.repeated_steps, fault.downtime_s) == (repeated, near(0.5 + repeated / 10))
+        assert ("surviving ranks kept their state" in effect(fault)) is (text == KEPT)
+
+
 def test_downtime_that_two_faults_share_counts_once() -> None:
     tale = Tale("a").start(0.0).meet(0.5).steps(1.0, range(1, 11)).fault(2.0, "kill worker", "a")
     tale.fault(3.0, "kill worker #2", "a").meet(4.0).steps(5.0, range(6, 21))
@@ -203,7 +204,7 @@ histories = st.builds(
     lambda entries, exit_code: History(
         kind="TrainJob",
         name="x",
-        entries=tuple(sorted(entries, key=lambda one: one.at_s)),
+        entries=tuple(sorted(entries, key=lambda entry: entry.at_s)),
         took_s=1000.0,
         exit_code=exit_code,
         pods=Tale(*PODS).history().pods,
@@ -224,8 +225,6 @@ def test_whatever_happened_a_timeline_is_in_order_and_sums_make_sense(history: H
     for fault in report.faults:
         assert fault.downtime_s is None or 0 <= fault.downtime_s <= report.took_s
         assert fault.repeated_steps is None or fault.repeated_steps >= 0
-        for part_s in (fault.detection_s, fault.restart_s, fault.repetition_s):
-            assert part_s is None or 0 <= part_s <= report.took_s
     assert report.downtime_s is None or 0 <= report.downtime_s <= report.took_s
 
 

@@ -6,9 +6,8 @@ import pytest
 from msgspec.structs import replace
 
 from tests.rehearsal.refusals import refusal
-from trainer_launch.rehearsal.faults import grammar
-from trainer_launch.rehearsal.faults.kinds import InjectedFault, When
-from trainer_launch.rehearsal.faults.requests import target
+from trainer_launch.rehearsal import fault_grammar
+from trainer_launch.rehearsal.faults import InjectedFault, When, target
 
 FIRST_STEP = When(step=1)
 
@@ -48,9 +47,9 @@ MEANINGS = [
 
 @pytest.mark.parametrize(("text", "meant"), MEANINGS)
 def test_every_fault_says_what_it_means(text: str, meant: InjectedFault) -> None:
-    found = grammar.parse(text)
+    found = fault_grammar.parse(text)
     assert without_words(found) == meant
-    assert without_words(grammar.parse(found.text)) == meant
+    assert without_words(fault_grammar.parse(found.text)) == meant
 
 
 @pytest.mark.parametrize(
@@ -64,7 +63,7 @@ def test_every_fault_says_what_it_means(text: str, meant: InjectedFault) -> None
     ],
 )
 def test_people_are_shown_a_fault_as_they_typed_it(text: str, shown: str) -> None:
-    assert grammar.parse(text).text == shown
+    assert fault_grammar.parse(text).text == shown
 
 
 @pytest.mark.parametrize(
@@ -120,7 +119,7 @@ def test_people_are_shown_a_fault_as_they_typed_it(text: str, shown: str) -> Non
     ],
 )
 def test_what_does_not_fit_is_said_in_one_sentence(text: str, parts: list[str]) -> None:
-    sentence = refusal(lambda: grammar.parse(text, "--fault"))
+    sentence = refusal(lambda: fault_grammar.parse(text, "--fault"))
     assert sentence.startswith("--fault")
     assert "\n" not in sentence
     assert len(sentence) < 500
@@ -146,7 +145,7 @@ PODS = (*NODES, "job-launcher-0-0")
     ],
 )
 def test_a_fault_finds_its_pod(text: str, pod: str | None) -> None:
-    assert target(grammar.parse(text), NODES, PODS) == pod
+    assert target(fault_grammar.parse(text), NODES, PODS) == pod
 
 
 @pytest.mark.parametrize(
@@ -159,6 +158,6 @@ def test_a_fault_finds_its_pod(text: str, pod: str | None) -> None:
     ],
 )
 def test_a_pod_that_the_job_has_not_is_refused(text: str, parts: list[str]) -> None:
-    sentence = refusal(lambda: target(grammar.parse(text), NODES, PODS))
+    sentence = refusal(lambda: target(fault_grammar.parse(text), NODES, PODS))
     for part in parts:
         assert part in sentence

@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 
 from trainer_launch.model.value_parsers import MAX_LINE
-from trainer_launch.rehearsal.faults import grammar
-from trainer_launch.rehearsal.faults.injection import Faults
+from trainer_launch.rehearsal import fault_grammar
+from trainer_launch.rehearsal.faults import Faults
 from trainer_launch.rehearsal.report.history import HistoryEntry, What
 
 
@@ -24,7 +24,7 @@ class Driver:
     def now_s(self) -> float:
         return self.at_s
 
-    def tell(self, entry: HistoryEntry) -> None:
+    def record(self, entry: HistoryEntry) -> None:
         self.entries.append(entry)
 
     def scale(self, workers: int | None) -> None:
@@ -36,7 +36,7 @@ class Driver:
 
 def begin(*texts: str) -> tuple[Faults, Driver]:
     driver: Any = Driver()
-    return Faults(map(grammar.parse, texts), driver), driver
+    return Faults(map(fault_grammar.parse, texts), driver), driver
 
 
 def pass_time(faults: Faults, driver: Driver, at_s: float) -> list[str]:
@@ -65,12 +65,26 @@ def test_a_step_that_was_jumped_over_counts_as_reached_once() -> None:
 def test_a_line_is_looked_through_for_the_pattern_up_to_a_length() -> None:
     faults, driver = begin(r"add node at=line:loss\s+nan")
     assert len(faults.patterns) == 1
-    faults.said("x" * MAX_LINE + "loss nan")
+    faults.printed("x" * MAX_LINE + "loss nan")
     assert driver.came() == []
-    faults.said("12:00 loss   nan!")
-    faults.said("loss nan")
+    faults.printed("12:00 loss   nan!")
+    faults.printed("loss nan")
     assert len(driver.came()) == 1
     assert not faults.patterns
+
+
+@pytest.mark.parametrize(
+    ("fault", "why"),
+    [
+        ("add node at=step:40", "the steps are unknown. Print lines such as 'step 40' or call"),
+        ("add node at=900s", "the job ended before 900 s"),
+        ("add node at=line:nobody", "no line matched 'nobody'"),
+    ],
+)
+def test_a_fault_that_never_came_has_its_reason(fault: str, why: str) -> None:
+    faults, driver = begin(fault)
+    faults.finish()
+    assert why in driver.entries[-1].why
 
 
 def test_a_fault_whose_pod_is_not_there_yet_waits_for_it() -> None:

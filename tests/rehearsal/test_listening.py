@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+import json
 import re
+from pathlib import Path
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from trainer_launch.host import runtime_directory
 from trainer_launch.observability.progress import MAX_TEXT, OutputScanner, ScannedLine
+from trainer_launch.rehearsal.pod_watch import PodWatch
+from trainer_launch.rehearsal.report.history import HistoryEntry, What
 
 
 def steps(*blocks: bytes, scanner: OutputScanner | None = None) -> list[int]:
@@ -137,3 +142,32 @@ def test_a_line_without_end_takes_no_memory_and_one_that_is_long_is_cut() -> Non
     assert len(scanner.rest) <= 65536
     (heard,) = OutputScanner().scan(b"step 1 " + b"y" * 10_000 + b"\n")
     assert len(heard.line) == MAX_TEXT
+
+
+def test_steps_that_are_reported_and_printed_are_one_row_though_lines_are_read_later(tmp_path: Path) -> None:
+    watch = PodWatch()
+
+    def reports(step: int, at_s: float) -> list[tuple[float, int | None]]:
+        values: dict[str, object] = {
+            "rank": 0,
+            "local_rank": 0,
+            "pid": 1,
+            "time_s": 1.0,
+            "progress": None,
+            "eta_s": None,
+            "metrics": {},
+        }
+        file = Path(runtime_directory.progress_file(str(tmp_path), 0))
+        file.write_text(json.dumps({**values, "step": step, "at_s": at_s}))
+        return [(entry.at_s, entry.step) for entry in watch._report("a", str(tmp_path))]
+
+    def prints(step: int, at_s: float) -> bool:
+        return watch._counts(HistoryEntry(at_s=at_s, what=What.STEP, pod="a", step=step))
+
+    assert prints(45, 5.0)
+    assert reports(40, 4.8) == [], "the line has told more"
+    assert reports(50, 4.9) == [(5.0, 50)], "behind the line, which was printed before"
+    assert not prints(46, 5.1)
+    assert prints(51, 5.2)
+    assert reports(31, 8.0) == [(8.0, 31)], "the workers began again"
+    assert prints(32, 8.1)

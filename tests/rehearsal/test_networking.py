@@ -16,7 +16,7 @@ import pytest
 
 from tests.conftest import require
 from tests.pods import Host, hosts
-from trainer_launch.rehearsal.faults import grammar, requests
+from trainer_launch.rehearsal import pod_isolation
 
 ROOT = Path(__file__).parents[2]
 NOBODY = 65534
@@ -36,15 +36,15 @@ except TimeoutError: print("silence")
 except OSError as problem: print(problem)
 """
 TRIED = (
-    "import json; from trainer_launch.rehearsal.faults import requests;"
-    "found = requests.look(); print(json.dumps([found.as_user, found.why_not]))"
+    "import json; from trainer_launch.rehearsal import pod_isolation;"
+    "found = pod_isolation.capability(); print(json.dumps([found.as_user, found.why_not]))"
 )
 pytestmark = pytest.mark.process
 
 
 @pytest.fixture
 def pods() -> Iterator[list[Host]]:
-    machine = requests.look()
+    machine = pod_isolation.capability()
     require(not machine.why_not, f"no network of its own for each pod here: {machine.why_not}")
     with hosts("pod-0", "pod-1", "pod-2") as made:
         yield made
@@ -71,18 +71,19 @@ def test_all_pods_reach_a_pod_that_has_moved_by_its_name(pods: list[Host]) -> No
         assert python(pods[0], REACH) == "yes"
 
 
-@pytest.mark.parametrize(("text", "during"), [("partition", "silence"), ("delay dns 3s", "no such name")])
-def test_of_two_faults_at_once_the_last_ones_end_counts(pods: list[Host], text: str, during: str) -> None:
-    network, kind = pods[0].network, grammar.parse(text).kind
-    pod = "pod-2" if text == "partition" else None
+def test_a_pod_can_be_cut_off_and_its_name_hidden_for_a_time(pods: list[Host]) -> None:
+    network = pods[0].network
     assert network is not None
     with served(pods[2]):
+        for _ in range(2):  # a pod that is cut off stays so
+            network.cut_off("pod-2")
+        assert python(pods[0], REACH) == "silence"
+        for _ in range(2):
+            network.reconnect("pod-2")
         assert python(pods[0], REACH) == "yes"
-        network.begin(kind, pod)
-        network.begin(kind, pod)
-        network.end(kind, pod)
-        assert python(pods[0], REACH) == during
-        network.end(kind, pod)
+        network.hide_names(True)
+        assert python(pods[0], REACH) == "no such name"
+        network.hide_names(False)
         assert python(pods[0], REACH) == "yes"
 
 
@@ -137,7 +138,7 @@ def test_pods_are_apart_when_a_user_makes_them(tmp_path: Path) -> None:
         pytest.skip(f"this kernel lets users make no network: {why_not}")
     assert as_user
     tests = ("-m", "pytest", "-q", "-p", "no:cacheprovider", __file__, "-k", "not user and not machine")
-    argv = (*become[:-1], "unshare", *requests.AS_USER, "--net", "--mount", "--", become[-1], *tests)
+    argv = (*become[:-1], "unshare", *pod_isolation.AS_USER, "--net", "--mount", "--", become[-1], *tests)
     done = subprocess.run(argv, capture_output=True, text=True, timeout=240, cwd=ROOT, env=env())
     assert done.returncode == 0, done.stdout + done.stderr
 

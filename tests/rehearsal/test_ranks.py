@@ -14,7 +14,7 @@ import pytest
 from tests.rehearsal.controllers.manifests import job_of
 from tests.waiting import eventually
 from trainer_launch.host import process_tree
-from trainer_launch.rehearsal.kubelet.pods import MARK, Kubelet, Setting
+from trainer_launch.rehearsal.kubelet import MARK, Kubelet, Setting
 from trainer_launch.rehearsal.pod_watch import chosen
 
 

@@ -14,8 +14,7 @@ from tests.rehearsal.told import restarted
 from trainer_launch.model.errors import UsageError
 from trainer_launch.rehearsal.report import reporting
 from trainer_launch.rehearsal.report.rehearsal_report import as_json
-from trainer_launch.rehearsal.report.reporting import Reporting
-from trainer_launch.rehearsal.report.text import text
+from trainer_launch.rehearsal.report.reporting import Reporting, text
 
 
 @pytest.mark.parametrize("name", ["out.pdf", "out", "out.html.gz", ""])
@@ -73,9 +72,9 @@ def test_the_terminal_has_a_row_for_each_pod_a_line_for_each_fault_and_the_condi
     ]
     assert lines[5:] == [
         "Fault 1 (kill worker node=1 at=step:40, worker-0, at 11.6 s) cost 3.9 s without a new step, "
-        "10 repeated steps; reached step 40, resumed from step 30; restart 1.9 s, repeated steps 2.0 s",
+        "10 repeated steps; reached step 40, resumed from step 30",
         "Fault 2 (term pod node=1 grace=10 at=step:80, worker-0, at 23.7 s) cost 4.5 s without a new step, "
-        "1 repeated step; reached step 80, resumed from step 79; restart 4.3 s, repeated steps 0.20 s",
+        "1 repeated step; reached step 80, resumed from step 79",
         "Fault 3 (partition node=1 for=4s at=37s, worker-0, at 37.0 s) cost 5.0 s without a new step, "
         "0 repeated steps; continued after step 120",
     ]
@@ -94,7 +93,26 @@ def test_data_is_the_report_in_json(tmp_path: Path) -> None:
     first, pod = told["faults"][0], told["pods"][1]
     assert (first["fault"], first["pod"], first["at_s"]) == ("kill worker node=1 at=step:40", "demo-worker-0", 11.6)
     assert (first["reached_step"], first["resumed_step"], first["repeated_steps"]) == (40, 30, 10)
-    assert (first["downtime_s"], first["restart_s"], first["repetition_s"]) == (3.9, 1.9, 2.0)
+    assert first["downtime_s"] == 3.9
     assert (first["happened"], first["recovered"]) == (True, True)
     assert (pod["name"], pod["created"], pod["attempts"], pod["exit_code"]) == ("demo-worker-0", 2, 3, 0)
     assert pod["timeline"][0] == {"state": "Pending", "begin_s": 0.0, "end_s": 0.2, "attempt": 0}
+
+
+@pytest.mark.parametrize(
+    ("flags", "sentence"),
+    [
+        ({"reports": ["no/out.html"]}, "--report 'no/out.html' cannot be written: No such file or directory"),
+        ({"reports": ["out.html"], "render": "pods"}, "--report and --render exclude each other"),
+        (
+            {"max_lost_steps": "few"},
+            "invalid value 'few' for --max-lost-steps: expected a whole number, 0 or more",
+        ),
+    ],
+)
+def test_what_cannot_be_written_or_read_is_refused_before_the_job_starts(
+    flags: dict[str, object], sentence: str
+) -> None:
+    with pytest.raises(UsageError) as refused:
+        Reporting.of({"reports": None, "render": None, "max_lost_steps": None, **flags})
+    assert sentence in str(refused.value)

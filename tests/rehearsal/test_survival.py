@@ -14,18 +14,6 @@ import pytest
 from tests.rehearsal.users.commanded import RUN, clean, command
 
 pytestmark = pytest.mark.process
-TRAIN = """
-import time
-import torch
-import torch.distributed as dist
-
-dist.init_process_group("gloo")
-for step in range(1, 121):
-    dist.all_reduce(torch.ones(1))
-    print(f"step {step}", flush=True)
-    time.sleep(0.05)
-dist.destroy_process_group()
-"""
 RESUMES = """
 import json
 import os
@@ -138,21 +126,6 @@ def test_a_script_that_leaves_with_0_when_asked_to_stop_is_shown_up(tmp_path: Pa
     ), done.err
 
 
-def test_a_script_that_ignores_sigterm_is_shown_up(tmp_path: Path) -> None:
-    done = rehearse(tmp_path, "ignores", "--fault", "term pod grace=1 at=step:20", last=150)
-    assert done.code == 1, done.err
-    assert "FAILED: the script ignored the stop signal, demo-master-0" in done.said
-    assert re.search(
-        r"was killed 1\.\d s later, at the end of its grace period What to do: handle SIGTERM", done.said
-    ), done.err
-
-
-def test_without_a_fault_nothing_is_held_against_a_script(tmp_path: Path) -> None:
-    done = rehearse(tmp_path, "forgets", "--report", "out.html", last=10)
-    assert done.code == 0, done.err
-    assert "<h1>The job succeeded</h1>" in (tmp_path / "out.html").read_text(encoding="utf-8")
-
-
 def test_the_report_of_a_rehearsal_that_is_interrupted_is_written_too(tmp_path: Path) -> None:
     argv = command(tmp_path, "survives", "--report", "out.html", last=100_000)
     with subprocess.Popen(
@@ -167,22 +140,3 @@ def test_the_report_of_a_rehearsal_that_is_interrupted_is_written_too(tmp_path: 
     page = (tmp_path / "out.html").read_text(encoding="utf-8")
     assert "<h1>Stopped before the job ended</h1>" in page
     assert ">terminating<" in page
-
-
-@pytest.mark.parametrize(
-    ("flags", "sentence"),
-    [
-        (("--report", "no/out.html"), "--report 'no/out.html' cannot be written: No such file or directory"),
-        (("--report", "out.html", "--render", "pods"), "--report and --render exclude each other"),
-        (
-            ("--max-lost-steps", "few"),
-            "invalid value 'few' for --max-lost-steps: expected a whole number, 0 or more",
-        ),
-    ],
-)
-def test_what_cannot_be_written_or_read_is_refused_before_the_job_starts(
-    tmp_path: Path, flags: tuple[str, ...], sentence: str
-) -> None:
-    done = rehearse(tmp_path, "survives", *flags)
-    assert (done.code, done.out) == (2, "")
-    assert sentence in done.said

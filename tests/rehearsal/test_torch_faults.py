@@ -92,8 +92,7 @@ def test_waits_restarts_and_their_causes_are_shown_and_what_each_fault_cost(tmp_
     assert report["steps"][0]["points"][0][1] == 1
     assert (len(report["steps"]), report["steps"][-1]["points"][-1][1]) == (3, 60)
     for fault in report["faults"]:
-        assert min(fault["detection_s"], fault["restart_s"], fault["repetition_s"]) >= 0
-        assert fault["restart_s"] > 0.1
+        assert fault["downtime_s"] > 0.1
 
 
 def test_the_script_of_the_page_on_surviving_survives(tmp_path: Path) -> None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from trainer_launch.observability.goodput import TimeKind
 from trainer_launch.rehearsal.report.history import History, HistoryEntry, PodResult, What
 from trainer_launch.rehearsal.report.rehearsal_report import RehearsalReport, report_of
 
@@ -31,11 +30,6 @@ class Tale:
     def meet(self, at_s: float, *pods: str) -> Tale:
         for pod in pods or self.pods:
             self.add(at_s, What.GENERATION, pod)
-        return self
-
-    def phase(self, at_s: float, kind: TimeKind, *pods: str) -> Tale:
-        for pod in pods or self.pods:
-            self.add(at_s, What.PHASE, pod, text=kind.value)
         return self
 
     def steps(self, at_s: float, numbers: Iterable[int], *pods: str, each_s: float = 0.1, text: str = "") -> Tale:

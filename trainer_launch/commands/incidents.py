@@ -86,9 +86,6 @@ def _none_yet(place: str, action: str, *, as_json: bool) -> int:
     return 0
 
 
-# -- now ---------------------------------------------------------------------------------------
-
-
 def _running() -> list[node_view.View]:
     """A launcher of each job that runs something here."""
     views = node_view.hearing()
@@ -136,9 +133,6 @@ def _complete(place: str, wanted: str) -> list[Stored]:
         time.sleep(_LOOK_S)
 
 
-# -- what is printed -----------------------------------------------------------------------------
-
-
 def _values(entries: list[Stored]) -> dict[str, object]:
     return {**incident_bundle.as_json(entries[0]), "same_moment": [entry.id for entry in entries[1:]]}
 
@@ -160,7 +154,7 @@ def _table(groups: list[list[Stored]]) -> Iterator[str]:
 
 
 def _shown(entries: list[Stored]) -> Iterator[str]:
-    """One moment's incidents: the sentence, the ranks of all nodes, then what each node has."""
+    """The incidents of a moment: the sentence, the ranks of all nodes, then what each node has."""
     incident = entries[0].incident
     yield incident.sentence
     helps = {True: "a restart may help", False: "a restart will not help", None: ""}[incident.restart_helps]

@@ -29,22 +29,14 @@ from trainer_launch.planning.command import CommandKind, grace_of, launcher_in
 from trainer_launch.planning.mpi_options import is_horovodrun, is_mpirun
 from trainer_launch.planning.reading import check_command, check_torch, read, recognise
 from trainer_launch.planning.task import MachineTrial
-from trainer_launch.rehearsal import controllers
+from trainer_launch.rehearsal import controllers, fault_grammar, faults
 from trainer_launch.rehearsal.controllers import overridden, scaled, workload_of
-from trainer_launch.rehearsal.controllers.documents import Field
-from trainer_launch.rehearsal.controllers.local_jobs import (
-    OURS,
-    RUN,
-    elastic_job,
-    mpi_job,
-    own_environment,
-    torch_job,
-)
+from trainer_launch.rehearsal.controllers.flag_jobs import elastic_job, mpi_job, torch_job
+from trainer_launch.rehearsal.controllers.local_jobs import OURS, RUN, own_environment
 from trainer_launch.rehearsal.controllers.pod_values import Workload
 from trainer_launch.rehearsal.driver import RehearsalJob, rehearse
-from trainer_launch.rehearsal.faults import grammar, requests
-from trainer_launch.rehearsal.faults.kinds import InjectedFault
-from trainer_launch.rehearsal.kubelet.pods import Kubelet, Setting, image_path
+from trainer_launch.rehearsal.faults import InjectedFault
+from trainer_launch.rehearsal.kubelet import Kubelet, Setting, image_path
 from trainer_launch.rehearsal.report.reporting import Reporting
 from trainer_launch.supervisor.output import use_color
 
@@ -56,16 +48,16 @@ _NOT_HERE = "own-name=off,gloo-socket-ifname=off"
 
 
 def main(parsed: Parsed) -> int:
-    """The command: start the pods, show their output, print a table, return the first failure's exit code.
+    """Start the pods, show their output, print a table, return the first failure's exit code.
 
     Raises:
         LaunchError: the flags, the command or the manifest do not fit, or a fault cannot be done here.
     """
     reporting = Reporting.of(parsed.flags)
-    faults = tuple(map(grammar.parse, parsed.flags["fault"] or ()))
-    own_network = requests.isolate(faults)
+    injected = tuple(map(fault_grammar.parse, parsed.flags["fault"] or ()))
+    own_network = faults.isolate(injected)
     if parsed.flags["file"]:
-        return _from_manifests(parsed, faults, reporting, own_network=own_network)
+        return _from_manifests(parsed, injected, reporting, own_network=own_network)
     for flag, name in (("render", "--render"), ("command_line", "--command"), ("skip_init", "--skip-init")):
         if parsed.flags[flag]:
             raise UsageError(f"{name} needs a manifest; add -f FILE")
@@ -74,30 +66,33 @@ def main(parsed: Parsed) -> int:
         raise UsageError("missing command; write one after --, or add a manifest with -f")
     command = recognise(parsed.argv, path)
     check_command(command, path)
-    is_mpi = _is_mpi(settings.engine, parsed.argv)
+    starts_by_ssh = settings.engine == "auto" and (is_mpirun(parsed.argv[0]) or is_horovodrun(parsed.argv))
+    is_mpi = settings.engine in ("mpi", "horovodrun") or starts_by_ssh
     is_given = "grace" in settings.model_fields_set
     launchers_s, _ = grace_of(settings.grace * _POD_GRACE, command, own_environment(os.environ), is_given=is_given)
     settings = Settings({**vars(settings), "grace": launchers_s / _POD_GRACE})
     launchers = _for_our_pods(settings, is_mpi=is_mpi)
     setting = Setting(launchers=launchers, path=path, labels=False, own_network=own_network)
-    make = _maker(parsed, faults, is_mpi=is_mpi)
+    make = _maker(parsed, injected, is_mpi=is_mpi)
     grown = make if _nodes(settings).fixed is None else None
     workload = make(0)
-    requests.check_targets(faults, workload.drafts, grown)
-    job = RehearsalJob(workload=workload, grown=grown, faults=faults, reporting=reporting, check=_check_plans)
+    faults.check_targets(injected, workload.drafts, grown)
+    job = RehearsalJob(workload=workload, grown=grown, faults=injected, reporting=reporting, check=_check_plans)
     return rehearse(job, settings, setting)
 
 
 def _from_manifests(
-    parsed: Parsed, faults: tuple[InjectedFault, ...], reporting: Reporting, *, own_network: bool
+    parsed: Parsed, injected: tuple[InjectedFault, ...], reporting: Reporting, *, own_network: bool
 ) -> int:
     if parsed.argv:
         raise UsageError(
             "with -f the command comes from the manifest; use --command 'PROGRAM ARG ...' to run another one"
         )
-    documents = _overridden(controllers.read(parsed.flags["file"]), parsed.settings)
+    wished, documents = parsed.settings, controllers.read(parsed.flags["file"])
+    nodes = None if wished.nodes is None else _nodes(wished)
+    documents = overridden(documents, nodes, None if wished.nproc_per_node is None else _nproc(wished))
     workload = _adjusted(workload_of(documents, shows_secrets=not parsed.flags["render"]), parsed)
-    controllers.tell_ignored(workload)
+    controllers.warn_of_ignored(workload)
     if parsed.flags["command_line"] is None and (sentence := without_launcher(workload, image_path())):
         _log.warning("%s", sentence)
     if parsed.flags["render"]:
@@ -115,8 +110,8 @@ def _from_manifests(
     def grown(more: int) -> Workload:
         return _adjusted(workload_of(scaled(documents, more)), parsed)
 
-    requests.check_targets(faults, workload.drafts, grown)
-    job = RehearsalJob(workload=workload, grown=grown, faults=faults, reporting=reporting, check=_check_plans)
+    faults.check_targets(injected, workload.drafts, grown)
+    job = RehearsalJob(workload=workload, grown=grown, faults=injected, reporting=reporting, check=_check_plans)
     return rehearse(job, parsed.settings, setting)
 
 
@@ -150,7 +145,7 @@ def without_launcher(workload: Workload, path: str) -> str:
 
 
 def _check_plans(kubelet: Kubelet) -> None:
-    """Plan what the launchers in the pods will run: what each would refuse is refused once, before any pod starts.
+    """Plan the launchers' work: a command that each launcher would refuse is refused once, before any pod starts.
 
     Raises:
         UsageError: a launcher's options or command do not fit, or there is no torch.
@@ -174,17 +169,7 @@ def _check_plans(kubelet: Kubelet) -> None:
             check_torch("torch" if task.command.kind is CommandKind.FRONT_END else plan.engine)
 
 
-def _overridden(documents: tuple[Field, ...], settings: Settings) -> tuple[Field, ...]:
-    nodes = None if settings.nodes is None else _nodes(settings)
-    return overridden(documents, nodes, None if settings.nproc_per_node is None else _nproc(settings))
-
-
-def _is_mpi(engine: str, argv: Sequence[str]) -> bool:
-    """Whether a launcher starts the ranks, by ssh."""
-    return engine in ("mpi", "horovodrun") or (engine == "auto" and (is_mpirun(argv[0]) or is_horovodrun(argv)))
-
-
-def _maker(parsed: Parsed, faults: Sequence[InjectedFault], *, is_mpi: bool) -> Callable[[int], Workload]:
+def _maker(parsed: Parsed, injected: Sequence[InjectedFault], *, is_mpi: bool) -> Callable[[int], Workload]:
     """The job of the flags, with that many nodes more than it begins with."""
     settings, argv, grace_s = parsed.settings, parsed.argv, parsed.settings.grace
     nodes, nproc, says = _nodes(settings), _nproc(settings), settings.nproc_per_node is not None
@@ -197,27 +182,27 @@ def _maker(parsed: Parsed, faults: Sequence[InjectedFault], *, is_mpi: bool) -> 
     spares = settings.spares or 0  # pods of the platform's, of which the launchers know by the option how many wait
     if nodes.fixed is not None:
         return lambda _: torch_job(nodes.max, nproc, argv, grace_s, asked=says, spares=spares)
-    first, allowed = _first(nodes, faults) + spares, NodeRange(nodes.min, nodes.max + spares)
+    first, allowed = _first(nodes, injected) + spares, NodeRange(nodes.min, nodes.max + spares)
     return lambda more: elastic_job(allowed, first + more, nproc, argv, grace_s, asked=says)
 
 
-def _first(nodes: NodeRange, faults: Sequence[InjectedFault]) -> int:
+def _first(nodes: NodeRange, injected: Sequence[InjectedFault]) -> int:
     """How many nodes an elastic job begins with: as many as it may have, without those that a fault adds later."""
-    added = sum(fault.kind == "add node" for fault in faults)
+    added = sum(fault.kind == "add node" for fault in injected)
     if nodes.max - added < nodes.min:
         room = counted(nodes.max - nodes.min, "added node")
         raise UsageError(
             f"--nodes {nodes.min}:{nodes.max} leaves room for {room}, but --fault 'add node' asks for {added}; "
             f"use --nodes {nodes.min}:{nodes.min + added}"
         )
-    for fault in faults:
+    for fault in injected:
         if fault.workers is not None and not nodes.min <= fault.workers <= nodes.max:
             raise UsageError(f"--fault {shown(fault.text)} is outside of --nodes {nodes.min}:{nodes.max}")
     return nodes.max - added
 
 
 def _for_our_pods(settings: Settings, *, is_mpi: bool) -> dict[str, str]:
-    """What of our own options the launchers get as variables: each marks its workers' lines itself."""
+    """The options that the launchers get as variables: each marks its workers' lines itself."""
     prefix = settings.prefix if is_mpi or "prefix" in settings.model_fields_set else True  # mpirun has --tag-output
     return {
         **_for_all_pods(settings, ("start_method",)),
@@ -229,7 +214,7 @@ def _for_our_pods(settings: Settings, *, is_mpi: bool) -> dict[str, str]:
 
 
 def _for_their_pods(settings: Settings) -> dict[str, str]:
-    """Likewise in a manifest's pods, which may say all this themselves."""
+    """The same for a manifest's pods, which may have all this themselves."""
     return {**_for_all_pods(settings, ("engine", "grace", "start_method")), "POLICY": _NOT_HERE}
 
 

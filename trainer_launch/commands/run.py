@@ -148,7 +148,7 @@ def _carried_out(
     system = System(color=use_color(), watched=watched, lines_per_s=limit, listener=listener)
     system.clean = sweep
     system.launchers = lambda: {view.pid for view in node_view.find()}
-    keeper = GoodputKeeper(scratch, printed, _preflight_report(settings))
+    keeper = GoodputKeeper(scratch, printed)
     logs.send_through(system.say)
     with contextlib.closing(system), observed(task, plan, settings, system, keeper) as observer:
         gc.enable()
@@ -277,14 +277,6 @@ def _shims(scratch: str) -> str | None:
     return folder if os.access(f"{folder}/torchrun", os.X_OK) else None
 
 
-def _preflight_report(settings: Settings) -> str | None:
-    if settings.state_dir is None:
-        return None
-    from trainer_launch.preflight.check import STATE_FILE
-
-    return os.path.join(settings.state_dir, STATE_FILE)
-
-
 def _with_preflights_findings(plan: Plan, settings: Settings) -> Plan:
     """The plan with what an earlier preflight found faulty: on this node, and for a coordinator on all nodes."""
     report, folder = settings.report, settings.state_dir
@@ -317,7 +309,7 @@ def _hosted(plan: Plan, secret: bytes | None, observer: Observer) -> Iterator[bo
     judges: list[Judge] = [StallJudge(), TrainingJudge(shown=observer.training)]
     if plan.hosting.finds_stragglers:
         judges.append(stragglers.StragglerJudge(every_s=stragglers.EVERY_S))
-    with serve(plan.hosting, secret, observer.coordinator_said, judges) as server:
+    with serve(plan.hosting, secret, observer.coordinator_spoke, judges) as server:
         yield server is not None
 
 

@@ -27,6 +27,7 @@ from trainer_launch.observability import event_log, goodput, node_view, progress
 from trainer_launch.observability.event_log import strict
 from trainer_launch.observability.goodput import TRAINING, TrainingStatus
 from trainer_launch.observability.goodput_keeper import as_json, shown
+from trainer_launch.supervisor.run_observer import StateKept
 
 _NOWHERE = "unknown; these nodes have no coordinator, so only the launchers of this container are shown"
 _ANSWER_S = 3.0  # of each place
@@ -113,7 +114,7 @@ def _launcher_values(view: node_view.View) -> dict[str, Json]:
 
 
 def _goodput(view: node_view.View) -> dict[str, Json] | None:
-    """This node's ledger, with what its workers have reported since it was written."""
+    """The ledger of this node, with what its workers have reported since it was written."""
     if view.ledger is None:
         return None
     now_s = time.monotonic()
@@ -160,9 +161,6 @@ def _questions(view: node_view.View) -> Iterator[tuple[str, tuple[str, int], str
             yield view.job, place, view.secret_file, standing.generation or 0
 
 
-# -- tables for people -------------------------------------------------------------------------
-
-
 def shown_lines(lines: Iterable[str]) -> str:
     """Lines as a terminal may show them: what other launchers and hosts say cannot command it."""
     return "".join(f"{printable(line)}\n" for line in lines)
@@ -190,6 +188,8 @@ def _launcher(launcher: Mapping[str, Any], now_s: float) -> Iterator[str]:
         yield f"stopping  after signal {launcher['asked_to_stop_by']}"
     if standing["generation"] is not None:
         yield f"member    of generation {standing['generation']}, {counted(standing['workers'] or 0, 'worker')}"
+    if launcher["kept"]:
+        yield f"recovered {StateKept(**launcher['kept'])}"
     if launcher.get("goodput"):
         yield f"goodput   {_spent(launcher['goodput'])}"
     if standing["incident"]:
@@ -204,7 +204,7 @@ def _launcher(launcher: Mapping[str, Any], now_s: float) -> Iterator[str]:
 
 
 def report_line(report: Mapping[str, Any]) -> str:
-    """What a training process reported last."""
+    """The last report of a training process."""
     words = [f"rank {report['local_rank'] if report['rank'] is None else report['rank']:<4}"]
     if report["step"] is not None:
         words.append(f"step {report['step']},")

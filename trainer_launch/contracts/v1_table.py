@@ -89,7 +89,7 @@ TENSORFLOW = V1Kind(
     container=("tensorflow", "tfjob-port", 2222),
     restart="Never",
     env={"TF_CONFIG": "{config}"},
-    fields=("successPolicy", "enableDynamicWorker"),
+    fields=("successPolicy",),
 )
 XGBOOST = V1Kind(
     name="XGBoostJob",

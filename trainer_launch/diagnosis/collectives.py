@@ -1,4 +1,4 @@
-"""What each rank's flight recorder knows, and which rank a job waits for. Pure.
+"""The records of each rank's flight recorder, and which rank a job waits for. Pure.
 
 A rank waits while it has entered a collective that has not ended. It waits for the members of the group that have
 not entered it. Who is waited for and waits for nobody is where a hang begins; whether that is its fault, its own
@@ -37,7 +37,7 @@ _Us: TypeAlias = Annotated[int, Meta(ge=0, le=2**40)]  # twelve days
 
 
 class Collective(NamedTuple):
-    """One collective of a process group, as one rank entered it."""
+    """A collective of a process group, as a rank entered it."""
 
     number: Count  # in its group, from 1 on
     operation: Text
@@ -68,8 +68,8 @@ class Group(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     messages: Annotated[tuple[Message, ...], Meta(max_length=MAX_MESSAGES)] = ()  # the oldest first; gloo has none
 
     def at(self, number: int) -> Collective | None:
-        """That collective, if it is one of the last."""
-        return next((one for one in self.last if one.number == number), None)
+        """The collective of this number, if it is among the last."""
+        return next((collective for collective in self.last if collective.number == number), None)
 
 
 class EnteredGroup(NamedTuple):
@@ -117,11 +117,11 @@ class Entries(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     def last(self, most: int) -> Entries:
         """Only so many."""
         dropped = max(0, len(self.which) - most)
-        seen = Counter(self.which[:dropped])
+        before = Counter(self.which[:dropped])
         return replace(
             self,
             is_cut=self.is_cut or dropped > 0,
-            groups=tuple(one._replace(first=one.first + seen[i]) for i, one in enumerate(self.groups)),
+            groups=tuple(group._replace(first=group.first + before[i]) for i, group in enumerate(self.groups)),
             start_ns=self.start_ns + 1000 * sum(self.gaps_us[: dropped + 1]),
             which=self.which[dropped:],
             gaps_us=(0, *self.gaps_us[dropped + 1 :])[: len(self.which) - dropped],
@@ -129,7 +129,7 @@ class Entries(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
 
 
 class Stage(str, Enum):
-    """What a program has done of which its recorder shows nothing."""
+    """How far a program is, where its recorder shows nothing."""
 
     JOINED = ""
     OUTSIDE = "not joined a process group yet"
@@ -143,6 +143,7 @@ class Recorded(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     number: Count = 0  # of the question
     why: Text = ""  # nothing can be told
     stage: Stage = Stage.JOINED
+    stacks: str = ""  # of all threads, where these were asked for, as faulthandler writes them
     calls: Text = ""  # the method that the main thread is in, if it is not one of Python's
     handles: bool = True  # at its end: whether it has a handler of a signal that asks a program to stop
     saved: Count = 0  # bytes of its dump
@@ -162,7 +163,7 @@ class Life(str, Enum):
 
 
 class Doing(str, Enum):
-    """What a stack shows a worker to be in."""
+    """The activity of a worker, as its stack shows it."""
 
     UNKNOWN = ""
     COLLECTIVE = "a collective"
@@ -211,7 +212,7 @@ class RankState(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
 
     @property
     def is_starting(self) -> bool:
-        """Whether it is still before its first collective: it may download, or read its first batch."""
+        """Whether the rank is still before its first collective: it may download, or read its first batch."""
         if self.life is not Life.ALIVE or self.why or self.stage in (Stage.LEFT, Stage.ENDED):
             return False
         return all(group.entered == group.begun == 0 for group in self.groups.values())
@@ -229,16 +230,16 @@ class RankState(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
 
     @property
     def is_unproven(self) -> bool:
-        """Whether it may wait for a collective in a line of the user's, such as `work.wait()`, or not at all."""
+        """Whether the rank may wait for a collective in a line of the user's, such as `work.wait()`, or not."""
         return self.doing is Doing.UNKNOWN and self.place != ""
 
     def is_active(self, limit_s: float) -> bool:
-        """Whether it has shown progress within this time, or waits for a person."""
+        """Whether the rank has shown progress within this time, or waits for a person."""
         has_progress = self.quiet_s is not None and self.quiet_s < limit_s
         return self.life is Life.ALIVE and (has_progress or self.doing.waits_for_person)
 
     def is_idle(self, limit_s: float) -> bool:
-        """Whether it is known where it is, and that it has shown no progress within this time."""
+        """Whether the place of the rank is known, and it has shown no progress within this time."""
         return self.place != "" and self.quiet_s is not None and self.quiet_s >= limit_s > 0
 
     def __str__(self) -> str:
@@ -257,15 +258,16 @@ def brief(state: RankState, most: int) -> RankState:
 
 def _around(group: Group, most: int) -> tuple[Collective, ...]:
     until = min(group.entered, group.done + max(1, most // 2))
-    return tuple(one for one in group.last if one.number <= until)[-most:] if most else ()
+    return tuple(each for each in group.last if each.number <= until)[-most:] if most else ()
 
 
 def entered_in_words(states: Sequence[RankState]) -> str:
     """`last entered: ranks 0,2 all_reduce #6 of default_pg, rank 1 all_reduce #5 of default_pg`."""
     last = {state.rank: _last_of(state) for state in states}
     entered = grouped(
-        (f"{one.operation} #{one.number} of {group.title or f'group {name}'}", rank)
-        for rank, (one, name, group) in sorted((rank, each) for rank, each in last.items() if each is not None)
+        (f"{collective.operation} #{collective.number} of {group.title or f'group {name}'}", rank)
+        for rank in sorted(last)
+        for collective, name, group in filter(None, [last[rank]])
     )
     words = [f"{named_ranks(ranks)} {printable(what)[:_NAME_CHARS]}" for what, ranks in entered.items()]
     return f"last entered: {listed(words, _NAMED)}" if words else ""
@@ -289,20 +291,20 @@ class Explanation(Tagged, frozen=True, kw_only=True):
 
 
 def never_entered(states: Sequence[RankState], rank: int) -> Explanation | None:
-    """Who had not entered the collective in which `rank` timed out; None: nothing proves it.
+    """The ranks that had not entered the collective in which `rank` timed out; None: nothing proves any.
 
     `states` are what all nodes know at the end. A rank that had not entered it may have waited for others itself,
     in another group: then it is for them that all waited. Only groups of which each member reported prove anything,
     but for ranks that were aborted, as NCCL's watchdog does to all that wait.
     """
-    known = {state.rank: state for state in states}
-    silent = {state.rank for state in known.values() if state.life is Life.DEAD and not state.groups}
+    by_rank = {state.rank: state for state in states}
+    silent = {state.rank for state in by_rank.values() if state.life is Life.DEAD and not state.groups}
     waits = dict[int, list[_Wait]]()  # what each rank waited in
     unproven = set[int]()
-    for (name, spanned), groups in _by_group(known).items():
+    for (name, spanned), groups in _by_group(by_rank).items():
         number = min(group.entered for group in groups.values()) + 1
         inside = [member for member, group in groups.items() if group.entered >= number]
-        inside = [member for member in inside if _timed_out(known[member], name)]
+        inside = [member for member in inside if _timed_out(by_rank[member], name)]
         if not {*numbers_in(spanned)} <= groups.keys() | silent:
             unproven.update(inside)
         elif inside:
@@ -318,9 +320,9 @@ def never_entered(states: Sequence[RankState], rank: int) -> Explanation | None:
             todo += new
     if unproven & {rank, *causes}:
         return None
-    if not causes and (rank not in known or not known[rank].groups):
-        return _never_joined(known.values(), rank)
-    roots = [known[root] for root in sorted(causes.keys() - waits.keys())]
+    if not causes and (rank not in by_rank or not by_rank[rank].groups):
+        return _never_joined(by_rank.values(), rank)
+    roots = [by_rank[root] for root in sorted(causes.keys() - waits.keys())]
     # A rank that waited for a message may be a victim, too: that is not recorded.
     roots = [state for state in roots if state.doing is not Doing.COLLECTIVE] or roots
     if not roots:
@@ -333,7 +335,7 @@ def never_entered(states: Sequence[RankState], rank: int) -> Explanation | None:
 
 
 def _never_joined(states: Iterable[RankState], rank: int) -> Explanation | None:
-    """Who did something else while `rank` waited for all to join; None: nobody is known to."""
+    """The ranks that did something else while `rank` waited for all to join; None: none is known to."""
     late = [state for state in states if state.stage is Stage.OUTSIDE and state.life is Life.ALIVE and state.place]
     late = [state for state in late if state.doing is not Doing.COLLECTIVE]
     text = listed(_phrases(late, 0.0, past=True), _NAMED, "; ")
@@ -352,10 +354,10 @@ def _timed_out(state: RankState, name: str) -> bool:
     return last is not None and last[1] == name
 
 
-def _by_group(known: Mapping[int, RankState]) -> dict[tuple[str, str], dict[int, Group]]:
+def _by_group(states: Mapping[int, RankState]) -> dict[tuple[str, str], dict[int, Group]]:
     """The ranks of each group, as far as they report; groups of other members may have the same name."""
     groups: dict[tuple[str, str], dict[int, Group]] = {}
-    for rank, state in sorted(known.items()):
+    for rank, state in sorted(states.items()):
         for name, group in state.groups.items():
             groups.setdefault((name, group.ranks), {})[rank] = group
     return dict(sorted(groups.items()))
@@ -374,7 +376,7 @@ class _Wait(Struct, frozen=True, kw_only=True):
 
     @property
     def operation(self) -> str:
-        return next((one.operation for one in self.inside.values() if one is not None), "collective")
+        return next((each.operation for each in self.inside.values() if each is not None), "collective")
 
     @property
     def where(self) -> str:
@@ -385,7 +387,7 @@ class _Wait(Struct, frozen=True, kw_only=True):
         if not self.number:
             peers = named_ranks({*self.members} - self.inside.keys())
             return f"{self.operation} {'to' if self.operation == 'send' else 'from'} {peers} in {self._place}"
-        sizes = next((one.sizes for one in self.inside.values() if one is not None), "")
+        sizes = next((each.sizes for each in self.inside.values() if each is not None), "")
         return f"{self.operation} {self.where}{f', {sizes}' if sizes not in ('', '[]', '[[]]') else ''}"
 
     @property
@@ -395,7 +397,7 @@ class _Wait(Struct, frozen=True, kw_only=True):
     @property
     def since_ns(self) -> int:
         """When the first of them entered it; 0: unknown."""
-        return min((one.at_ns for one in self.inside.values() if one is not None), default=0)
+        return min((each.at_ns for each in self.inside.values() if each is not None), default=0)
 
     def waited(self, what: str, now_ns: int) -> str:
         """`ranks 0-2 have waited in it for 40 s`, by the first of them."""
@@ -415,21 +417,21 @@ def explain(
 
 
 class _Graph:
-    """Which rank waits for which, by recorders, and which ones wait for somebody, by their stacks."""
+    """The waits of ranks for others: whom for, by recorders; whether they wait at all, by their stacks."""
 
     def __init__(self, states: Sequence[RankState], now_ns: int, limit_s: float, of: int | None) -> None:
-        self._known = {state.rank: state for state in states}
+        self._states = {state.rank: state for state in states}
         self._now_ns, self._limit_s = now_ns, limit_s
-        self._groups = _by_group(self._known)
-        self._waits = _in_collectives(self._known, self._groups)
-        self._waits += _for_messages(self._known, {rank for wait in self._waits for rank in wait.inside})
+        self._groups = _by_group(self._states)
+        self._waits = _in_collectives(self._states, self._groups)
+        self._waits += _for_messages(self._states, {rank for wait in self._waits for rank in wait.inside})
         self._inside = {rank for wait in self._waits for rank in wait.inside}
         self._missing = {rank for wait in self._waits for rank in wait.missing}
-        alive = [state for state in self._known.values() if state.is_there]
-        self._finished = [state for state in self._known.values() if state.life is Life.FINISHED]
+        alive = [state for state in self._states.values() if state.is_there]
+        self._finished = [state for state in self._states.values() if state.life is Life.FINISHED]
         # Who waits for a message of gloo's, or to join a group: whom for, is not recorded.
         self._outside = {state.rank for state in alive if state.doing is Doing.COLLECTIVE} - self._inside
-        self._alive = {state.rank for state in alive} if of is not None and len(self._known) >= of else set[int]()
+        self._alive = {state.rank for state in alive} if of is not None and len(self._states) >= of else set[int]()
         self._others = self._alive - self._inside - self._outside
 
     def explanation(self) -> Explanation | None:
@@ -443,22 +445,22 @@ class _Graph:
         if complete is not None:
             return self._undelivered(complete)
         # A circle is proven only if each of them waits where it is in a collective.
-        proven = {rank for rank in self._inside if not self._known[rank].is_unproven} - self._active(self._inside)
+        proven = {rank for rank in self._inside if not self._states[rank].is_unproven} - self._active(self._inside)
         if roots := self._missing - proven - self._outside:
             return self._never_entered(roots)
         if self._waits and not self._missing & self._outside:
             return self._circle()
         if self._others and self._outside:
-            return self._alone("all other ranks wait for {who}, or behind {it}")
+            return self._alone("all other ranks wait for {ranks}, or behind {them}")
         if self._finished and self._others:
-            return self._alone("all ranks but {who} have finished with exit code 0")
+            return self._alone("all ranks but {ranks} have finished with exit code 0")
         if self._finished and len(self._alive) == 1:
-            (last,) = (self._known[rank] for rank in self._alive)
+            (last,) = (self._states[rank] for rank in self._alive)
             return self._uneven(self._finished, [last], *_phrases([last], self._limit_s))
         return self._never_entered(self._missing) if self._missing else None
 
     def _active(self, ranks: Iterable[int]) -> set[int]:
-        return {rank for rank in ranks if rank in self._known and self._known[rank].is_active(self._limit_s)}
+        return {rank for rank in ranks if rank in self._states and self._states[rank].is_active(self._limit_s)}
 
     def _never_entered(self, roots: set[int]) -> Explanation:
         """Told from where the hang begins: first the waits for ranks of which none waits, the oldest first."""
@@ -468,7 +470,7 @@ class _Graph:
         for alike in grouped((wait.name, wait) for wait in waits).values():
             wait = replace(
                 alike[0],
-                inside={rank: one for each in alike for rank, one in each.inside.items()},
+                inside={rank: collective for each in alike for rank, collective in each.inside.items()},
                 missing=tuple(sorted({rank for each in alike for rank in each.missing})),
             )
             if chosen := sorted(roots.intersection(wait.missing) - shown):
@@ -481,10 +483,10 @@ class _Graph:
         parts.sort(key=lambda part: not part.accuses)
         named = [part for part in parts if part.accuses] or parts
         behind -= shown
-        whom = {rank for wait in self._waits if behind & wait.inside.keys() for rank in wait.missing}
+        awaited = {rank for wait in self._waits if behind & wait.inside.keys() for rank in wait.missing}
         texts = [part.text for part in parts]
-        texts += [f"{_with_verb(behind, 'waits')} behind {named_ranks(whom)}"] * bool(behind)
-        texts += _phrases([self._known[rank] for rank in sorted(whom & beside)], self._limit_s)
+        texts += [f"{_with_verb(behind, 'waits')} behind {named_ranks(awaited)}"] * bool(behind)
+        texts += _phrases([self._states[rank] for rank in sorted(awaited & beside)], self._limit_s)
         return Explanation(
             text=listed(texts, _NAMED, "; "),
             ranks=tuple(sorted({rank for part in named for rank in part.ranks})),
@@ -494,17 +496,17 @@ class _Graph:
         )
 
     def _root(self, wait: _Wait, ranks: Sequence[int]) -> Explanation:
-        """These ranks never entered; what is known of them tells why."""
-        roots = [self._known[rank] for rank in ranks if rank in self._known]
+        """The verdict on ranks that never entered; their states tell why they did not."""
+        roots = [self._states[rank] for rank in ranks if rank in self._states]
         waiting = wait.waited(wait.name, self._now_ns)
         if finished := [state for state in roots if state.life is Life.FINISHED]:
-            return self._uneven(finished, [self._known[rank] for rank in wait.inside], waiting)
+            return self._uneven(finished, [self._states[rank] for rank in wait.inside], waiting)
         if not roots:
             return Explanation(text=f"{waiting}; nothing is known of {named_ranks(ranks)} here", ranks=tuple(ranks))
         named = [state for state in roots if not state.is_active(self._limit_s)] or roots
         beside = {*ranks} | (self._outside & {*wait.missing})
         others = [
-            self._known[rank] for rank in sorted(beside - {state.rank for state in named} & self._known.keys())
+            self._states[rank] for rank in sorted(beside - {state.rank for state in named} & self._states.keys())
         ]
         unknown = sorted({*ranks} - {state.rank for state in roots})
         phrases = [*_phrases(named, self._limit_s), *_phrases(others, self._limit_s)]
@@ -533,13 +535,13 @@ class _Graph:
     def _alone(self, sentence: str) -> Explanation:
         """The ranks that do not wait, while nothing records whom the others wait for: idle ones are the cause."""
         ranks = sorted(self._others - self._active(self._others)) or sorted(self._others)
-        named, others = [self._known[rank] for rank in ranks], sorted(self._inside | self._outside)
-        lead = sentence.format(who=named_ranks(ranks), it="it" if len(ranks) == 1 else "them")
+        named, others = [self._states[rank] for rank in ranks], sorted(self._inside | self._outside)
+        lead = sentence.format(ranks=named_ranks(ranks), them="it" if len(ranks) == 1 else "them")
         phrases = [
             *_phrases(named, self._limit_s),
-            *_phrases([self._known[rank] for rank in others], self._limit_s),
+            *_phrases([self._states[rank] for rank in others], self._limit_s),
         ]
-        roots = [self._known[rank] for rank in sorted(self._others)]
+        roots = [self._states[rank] for rank in sorted(self._others)]
         verdict = self._verdict(f"{lead}: {listed(phrases, _NAMED, '; ')}", named, roots)
         is_idle = all(state.life is Life.STOPPED or state.is_idle(self._limit_s) for state in named)
         return verdict if is_idle else replace(verdict, accuses=False)
@@ -559,15 +561,15 @@ class _Graph:
     def _uneven(self, finished: Sequence[RankState], inside: Sequence[RankState], waiting: str) -> Explanation:
         """Some have finished, and others wait for them; that is proven by one who waits and does nothing else."""
         ranks, limit_s = tuple(state.rank for state in finished), self._limit_s
-        who = f"{named_ranks(ranks)} finished with exit code 0, and {waiting}"
+        lead = f"{named_ranks(ranks)} finished with exit code 0, and {waiting}"
         if any(state.quiet_s is not None and state.quiet_s < limit_s for state in finished):
-            text = f"{who}, which may be over by now"  # the others were seen before
+            text = f"{lead}, which may be over by now"  # the others were seen before
             return Explanation(text=text, ranks=ranks, accuses=False, active=True)
         if any(not state.is_unproven and not state.is_active(limit_s) for state in inside):
-            text = f"{who}: the ranks' data is uneven; a restart will not help"
+            text = f"{lead}: the ranks' data is uneven; a restart will not help"
             return Explanation(text=text, ranks=ranks, reason="ProgramError", helps=False)
         active = any(state.is_active(limit_s) for state in inside)
-        text = f"{who}; {listed(_phrases(inside, limit_s), _NAMED, '; ')}"
+        text = f"{lead}; {listed(_phrases(inside, limit_s), _NAMED, '; ')}"
         return Explanation(text=text, ranks=ranks, accuses=not active, active=active)
 
     def _circle(self) -> Explanation:
@@ -587,8 +589,8 @@ def unexplained(states: Sequence[RankState], of: int, limit_s: float = 0.0) -> E
     where = listed(_phrases([state for state in alive if state.place], limit_s), _NAMED, "; ")
     is_all, finished = len(states) >= of, [state for state in states if state.life is Life.FINISHED]
     if finished and alive and is_all and all(_waits_to_join(state) for state in alive):
-        ranks, who = tuple(state.rank for state in finished), "they" if finished[1:] else "it"
-        text = f"{named_ranks(ranks)} finished with exit code 0 before {who} joined a process group; {where}"
+        ranks, they = tuple(state.rank for state in finished), "they" if finished[1:] else "it"
+        text = f"{named_ranks(ranks)} finished with exit code 0 before {they} joined a process group; {where}"
         if active or any((state.quiet_s or 0.0) < limit_s for state in finished):
             return Explanation(text=text, ranks=ranks, accuses=False, active=True)
         return Explanation(text=f"{text}; a restart will not help", ranks=ranks, reason="ProgramError", helps=False)
@@ -604,7 +606,7 @@ def _waits_to_join(state: RankState) -> bool:
 
 
 def _in_collectives(
-    known: Mapping[int, RankState], by_group: Mapping[tuple[str, str], Mapping[int, Group]]
+    states: Mapping[int, RankState], by_group: Mapping[tuple[str, str], Mapping[int, Group]]
 ) -> list[_Wait]:
     """The collectives that somebody waits in, of each group the first."""
     waits = []
@@ -612,7 +614,7 @@ def _in_collectives(
         stuck = {
             rank: group
             for rank, group in groups.items()
-            if group.entered > group.done and known[rank].is_there and not known[rank].is_elsewhere
+            if group.entered > group.done and states[rank].is_there and not states[rank].is_elsewhere
         }
         if stuck:
             number = min(group.done for group in stuck.values()) + 1
@@ -622,7 +624,7 @@ def _in_collectives(
 
 
 def _wait(name: str, spanned: str, number: int, groups: Mapping[int, Group], inside: Iterable[int]) -> _Wait:
-    """That collective of a group; `inside` are the ranks that wait in it."""
+    """The collective of this number; `inside` are the ranks that wait in it."""
     members = sorted({*numbers_in(spanned)} | groups.keys())
     missing = tuple(rank for rank in members if rank not in groups or groups[rank].entered < number)
     return _Wait(
@@ -636,14 +638,14 @@ def _wait(name: str, spanned: str, number: int, groups: Mapping[int, Group], ins
     )
 
 
-def _for_messages(known: Mapping[int, RankState], in_collectives: set[int]) -> list[_Wait]:
+def _for_messages(states: Mapping[int, RankState], in_collectives: set[int]) -> list[_Wait]:
     """The messages that somebody waits for.
 
     One that both sides wait for goes on once the peer does: it may come after what the peer waits in elsewhere.
     """
     messages = {
         (rank, message.peer, message.operation): (name, group, message)
-        for rank, state in known.items()
+        for rank, state in states.items()
         if state.is_there and not state.is_elsewhere
         for name, group in state.groups.items()
         for message in reversed(group.messages)
@@ -669,13 +671,12 @@ def _mismatch(wait: _Wait, groups: Mapping[int, Group]) -> Explanation | None:
     """The ranks disagree about it; accused are the few, if they are fewer than any others."""
     entered: dict[tuple[str, str], list[int]] = {}
     for rank, group in groups.items():
-        one = group.at(wait.number)
-        if one is not None:
-            sizes = one.sizes if one.operation in _EVEN else ""
-            entered.setdefault((one.operation, sizes), []).append(rank)
+        if (collective := group.at(wait.number)) is not None:
+            sizes = collective.sizes if collective.operation in _EVEN else ""
+            entered.setdefault((collective.operation, sizes), []).append(rank)
     if len(entered) < 2:
         return None
-    few_first = sorted(entered.items(), key=lambda item: (len(item[1]), item[1]))
+    few_first = sorted(entered.items(), key=lambda entry: (len(entry[1]), entry[1]))
     (_, few), (_, more), *_ = few_first
     words = [
         f"{named_ranks(ranks)} entered {operation}{f' with {sizes}' if sizes else ''}"

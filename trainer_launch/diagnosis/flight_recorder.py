@@ -20,6 +20,7 @@ import threading
 import time
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from functools import partial
+from types import FrameType
 from typing import Any, TypeAlias
 
 from trainer_launch.diagnosis.collectives import ANSWERS, MAX_GROUPS, MAX_LOOKS, MAX_MESSAGES, Stage
@@ -33,6 +34,13 @@ _LAST_ANSWER_S = 5.0
 _REQUESTS = (signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2)  # on which programs save and leave
 _SIZES = 200  # characters of a collective's sizes
 _SHAPES = 4  # of a longer one
+_REPEATING = 1024  # collectives in which a repetition is looked for
+_SAME = 0.05  # a longer repetition has to fit better by so much: the shorter one is a step, that one an evaluation
+_ALIKE = 0.02  # the same where all collectives of the shorter one are alike: these may be layers of one step
+_LOOKS = 40
+_FRAMES = 24  # of a look
+_DEEPEST = 100  # calls of a thread; faulthandler has as many
+_STACKS_CHARS = 200_000  # of all threads; the last is the main thread's
 _SHARED = "gloo"  # whose recorder other backends share
 _P2P = re.compile(r"(send|recv) \d+(?:->|<-)(\d+)$")
 _asking = threading.Lock()  # held while a thread of ours is in torch
@@ -79,7 +87,7 @@ def _serve(fd: int, rank: Callable[[], int], main_thread: int | None) -> None:
         elif sample is not None:
             sample.look()
         if sample is not None and sample.is_over:
-            _reply(fd, sample.question, rank(), sample.seen)
+            _reply(fd, sample.question, rank(), sample.looks)
             sample = None
 
 
@@ -114,11 +122,11 @@ def _newest(data: bytes) -> list[dict[str, Any]]:
 def _reply(fd: int, question: dict[str, Any], rank: int, looks: Sequence[tuple[int, list[str]]] = ()) -> None:
     try:
         with _asking:
-            said = {**answer(question, rank), "looks": looks, "handles": _handles_requests()}
+            reply = {**answer(question, rank), "looks": looks, "handles": _handles_requests()}
     except Exception as problem:  # noqa: BLE001  whatever it is, PID 1 is told, and the program is not
-        said = {"number": question.get("number", 0), "why": f"{type(problem).__name__}: {problem}"[:MAX_TEXT]}
+        reply = {"number": question.get("number", 0), "why": f"{type(problem).__name__}: {problem}"[:MAX_TEXT]}
     with contextlib.suppress(OSError):
-        _send(fd, json.dumps(said).encode() + b"\n")
+        _send(fd, json.dumps(reply).encode() + b"\n")
 
 
 def _handles_requests() -> bool:
@@ -142,18 +150,41 @@ def answer(question: dict[str, Any], rank: int) -> dict[str, Any]:
     if (is_end := question.get("at_end", False)) and not groups:
         return {"number": number, "why": "no process group is left"}
     # Collectives of a device have events, which end with their group, and may do so while a program ends.
-    found = by_backend(_present(traces(dumps, (_SHARED,) if is_end else dumps)), groups)
+    parts = by_backend(_present(traces(dumps, (_SHARED,) if is_end else dumps)), groups)
     if most := question.get("entries"):
-        members = {name: about for _, members in found for name, about in members.items()}
-        return {"number": number, "entries": {"rank": rank, **entered(merged(found)["entries"], members, most)}}
+        members = {name: about for _, members in parts for name, about in members.items()}
+        return {"number": number, "entries": {"rank": rank, **entered(merged(parts)["entries"], members, most)}}
     saved = 0
     if folder := question.get("folder"):
-        dump = pickle.dumps(merged(found))
+        dump = pickle.dumps(merged(parts))
         saved = _save(f"{folder}/nccl_trace_rank_{rank}", dump, question.get("until_s") or math.inf)
-    parts = [told(trace, members, begun)["groups"] for trace, members in found]
+    groups_of = [progress_of(trace, members, begun) for trace, members in parts]
     stage = Stage.JOINED if groups else Stage.LEFT  # nobody is asked before the first process group
-    said = {"number": number, "saved": saved, "stage": stage, "calls": called_by(threading.main_thread().ident)}
-    return {**said, "groups": {name: one for part in parts for name, one in part.items()}}
+    main_thread = threading.main_thread().ident or 0
+    reply = {"number": number, "saved": saved, "stage": stage, "calls": called_by(main_thread)}
+    if question.get("stacks"):
+        reply["stacks"] = python_stacks(main_thread)
+    return {**reply, "groups": {name: group for each in groups_of for name, group in each.items()}}
+
+
+def python_stacks(main_thread: int) -> str:
+    """The calls of all threads but this one, the main thread's last, in faulthandler's words.
+
+    Written in Python: a frame that ends meanwhile stays an object, where faulthandler would read freed memory.
+    """
+    frames = sys._current_frames()
+    del frames[threading.get_ident()]
+    lines = []
+    for thread in sorted(frames, key=lambda each: each == main_thread):
+        lines.append(f"Thread 0x{thread:016x} (most recent call first):\n")
+        frame: FrameType | None = frames[thread]
+        depth = 0
+        while frame is not None and depth < _DEEPEST:
+            code, depth = frame.f_code, depth + 1
+            lines.append(f'  File "{code.co_filename}", line {frame.f_lineno or 0} in {code.co_name}\n')
+            frame = frame.f_back
+        lines.append("\n")
+    return "".join(lines)[-_STACKS_CHARS:]
 
 
 def called_by(thread: int | None) -> str:
@@ -182,11 +213,8 @@ def _save(path: str, dump: bytes, until_s: float) -> int:
     return saved
 
 
-# -- torch's recorders ---------------------------------------------------------------------------
-
-
 def recorders(recorded: Any, backends: Iterable[str]) -> dict[str, Dump]:
-    """What dumps torch's recorders, by backend.
+    """The functions that dump torch's recorders, by backend.
 
     NCCL has one of its own, all others share gloo's; from torch 2.15 on each of these has its own, and `nccl` is
     another class, with another name. A build for CPUs lacks NCCL's, torch 2.4 lacks gloo's.
@@ -201,7 +229,7 @@ def recorders(recorded: Any, backends: Iterable[str]) -> dict[str, Dump]:
 
 
 def traces(dumps: Mapping[str, Dump], whole: Collection[str]) -> dict[str, dict[str, Any]]:
-    """What each of torch's recorders has; only of those of these backends the collectives as well.
+    """The content of each of torch's recorders; with collectives only of those of these backends.
 
     Without stacks, which take seconds; the workers' stacks are collected by themselves.
     """
@@ -212,44 +240,44 @@ def traces(dumps: Mapping[str, Dump], whole: Collection[str]) -> dict[str, dict[
 
 
 def begin_generation() -> None:
-    """What torch has recorded until now is of groups that were left; torch keeps it, under the same names."""
+    """Ignore from now on what torch has recorded: it is of groups that were left, under the same names."""
     global _since_ns  # noqa: PLW0603
     _since_ns = time.time_ns()
 
 
-def _present(found: dict[str, dict[str, Any]]) -> dict[str, dict[str, Any]]:
+def _present(recorded: dict[str, dict[str, Any]]) -> dict[str, dict[str, Any]]:
     """Without what earlier generations of this process have recorded."""
     if not _since_ns:
-        return found
+        return recorded
     return {
         backend: {
             **trace,
             "entries": [each for each in trace.get("entries") or () if int(each["time_created_ns"]) >= _since_ns],
             "pg_status": {},
         }
-        for backend, trace in found.items()
+        for backend, trace in recorded.items()
     }
 
 
-def far(found: Iterable[Mapping[str, Any]]) -> int:
+def far(recorded: Iterable[Mapping[str, Any]]) -> int:
     """How many collectives all groups have entered and ended, by what the recorders count."""
-    statuses = [status for trace in found for status in (trace.get("pg_status") or {}).values()]
+    statuses = [status for trace in recorded for status in (trace.get("pg_status") or {}).values()]
     counts = ("last_enqueued_collective", "last_completed_collective")
     return sum(max(0, int(status.get(count, 0))) for status in statuses for count in counts)
 
 
 def by_backend(
-    found: Mapping[str, dict[str, Any]], groups: Mapping[str, tuple[str, Sequence[int], Sequence[str]]]
+    recorded: Mapping[str, dict[str, Any]], groups: Mapping[str, tuple[str, Sequence[int], Sequence[str]]]
 ) -> list[tuple[dict[str, Any], Members]]:
     """The trace of each recorder, with the process groups that may be in it.
 
     A group of two backends counts its collectives twice: it becomes two groups.
     """
     parts: list[tuple[dict[str, Any], Members]] = []
-    for recorder, trace in found.items():
+    for recorder, trace in recorded.items():
         members, renamed = {}, {}
         for name, (title, ranks, backends) in groups.items():
-            by_recorder = grouped((one if one in found else _SHARED, one) for one in backends)
+            by_recorder = grouped((each if each in recorded else _SHARED, each) for each in backends)
             if recorder == next((each for each in by_recorder if each != _SHARED), _SHARED):
                 members[name] = title, ranks
             elif recorder in by_recorder:
@@ -259,24 +287,24 @@ def by_backend(
         for entry in trace.get("entries") or ():
             name, title = entry["process_group"]
             entry["process_group"] = renamed.get(name, name), title
-        about = {renamed.get(name, name): one for name, one in (trace.get("pg_config") or {}).items()}
+        about = {renamed.get(name, name): config for name, config in (trace.get("pg_config") or {}).items()}
         parts.append(({**trace, "pg_config": about}, members))
     return parts
 
 
-def merged(found: Sequence[tuple[Mapping[str, Any], Members]]) -> dict[str, Any]:
+def merged(traces: Sequence[tuple[Mapping[str, Any], Members]]) -> dict[str, Any]:
     """All of it in torch's own format: entries by time, and what each recorder numbers from 0 with other numbers.
 
     With the groups' members: torch's readers need them, and torch itself may add them for NCCL only.
     """
     whole: dict[str, Any] = {}
     parts, status, config, shift, first = [], {}, dict[str, Any](), 0, 0
-    for trace, members in found:
+    for trace, members in traces:
         entries = trace.get("entries") or ()
-        numbers = {int(entry["pg_id"]) for entry in entries} | {int(one) for one in trace.get("pg_status") or ()}
+        numbers = {int(entry["pg_id"]) for entry in entries} | {int(each) for each in trace.get("pg_status") or ()}
         first += entries[0]["record_id"] if entries else 0
         parts.append([{"frames": [], **entry, "pg_id": entry["pg_id"] + shift} for entry in entries])
-        status.update({str(int(one) + shift): value for one, value in (trace.get("pg_status") or {}).items()})
+        status.update({str(int(n) + shift): value for n, value in (trace.get("pg_status") or {}).items()})
         config.update(trace.get("pg_config") or {})
         for name, (title, ranks) in members.items():
             config.setdefault(name, {"name": name, "desc": title, "ranks": str([*ranks])})
@@ -324,10 +352,9 @@ def _title(group: Any) -> str:
     return "" if title == "undefined" else title[:_SIZES]  # torch's word where the program gives none
 
 
-# -- what is told of it --------------------------------------------------------------------------
-
-
-def told(trace: Mapping[str, Any], members: Members, begun: Mapping[str, int] | None = None) -> dict[str, Any]:
+def progress_of(
+    trace: Mapping[str, Any], members: Members, begun: Mapping[str, int] | None = None
+) -> dict[str, dict[str, Any]]:
     """Of each process group: its members, how far this rank is, and its last collectives.
 
     A collective is [number, operation, sizes, ns since the epoch]. Numbers are the entries': torch's status counts
@@ -354,7 +381,7 @@ def told(trace: Mapping[str, Any], members: Members, begun: Mapping[str, int] | 
     for name, own in grouped((entry["process_group"][0], entry) for entry in entries).items():
         if name in groups:
             _tell_entries(groups[name], own, members[name][1])
-    return {"groups": groups}
+    return groups
 
 
 def _spans(ranks: Sequence[int]) -> str:
@@ -403,24 +430,14 @@ def _sizes(entry: Mapping[str, Any]) -> str:
 
 
 def _name_of(number: str, numbers: Mapping[str, str], names: Sequence[str]) -> str:
-    """Which group a status is of: torch numbers the groups that this rank is in, in the order of their making.
+    """The group that a status is of: torch numbers the groups that this rank is in, in the order of their making.
 
     Unknown where other numbers show that groups are gone.
     """
     if number in numbers or not numbers:
         return numbers.get(number, number)
-    is_counted = all(names[int(one) :][:1] == [name] for one, name in numbers.items())
+    is_counted = all(names[int(each) :][:1] == [name] for each, name in numbers.items())
     return names[int(number)] if is_counted and number.isdecimal() and int(number) < len(names) else number
-
-
-# -- when the last collectives were entered ------------------------------------------------------
-
-
-_REPEATING = 1024  # collectives in which a repetition is looked for
-_SAME = 0.05  # a longer repetition has to fit better by so much: the shorter one is a step, that one an evaluation
-_ALIKE = 0.02  # the same where all collectives of the shorter one are alike: these may be layers of one step
-_LOOKS = 40
-_FRAMES = 24  # of a look
 
 
 def entered(recorded: Sequence[Mapping[str, Any]], members: Members, most: int) -> dict[str, Any]:
@@ -428,18 +445,18 @@ def entered(recorded: Sequence[Mapping[str, Any]], members: Members, most: int) 
 
     In a training loop that is a step: each step enters the same operations with the same sizes.
     """
-    known = [one for one in recorded if one["process_group"][0] in members]
-    kinds = [(one["process_group"][0], one["profiling_name"], str(one.get("input_sizes"))) for one in known]
-    times = [int(one["time_created_ns"]) for one in known]
+    own = [entry for entry in recorded if entry["process_group"][0] in members]
+    kinds = [(entry["process_group"][0], entry["profiling_name"], str(entry.get("input_sizes"))) for entry in own]
+    times = [int(entry["time_created_ns"]) for entry in own]
     step_ns, repeats = _repetition(kinds[-_REPEATING:], times[-_REPEATING:])
-    rows, is_cut = _consecutive(known[-most:])
+    rows, is_cut = _consecutive(own[-most:])
     names = list(dict.fromkeys(name for name, number, _ in rows if number))[:MAX_GROUPS]
     firsts = {name: number for name, number, _ in reversed(rows) if number}
     before = [rows[0][2] if rows else 0, *(at_ns for _, _, at_ns in rows)]
     return {
         "step_us": step_ns // 1000,
         "repeats": repeats,
-        "is_cut": is_cut or len(known) > most or any(firsts[name] > 1 for name in names),
+        "is_cut": is_cut or len(own) > most or any(firsts[name] > 1 for name in names),
         "groups": [[name, _spans(members[name][1]), firsts[name]] for name in names],
         "start_ns": before[0],
         "which": [names.index(name) if number and name in names else MAX_GROUPS for name, number, _ in rows],
@@ -450,20 +467,20 @@ def entered(recorded: Sequence[Mapping[str, Any]], members: Members, most: int) 
     }
 
 
-def _consecutive(known: Sequence[Mapping[str, Any]]) -> tuple[list[tuple[str, int, int]], bool]:
+def _consecutive(entries: Sequence[Mapping[str, Any]]) -> tuple[list[tuple[str, int, int]], bool]:
     """Group, number, 0 for point-to-point, and time; of each group no number is missing or there twice."""
     rows: list[tuple[str, int, int]] = []
     latest: dict[str, int] = {}
     is_cut = False
-    for one in known:
-        name, number = one["process_group"][0], 0 if one.get("is_p2p") else int(one["collective_seq_id"])
+    for entry in entries:
+        name, number = entry["process_group"][0], 0 if entry.get("is_p2p") else int(entry["collective_seq_id"])
         if number and number <= latest.get(name, 0):  # operations that were made one
             continue
         if number and name in latest and number != latest[name] + 1:
             rows, latest, is_cut = [], {}, True
         if number:
             latest[name] = number
-        rows.append((name, number, int(one["time_created_ns"])))
+        rows.append((name, number, int(entry["time_created_ns"])))
     return rows, is_cut
 
 
@@ -492,14 +509,14 @@ class _Sample:
 
     def __init__(self, question: dict[str, Any], main_thread: int | None) -> None:
         self.question = question
-        self.seen: list[tuple[int, list[str]]] = []
+        self.looks: list[tuple[int, list[str]]] = []
         self._thread = main_thread if question.get("looks") else None
         self._for_s = float(question.get("after_us", 0)) / 1e6
         self._until_s = time.monotonic() + self._for_s
 
     @property
     def is_over(self) -> bool:
-        return time.monotonic() >= self._until_s or len(self.seen) >= MAX_LOOKS
+        return time.monotonic() >= self._until_s or len(self.looks) >= MAX_LOOKS
 
     def pause_ms(self) -> float:
         """Until the next look, or the answer."""
@@ -517,7 +534,7 @@ class _Sample:
             stack.append(f"{frame.f_code.co_filename[-500:]}:{frame.f_lineno}:{frame.f_code.co_name}")
             frame = frame.f_back
         if stack:
-            self.seen.append((time.time_ns(), stack))
+            self.looks.append((time.time_ns(), stack))
 
 
 def _send(fd: int, data: bytes) -> None:

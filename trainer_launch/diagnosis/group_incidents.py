@@ -39,7 +39,7 @@ _log = logging.getLogger(__name__)
 
 
 class _Stall(Struct, frozen=True, kw_only=True):
-    """What the coordinator was told of a generation that does not go on, and what came of it."""
+    """The reports to the coordinator of a generation that does not go on, and its answer."""
 
     generation: int = 0
     collected: Collected | None = None  # the last incident that it was told
@@ -95,9 +95,10 @@ class GroupIncidents:
         ]
 
     def failed(self, sentence: str, *, was_killed: bool, timed_out: int | None = None) -> frozenset[str]:
-        """This generation ends for that; nobody was stopped for it yet. Who was killed cannot say where.
+        """Collect an incident: this generation ends for that, and nobody was stopped for it yet.
 
-        `timed_out` is a rank that waited for others in vain. Return the processes that seem to wait for nobody.
+        A rank that `was_killed` cannot say where it was; `timed_out` is a rank that waited for others in vain.
+        Return the processes that seem to wait for nobody.
         """
         if self._collector is None:
             return frozenset()
@@ -115,12 +116,15 @@ class GroupIncidents:
         names = [name for name in self._group.places if name not in alive]
         # All are where they were when a hang was explained: another node ends it.
         is_same = not names and self._watch is not None and self._watch.is_reported
-        # Who unwinds and shows its stacks may die of SIGSEGV: faulthandler reads frames that change.
-        texts: dict[int, str] | None = {} if self._group.keeps_state else None
-        collected = self._collector.collect(FAILURE, whole, names=names, is_same=is_same, texts=texts)
+        collected = self._collector.collect(FAILURE, whole, names=names, is_same=is_same)
         free = {state.rank for state in collected.incident.states if _is_free(state)}
         free |= {state.rank for state in self._states_at_end()}  # these only end
         return frozenset(name for name, place in self._group.places.items() if name in alive and place.rank in free)
+
+    def recovered(self, text: str) -> None:
+        """Ranks of the last generation have kept their state: its incident says so."""
+        if self._collector is not None:
+            self._collector.recovered(text)
 
     def completed(self, message: say.FromNode) -> say.FromNode:
         """A message about the end of a generation, with what its ranks here showed then."""
@@ -135,7 +139,7 @@ class GroupIncidents:
         return replace(message, notes={STALL: fitting(states)} if states else {})
 
     def _states_at_end(self) -> list[RankState]:
-        """What ranks have said at the end of their programs, also those whose processes still end."""
+        """The reports of ranks at the end of their programs, also of those whose processes still end."""
         places = self._group.places
         return [
             RankState(rank=places[name].rank, stage=Stage.ENDED, groups=answer.groups)
@@ -191,7 +195,7 @@ class GroupIncidents:
             self._collector.complete(collected, ranks.states, ranks.sentence)
 
     def _drop(self, collected: Collected | None) -> None:
-        """It was no incident, unless people know of it."""
+        """Remove what was no incident, unless people know of it."""
         if self._collector is not None and collected is not None:
             self._collector.drop(collected)
 

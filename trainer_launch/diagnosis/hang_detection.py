@@ -54,7 +54,7 @@ _BESIDE = (
 
 
 class Rules(Struct, frozen=True, kw_only=True):
-    """What the user asked for."""
+    """The timeouts that the user asked for."""
 
     timeout_s: float | None  # None: learn it from the pauses between strong signs
     # The timeout before anything is learned; None: there is none. A rank that computes for less makes progress.
@@ -68,7 +68,7 @@ class Rules(Struct, frozen=True, kw_only=True):
 
 
 class WatchedWorker(Struct, frozen=True):
-    """One training process; the same number with another start is another worker."""
+    """A training process; the same number with another start is another worker."""
 
     name: str  # as people call it: `rank 3`
     pid: int
@@ -79,7 +79,7 @@ class WatchedWorker(Struct, frozen=True):
 
 
 class Activity(Struct, frozen=True, kw_only=True):
-    """What one process of a worker has done so far: its main thread, and all its other threads."""
+    """The work so far of a process of a worker: of its main thread, and of all its other threads."""
 
     pid: int
     parent: int = 0
@@ -97,17 +97,17 @@ class Activity(Struct, frozen=True, kw_only=True):
 
     @property
     def key(self) -> tuple[int, int]:
-        """What tells it from a later process with the same number."""
+        """The pid and the start, which a later process of this pid does not share."""
         return self.pid, self.started
 
     @property
     def counts(self) -> tuple[float, ...]:
-        """What its main thread has done: CPU seconds, times that it went to sleep, bytes written and read."""
+        """The counters of its main thread: CPU seconds, times that it went to sleep, bytes written and read."""
         return self.cpu_s, self.switches, self.written, self.read
 
 
 class Sample(Struct, frozen=True, kw_only=True):
-    """One look at one worker."""
+    """A look at a worker."""
 
     processes: tuple[Activity, ...]  # the worker's own first, then everything below it
     signs: tuple[int, ...] = ()  # strong ones: whatever changes
@@ -120,7 +120,7 @@ class Sample(Struct, frozen=True, kw_only=True):
 
 
 class Work(NamedTuple):
-    """What is remembered of what a main thread does, or all that is beside the main threads."""
+    """The remembered work of a main thread, or of all that is beside the main threads."""
 
     since: tuple[float, ...]  # its counters some time ago
     since_at_s: float
@@ -141,7 +141,7 @@ class Work(NamedTuple):
 
 
 class Track(Struct, frozen=True):
-    """What is remembered of one worker."""
+    """The remembered signs of a worker."""
 
     born_at_s: float
     last: Sample
@@ -159,7 +159,7 @@ class Track(Struct, frozen=True):
 
 
 class WatchedNode(Struct, frozen=True):
-    """What is remembered of all workers of this node."""
+    """The remembered signs of all workers of this node."""
 
     tracks: Mapping[WatchedWorker, Track]
     at_s: float
@@ -244,7 +244,7 @@ def judge(node: WatchedNode, rules: Rules, *, is_explained: bool = False) -> Han
 
 
 def quiet(node: WatchedNode, all_rules: Sequence[Rules]) -> dict[WatchedWorker, Quiet]:
-    """What each worker has done last."""
+    """The last signs of each worker."""
     limits = [(rules, limit_s(node, rules)) for rules in all_rules]
     busy = [(rules, _busy(node, rules, limit)) for rules, limit in limits if limit is not None]
     spinning = {worker for _, hang in busy if hang is not None for worker in hang.workers}

@@ -34,7 +34,7 @@ log = logging.getLogger(__name__)
 
 
 class Watched(Struct, frozen=True, kw_only=True):
-    """What is watched, and what for."""
+    """The rules of a watch, and who else could be asked."""
 
     rules: Rules | None  # of the hangs that are ended; None: none is
     report: Rules | None = None  # of those that are only reported
@@ -61,7 +61,7 @@ class _Report(NamedTuple):
 
 
 class _HangRound(Struct, frozen=True, kw_only=True):
-    """What all nodes were asked about one quiet, and what came of it."""
+    """The question to all nodes about a quiet, and what came of it."""
 
     signs: Mapping[WatchedWorker, float | None]  # when each worker last showed progress: later ones end the quiet
     is_early: bool = False  # reported before it was known which pauses are usual
@@ -130,7 +130,7 @@ class Watch:
         self._node = replace(self._node, at_s=self._now())
 
     def explained(self, explanation: Explanation) -> None:
-        """What all nodes together know of the present quiet.
+        """Take in what all nodes together know of the present quiet.
 
         Where the cause still shows progress, whoever may have it reports again once that has ended: at once, or
         after as long again where it seems to have ended by now. Who only waits for the cause does not ask again.
@@ -198,7 +198,7 @@ class Watch:
         return hang_detection.judge(self._node, rules, is_explained=self._watched.explained)
 
     def _hangs(self) -> list[Hang]:
-        """What the rules that end and those that report say now."""
+        """The verdicts of the rules that end and of those that report, now."""
         return [hang for rules in self._watched.all_rules if (hang := self._judged(rules)) is not None]
 
     def _quiet_s(self, workers: Sequence[WatchedWorker], hang: Hang) -> float:

@@ -42,13 +42,13 @@ _READ_BYTES = 4 << 20  # of one file, which others may have written
 _MOMENT_S = 30.0  # incidents of several nodes are one: a node may be asked late, and clocks differ
 _MOST_FILES = 10_000  # of a folder
 _SECONDS = re.compile(r" for \d+ s\b")
-_TOLD = "generation "  # begins the sentence of who has only been told of a failure
+_SECOND_HAND = "generation "  # begins the sentence of a node that has only heard of a failure
 _ID = re.compile(r"\d{8}T\d{6}Z-[\w.-]{1,128}")
 log = logging.getLogger(__name__)
 
 
 class Incident(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """What `incident.json` says."""
+    """The content of `incident.json`."""
 
     sentence: str  # what happened, for people
     kind: Name
@@ -188,7 +188,7 @@ def _remove_old(folder: str) -> None:
 
 
 def read(folder: str) -> Incident | None:
-    """What a folder's `incident.json` says; None: it is being written, or is somebody else's."""
+    """Read a folder's `incident.json`; None: it is being written, or is somebody else's."""
     try:
         return decode(Incident, files.read(f"{folder}/{ABOUT}", _READ_BYTES) or b"", _READ_BYTES)
     except MessageError:
@@ -281,14 +281,14 @@ def chosen(groups: Sequence[Sequence[Stored]], wanted: str | None) -> list[Store
         of_groups[-1], key=lambda each: (each.incident.kind == about.incident.kind, each.incident.time_s)
     )
     nodes = {entry.incident.node_rank: entry for entry in (*kind_last, about)}
-    return sorted(nodes.values(), key=_order_told)
+    return sorted(nodes.values(), key=_by_evidence)
 
 
-def _order_told(entry: Stored) -> tuple[bool, bool, bool, int]:
+def _by_evidence(entry: Stored) -> tuple[bool, bool, bool, int]:
     incident = entry.incident
     named = {state.node for state in incident.states if state.rank in incident.ranks}
-    is_told, node = incident.sentence.startswith(_TOLD), incident.node_rank
-    return not incident.ranks, is_told, node not in named, node or 0
+    node = incident.node_rank
+    return not incident.ranks, incident.sentence.startswith(_SECOND_HAND), node not in named, node or 0
 
 
 def text_of(entry: Stored, name: str) -> str:

@@ -57,7 +57,7 @@ log = logging.getLogger(__name__)
 
 
 class About(Struct, frozen=True, kw_only=True):
-    """What does not change during a run."""
+    """The values that do not change during a run."""
 
     place: str  # the folder of all incidents
     is_default: bool = False  # a place whose name everybody knows, so that it must be ours
@@ -137,10 +137,14 @@ class Collector:
         folder, why = self._folder(at_s) if before is None else (before.folder, ())
         until_s = begun_s + (FAILURE_S if kind == FAILURE else HANG_S)
         group, recorders = self._group, None if self._group is None else self._group.recorders
-        number = recorders.question(f"{folder}/{RECORDER}" if folder else None, until_s) if recorders else 0
+        # A rank that leaves its groups unwinds: faulthandler would read frames that change, and end it by SIGSEGV.
+        unwinds, dumps = kind == FAILURE and group is not None and group.keeps_state, f"{folder}/{RECORDER}"
+        number = recorders.question(dumps if folder else None, until_s, stacks=unwinds) if recorders else 0
         alive = self._workers.present()
-        asked = stacks.ask(alive) if texts is None else {}
+        asked = stacks.ask(alive) if texts is None and not unwinds else {}
         recorded = recorders.answers(number, until_s) if recorders else {}
+        if unwinds:
+            texts = {each.pid: recorded[each.name].stacks for each in alive if each.name in recorded}
         texts = stacks.answers(asked, until_s) if texts is None else texts
         states = [
             self._state(
@@ -154,22 +158,22 @@ class Collector:
         states.sort(key=lambda state: state.rank)
         is_kept, sentence = (kind != HANG, sentence) if isinstance(sentence, str) else (True, sentence(states))
         explanation = explain(states, time.time_ns())
-        told = explanation or Explanation(text=sentence)
+        verdict = explanation or Explanation(text=sentence)
         names = tuple(dict.fromkeys([*names, *(worker.name for worker in alive)]))
         # A worker that is about to be stopped for another one's failure has told enough by its Python stacks.
         silent = {worker for worker in alive if kind != FAILURE or not texts.get(worker.pid)}
         texts_by_file = {**self._outputs(names), **self._stacks(alive, texts, silent)} if folder else {}
         incident = Incident(
-            sentence=sentence if is_kept else told.text,
+            sentence=sentence if is_kept else verdict.text,
             kind=kind,
             time_s=at_s,
             job=self._about.job,
             host=self._about.host,
             node_rank=self._about.node_rank,
             generation=self._generation,
-            reason=told.reason,
-            ranks=told.ranks,
-            restart_helps=told.helps,
+            reason=verdict.reason,
+            ranks=verdict.ranks,
+            restart_helps=verdict.helps,
             states=tuple(brief(state, _KEPT) for state in states),
             missing=(*why, *self._silent(alive, texts, recorded)),
             took_s=round(time.monotonic() - begun_s, 3),
@@ -194,7 +198,7 @@ class Collector:
         self.tell(self._save(collected, kind=HANG, restart_helps=why.helps, **changes))
 
     def complete(self, collected: Collected, others: Sequence[RankState], sentence: str) -> None:
-        """What all ranks show, as far as a message has room; a `sentence`: what a person has asked for is there."""
+        """Add what all ranks show, as far as a message has room; a `sentence`: an answer to a person's request."""
         own = collected.incident.states
         ranks = {state.rank for state in own}
         states = (*own, *(state for state in others if state.rank not in ranks))
@@ -202,8 +206,18 @@ class Collector:
         if sentence:
             self.tell(collected)
 
+    def recovered(self, text: str) -> None:
+        """Survivors of a generation that is over have kept their state: its last incident says so."""
+        collected = None if self._last is None else self._last[0]
+        if collected is None or collected.incident.kind == REQUEST or self._is_present(collected):
+            return
+        self._last = None
+        if collected.incident.kind == FAILURE or collected.folder in self._announced:
+            sentence = (incident_bundle.read(collected.folder) or collected.incident).sentence
+            self._save(collected, sentence=f"{sentence}; {text}")
+
     def drop(self, collected: Collected) -> None:
-        """It was no incident: nothing of it is kept, unless people asked for it or were told of it."""
+        """Remove what was no incident, unless people asked for it or were told of it."""
         is_kept = collected.incident.kind == REQUEST or collected.folder in self._announced
         if collected.folder and not is_kept:
             with self._lock:
@@ -231,15 +245,14 @@ class Collector:
         if incident.kind != HANG and collected.folder:
             log.info("%scollected in %s", "" if incident.kind == FAILURE else "on request: ", collected.folder)
 
-    def _is_present(self, collected: Collected | None, kind: str) -> bool:
-        """Whether this is of that kind, and of the present generation."""
-        about = None if collected is None else (collected.incident.kind, collected.incident.generation)
-        return about == (kind, self._generation)
+    def _is_present(self, collected: Collected) -> bool:
+        """Whether this is of the present generation."""
+        return collected.incident.generation == self._generation
 
     def announced_hang(self, message: str | None = None) -> Collected | None:
         """The last incident that people were told of, if it is a hang of this generation, and of such a message."""
         hang = self._last_announced
-        if hang is None or not self._is_present(hang, HANG):
+        if hang is None or hang.incident.kind != HANG or not self._is_present(hang):
             return None
         return hang if message is None or hang.incident.sentence in message else None
 
@@ -249,9 +262,11 @@ class Collector:
         if (hang := self.announced_hang(failure.message)) is not None:
             self._save(hang, **ended)
             return
-        if self._last is None or not self._is_present(self._last[0], FAILURE):
+        if self._last is None:
             return
         collected, names, is_written = self._last
+        if collected.incident.kind != FAILURE or not self._is_present(collected):
+            return
         is_written.wait(_FACTS_S)
         if collected.folder:
             for name, text in self._outputs(names).items():
@@ -322,14 +337,14 @@ class Collector:
         return {_file_of(OUTPUT, name): "".join(f"{line}\n" for line in each) for name, each in lines.items()}
 
     def _stacks(
-        self, alive: Collection[WatchedWorker], texts: Mapping[int, str], seen: Collection[WatchedWorker]
+        self, alive: Collection[WatchedWorker], texts: Mapping[int, str], hung: Collection[WatchedWorker]
     ) -> dict[str, str]:
         """Each worker as it says itself; of these, what they have started, and both as the kernel has them."""
         written, shown = {}, set[int]()
-        children = self._workers.children(seen) if seen else {}
+        children = self._workers.children(hung) if hung else {}
         for worker in alive:
             text = texts.get(worker.pid, "")
-            if worker in seen:
+            if worker in hung:
                 text += process_tree.describe(worker.pid)
                 shown |= {worker.pid, *(process.pid for process in children[worker])}
                 for process in children[worker][:_SHOWN]:

@@ -1,4 +1,4 @@
-"""Which ranks reach collectives late, again and again, from when each rank entered its last ones. Pure.
+"""Ranks that reach collectives late, again and again, by when each rank entered its last collectives. Pure.
 
 Lateness is counted once a step, and against the middle of a collective's members: a step has several collectives,
 and a slow node has several slow ranks. Whoever waited for others just before is late because of them.
@@ -30,7 +30,7 @@ _Rank: TypeAlias = Annotated[int, Meta(ge=0, le=2**31 - 1)]
 
 
 class Entry(NamedTuple):
-    """One rank enters one collective; without a group it is a point-to-point operation, whose end is unknown."""
+    """The moment a rank enters a collective; without a group, a point-to-point operation, whose end is unknown."""
 
     group: _Key | None
     number: int
@@ -38,7 +38,7 @@ class Entry(NamedTuple):
 
 
 class Timeline(Struct, frozen=True, kw_only=True):
-    """One rank's entries by the job's clock, in their order."""
+    """The entries of a rank by the job's clock, in their order."""
 
     rank: int
     node: int | None = None
@@ -70,71 +70,72 @@ class Lateness(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
         return self.steps >= LEAST_STEPS and self.late - self.steps / 2 > 1
 
     def __str__(self) -> str:
-        who = f"rank {self.rank}" if self.node is None else f"rank {self.rank} (node {self.node})"
-        text = f"{who} is a straggler: late in {self.late} of {self.steps} steps, by {_time(self.median_s)}"
+        rank = f"rank {self.rank}" if self.node is None else f"rank {self.rank} (node {self.node})"
+        text = f"{rank} is a straggler: late in {self.late} of {self.steps} steps, by {_time(self.median_s)}"
         text += f" (p95 {_time(self.p95_s)}) of a step of {_time(self.step_s)}"
         text += f"; it was {self.place}" if self.place else ""
         return text + (f"; {self.device}" if self.device else "")
 
 
-def timeline(told: Entries, node: int | None, offset_ns: int = 0, error_ns: int = 0, since_ns: int = 0) -> Timeline:
-    """A rank's entries without its clock's offset; what it entered before `since_ns` by that clock is dropped."""
-    each = [
+def timeline(entries: Entries, node: int | None, offset_ns: int = 0, error_ns: int = 0) -> Timeline:
+    """A rank's entries without its clock's offset."""
+    made = [
         Entry(None if group is None else (group.name, group.ranks), number, at_ns - offset_ns)
-        for group, number, at_ns in told.each()
-        if at_ns >= since_ns and (group is None or not group.ranks.isdecimal())  # alone it waits for nobody
+        for group, number, at_ns in entries.each()
+        if group is None or not group.ranks.isdecimal()  # alone it waits for nobody
     ]
-    looks = tuple(look._replace(at_ns=look.at_ns - offset_ns) for look in told.looks)
+    looks = tuple(look._replace(at_ns=look.at_ns - offset_ns) for look in entries.looks)
     return Timeline(
-        rank=told.rank,
+        rank=entries.rank,
         node=node,
         error_ns=error_ns,
-        step_ns=1000 * told.step_us,
-        repeats=told.repeats,
-        is_cut=told.is_cut or told.start_ns < since_ns,
-        entries=tuple(each),
+        step_ns=1000 * entries.step_us,
+        repeats=entries.repeats,
+        is_cut=entries.is_cut,
+        entries=tuple(made),
         looks=looks,
     )
 
 
 def judge(timelines: Iterable[Timeline]) -> tuple[Lateness, ...]:
     """How late each rank was, the latest first; nobody where nothing can be told."""
-    known = {one.rank: one for one in timelines if one.entries}
-    steps = [one.step_ns for one in known.values() if one.step_ns and one.repeats]
-    if len(known) < 2 or not steps:
+    by_rank = {line.rank: line for line in timelines if line.entries}
+    steps = [line.step_ns for line in by_rank.values() if line.step_ns and line.repeats]
+    if len(by_rank) < 2 or not steps:
         return ()
     step_ns = _middle(steps)
-    start_ns = max((one.entries[0].at_ns for one in known.values() if one.is_cut), default=0)
-    entered = _entered(known.values())
-    begins = _begins(known.values())
+    start_ns = max((line.entries[0].at_ns for line in by_rank.values() if line.is_cut), default=0)
+    entered = _entered(by_rank.values())
+    begins = _begins(by_rank.values())
     ends = {key: max(times.values()) for key, times in entered.items()}
-    found = [_Track(one, known, ends, step_ns) for one in known.values()]
-    tracks = {track.rank: track for track in found}
+    tracks = {rank: _Track(line, by_rank, ends, step_ns) for rank, line in by_rank.items()}
     for key, times in entered.items():
         if ends[key] >= start_ns:
             _note(key[0], times, bisect_right(begins, ends[key]), tracks)
-    told = [track.lateness() for track in found if track.steps]
-    return tuple(sorted(told, key=lambda one: (-one.late, -one.median_s, one.rank)))
+    latenesses = [track.lateness() for track in tracks.values() if track.steps]
+    return tuple(sorted(latenesses, key=lambda rank: (-rank.late, -rank.median_s, rank.rank)))
 
 
 def _begins(timelines: Iterable[Timeline]) -> list[int]:
     """When steps begin: each time that the rank which tells most has made one repetition more."""
-    most = max((one for one in timelines if one.repeats), key=lambda one: len(one.entries) // one.repeats)
-    return [one.at_ns for one in most.entries[:: most.repeats]]
+    longest = max((line for line in timelines if line.repeats), key=lambda line: len(line.entries) // line.repeats)
+    return [entry.at_ns for entry in longest.entries[:: longest.repeats]]
 
 
 def _entered(timelines: Iterable[Timeline]) -> dict[tuple[_Key, int], dict[int, int]]:
-    """When each member entered each collective of which that is known of all."""
-    found: dict[tuple[_Key, int], dict[int, int]] = defaultdict(dict)
-    for one in timelines:
-        for group, number, at_ns in one.entries:
+    """When each member entered each collective that all of them tell."""
+    entered: dict[tuple[_Key, int], dict[int, int]] = defaultdict(dict)
+    for line in timelines:
+        for group, number, at_ns in line.entries:
             if group is not None:
-                found[group, number][one.rank] = at_ns
-    sizes = {group: sum(map(len, ranges_in(group[1]))) for group in {group for group, _ in found}}
-    return {key: times for key, times in found.items() if len(times) == sizes[key[0]] > 1}
+                entered[group, number][line.rank] = at_ns
+    sizes = {group: sum(map(len, ranges_in(group[1]))) for group in {group for group, _ in entered}}
+    return {key: times for key, times in entered.items() if len(times) == sizes[key[0]] > 1}
 
 
-class _Seen(NamedTuple):
+class _Meeting(NamedTuple):
+    """A collective that all its members have entered."""
+
     group: _Key
     step: int
     middle_ns: int  # when the member in the middle entered it
@@ -143,31 +144,29 @@ class _Seen(NamedTuple):
 
 
 class _Track:
-    """One rank's waits, and what is found about it."""
+    """The waits of a rank, and its lateness in each step."""
 
     def __init__(
-        self, one: Timeline, known: Mapping[int, Timeline], ends: Mapping[tuple[_Key, int], int], step_ns: int
+        self, line: Timeline, lines: Mapping[int, Timeline], ends: Mapping[tuple[_Key, int], int], step_ns: int
     ) -> None:
-        self.rank, self._one, self._step_ns = one.rank, one, step_ns
+        self.rank, self.line, self._step_ns = line.rank, line, step_ns
         self.steps: dict[int, tuple[int, bool]] = {}  # by number: how late, and whether that is its own doing
         self._in, self._late, self._last = Counter[_Key](), Counter[_Key](), 0  # collectives, by group
         self._spans: list[tuple[int, int]] = []  # in which others waited for it
-        error_ns = one.error_ns + max(
-            (other.error_ns for other in known.values() if other.node != one.node), default=0
-        )
-        self._waits = list(_waits(one.entries, ends, error_ns))
+        others = (other.error_ns for other in lines.values() if other.node != line.node)
+        self._waits = list(_waits(line.entries, ends, line.error_ns + max(others, default=0)))
 
-    def note(self, found: _Seen, at_ns: int, late_ns: int) -> None:
-        """It entered a collective so late."""
-        self._in[found.group] += 1
-        self._last += self.rank == found.last
-        is_late = late_ns > max(LATE * self._step_ns, _LATE_NS) and late_ns >= found.worst_ns / 2
+    def note(self, meeting: _Meeting, at_ns: int, late_ns: int) -> None:
+        """Take in when, and how late, the rank entered a collective."""
+        self._in[meeting.group] += 1
+        self._last += self.rank == meeting.last
+        is_late = late_ns > max(LATE * self._step_ns, _LATE_NS) and late_ns >= meeting.worst_ns / 2
         is_own = is_late and self._waited_ns(at_ns) < _WAITED * late_ns
         if is_own:
-            self._spans.append((found.middle_ns, at_ns))
-            self._late[found.group] += 1
-        before_ns, was_own = self.steps.get(found.step, (0, False))
-        self.steps[found.step] = max(before_ns, late_ns), was_own or is_own
+            self._spans.append((meeting.middle_ns, at_ns))
+            self._late[meeting.group] += 1
+        before_ns, was_own = self.steps.get(meeting.step, (0, False))
+        self.steps[meeting.step] = max(before_ns, late_ns), was_own or is_own
 
     def _waited_ns(self, at_ns: int) -> int:
         """How long it may have waited for others in the step before."""
@@ -175,18 +174,18 @@ class _Track:
         return sum(wait_ns for _, wait_ns in self._waits[first : bisect_right(self._waits, (at_ns, 1 << 63))])
 
     def lateness(self) -> Lateness:
-        """What came of it; who was seen to wait for so long is not late by itself."""
+        """The rank's lateness; a rank that looks have shown waiting for so long is not late by itself."""
         own = [late_ns for late_ns, is_own in self.steps.values() if is_own]
-        seen = sum(look.waits for look in self._one.looks) / max(1, len(self._one.looks)) * self._step_ns
+        looks = self.line.looks
+        waited_ns = sum(look.waits for look in looks) / max(1, len(looks)) * self._step_ns
         is_often = any(late >= _OFTEN * self._in[group] for group, late in self._late.items())
-        is_cause = is_often and (not own or seen < _WAITED * _middle(own))
+        is_cause = is_often and (not own or waited_ns < _WAITED * _middle(own))
         times = sorted(late_ns / 1e9 for late_ns, _ in self.steps.values())
         spans = sorted(self._spans)
-        looks = [look for look in self._one.looks if _is_within(look.at_ns, spans)]
-        places = Counter(look.place for look in looks if not look.waits)
+        places = Counter(look.place for look in looks if not look.waits and _is_within(look.at_ns, spans))
         return Lateness(
             rank=self.rank,
-            node=self._one.node,
+            node=self.line.node,
             steps=len(times),
             late=len(own) if is_cause else 0,
             last=round(self._last / max(1, self._in.total()), 3),
@@ -198,17 +197,18 @@ class _Track:
 
 
 def _note(group: _Key, times: Mapping[int, int], step: int, tracks: Mapping[int, _Track]) -> None:
-    """One collective: who was late against the middle of its members, as far as the nodes' clocks agree."""
+    """Tell each member of a collective how late it was against the middle, as far as the nodes' clocks agree."""
     ordered = sorted((at_ns, rank) for rank, at_ns in times.items())
     middle_ns, middle = ordered[(len(ordered) - 1) // 2]
-    late = {rank: max(0, at_ns - middle_ns - _error_ns(tracks[rank], tracks[middle])) for at_ns, rank in ordered}
-    seen = _Seen(group, step, middle_ns, max(late.values()), ordered[-1][1])
+    error_ns = {rank: _error_ns(tracks[rank].line, tracks[middle].line) for rank in times}
+    late = {rank: max(0, at_ns - middle_ns - error_ns[rank]) for at_ns, rank in ordered}
+    meeting = _Meeting(group, step, middle_ns, max(late.values()), ordered[-1][1])
     for at_ns, rank in ordered:
-        tracks[rank].note(seen, at_ns, late[rank])
+        tracks[rank].note(meeting, at_ns, late[rank])
 
 
-def _error_ns(one: _Track, other: _Track) -> int:
-    return 0 if one._one.node == other._one.node else one._one.error_ns + other._one.error_ns
+def _error_ns(line: Timeline, other: Timeline) -> int:
+    return 0 if line.node == other.node else line.error_ns + other.error_ns
 
 
 def _waits(
@@ -219,19 +219,19 @@ def _waits(
     Between two entries it may wait until a collective that it is in is complete; all the time if that is unknown.
     """
     ahead: list[int] = []  # when collectives that it is in are complete
-    for one, following in pairwise(entries):
-        end_ns = None if one.group is None else ends.get((one.group, one.number))
+    for entry, following in pairwise(entries):
+        end_ns = None if entry.group is None else ends.get((entry.group, entry.number))
         if end_ns is None:
-            if following.at_ns > one.at_ns:
-                yield following.at_ns, following.at_ns - one.at_ns
+            if following.at_ns > entry.at_ns:
+                yield following.at_ns, following.at_ns - entry.at_ns
             continue
         insort(ahead, end_ns)
-        del ahead[: bisect_right(ahead, one.at_ns)]
+        del ahead[: bisect_right(ahead, entry.at_ns)]
         done = bisect_right(ahead, following.at_ns + error_ns + _ROUNDED_NS)
         if done:
             until_ns = min(ahead[done - 1], following.at_ns)
-            if until_ns > one.at_ns:
-                yield until_ns, until_ns - one.at_ns
+            if until_ns > entry.at_ns:
+                yield until_ns, until_ns - entry.at_ns
 
 
 def _is_within(at_ns: int, spans: Sequence[tuple[int, int]]) -> bool:

@@ -80,12 +80,19 @@ class Recorders:
         """Bytes that a worker has written to answer, its dumps included."""
         return self._bytes.get(name, 0)
 
-    def question(self, folder: str | None = None, until_s: float | None = None, *, only_far: bool = False) -> int:
+    def question(
+        self,
+        folder: str | None = None,
+        until_s: float | None = None,
+        *,
+        only_far: bool = False,
+        stacks: bool = False,
+    ) -> int:
         """Ask all for what they have recorded; with a `folder` each saves its dump there, but not after `until_s`.
 
-        Return the question's number.
+        With `stacks` each answers with those of its threads as well. Return the question's number.
         """
-        question = {"folder": folder, "until_s": until_s, "only_far": only_far}
+        question = {"folder": folder, "until_s": until_s, "only_far": only_far, "stacks": stacks}
         return self._ask(dict.fromkeys(self._able(), question))
 
     def ask_entries(self, most: int, after_us: int = 0, looked_at: Collection[str] = ()) -> None:
@@ -95,7 +102,7 @@ class Recorders:
         self._ask({name: {**question, "looks": name in looked_at} for name in self._able()})
 
     def entries(self) -> tuple[Mapping[str, Recorded], bool]:
-        """What has come of it so far, and whether that is all; does not wait."""
+        """The answers so far about entries, and whether these are all; does not wait."""
         for name in self._bytes:
             while self._read(name):
                 pass
@@ -123,7 +130,7 @@ class Recorders:
         } | answers
 
     def _able(self) -> list[str]:
-        """Those that can answer: each says so, by an empty line, when it has made its first process group."""
+        """The workers that can answer: each says so, by an empty line, when it has made its first process group."""
         for name in self._connections.keys() - self._bytes.keys():
             self._read(name)
         return [name for name in self._connections if name in self._bytes]

@@ -49,7 +49,7 @@ _IN = {
     Doing.TRANSFER: r"/(shutil|socket|ssl|ftplib|http/client|urllib/request)\.py:"
     r"|/(boto3|botocore|s3transfer|s3fs|fsspec|gcsfs|adlfs|huggingface_hub|urllib3|requests|httpx|aiohttp|paramiko)/"
     r"|/(google/cloud/storage|azure/storage)/",
-    # What no call shows, such as a program that a rank waits for, transfers.py tells.
+    # What no call shows, such as a program that a rank waits for, worker_samples.py tells.
 }
 _OURS = re.compile(r"/trainer_launch/diagnosis/flight_recorder\.py$")  # the thread that answers PID 1
 _AT_EXIT = re.compile(r"/threading\.py:_shutdown$|/concurrent/futures/(thread|process)\.py:_python_exit$")
@@ -59,7 +59,7 @@ _DECORATORS = ("wrapper", "decorate_context", "inner", "_fn")
 
 
 class Frame(Struct, frozen=True):
-    """One call."""
+    """A call of a stack."""
 
     file: str
     line: int
@@ -81,7 +81,7 @@ def ask(workers: Collection[WatchedWorker]) -> dict[WatchedWorker, int]:
 
 
 def answers(asked: Mapping[WatchedWorker, int], until_s: float) -> dict[int, str]:
-    """What they have written by then, by pid; of those that are not done, what is there."""
+    """The stacks that workers have written by then, by pid; of those that are not done, what is there."""
     sizes, written = dict(asked), dict[int, str]()
     while len(written) < len(asked) and time.monotonic() < until_s:
         for worker in [worker for worker in asked if worker.pid not in written]:
@@ -163,7 +163,7 @@ def at_exit(text: str) -> str:
 
 
 def doing(frames: tuple[Frame, ...]) -> Doing:
-    """What the main thread is in: a call around it, or a collective at its innermost."""
+    """The activity of the main thread: by a call around it, or a collective at its innermost."""
     for kind, pattern in _IN.items():
         if any(re.search(pattern, f"{frame.file}:{frame.function}") for frame in frames):
             return kind
@@ -192,7 +192,7 @@ def calls(frames: tuple[Frame, ...]) -> str:
 
 
 def where(frames: tuple[Frame, ...]) -> str:
-    """One phrase: the user's own innermost line, and the library call that it is in."""
+    """The user's own innermost line, and the library call that it is in, in a phrase."""
     down = down_to_user(frames)
     user = down[-1] if down and not down[-1].is_library else None
     inner = [frame for frame in down if frame.is_library]

@@ -50,7 +50,7 @@ EndStates: TypeAlias = Annotated[tuple[RankState, ...], Meta(max_length=MAX_RANK
 
 
 class Ranks(Tagged, frozen=True):
-    """What a node's ranks show: it sees no progress, or was asked."""
+    """The states of a node's ranks: it sees no progress, or was asked."""
 
     states: Annotated[tuple[RankState, ...], Meta(max_length=MAX_RANKS)]
     at_ns: Ns
@@ -66,7 +66,7 @@ class ShowRanks(Tagged, frozen=True):
 
 
 class RanksOfAll(Tagged, frozen=True):
-    """What the ranks of all nodes show, for every node's incident; `sentence`: a person asked for it."""
+    """The states of the ranks of all nodes, for every node's incident; `sentence`: a person asked for it."""
 
     states: Annotated[tuple[RankState, ...], Meta(max_length=MAX_RANKS)]
     sentence: Text = ""
@@ -86,10 +86,10 @@ class _StallRound(Struct, frozen=True, kw_only=True):
     """A member sees no progress, and all are asked what their ranks show."""
 
     asked_s: float
-    waiting: frozenset[int]  # who has not answered
-    states: tuple[RankState, ...]  # so far, of those that have
-    at_ns: int
-    limit_s: float
+    waiting: frozenset[int]  # the members that have not answered
+    states: tuple[RankState, ...] = ()  # so far, of those that have
+    at_ns: int = 0
+    limit_s: float = 0.0
     is_early: bool = False  # for all that have seen no progress
     is_request: bool = False
 
@@ -118,19 +118,16 @@ class StallJudge(Judge, frozen=True, kw_only=True):
             if is_late and not body.is_request:
                 return self, ()  # said before it heard the explanation
             others = frozenset(member.number for member in members() if member.answers) - {number}
-            before = _StallRound(
-                asked_s=now_s, waiting=others, states=(), at_ns=0, limit_s=0.0, is_request=body.is_request
-            )
+            before = _StallRound(asked_s=now_s, waiting=others)
             asked = (Tell(sorted(others), ShowRanks(body.is_request)),)
+        is_early = before.is_early and (body.is_early or not body.limit_s)
         now = _StallRound(
             asked_s=before.asked_s,
             waiting=before.waiting - {number},
             states=(*before.states, *body.states)[:MAX_STATES],
             at_ns=max(before.at_ns, body.at_ns),
             limit_s=max(before.limit_s, body.limit_s),
-            is_early=body.is_early
-            if not before.limit_s
-            else before.is_early and (body.is_early or not body.limit_s),
+            is_early=is_early if before.limit_s else body.is_early,
             is_request=before.is_request or body.is_request,
         )
         judge = replace(self, question=now, due_s=now.asked_s + SHOW_RANKS_S)
@@ -168,11 +165,11 @@ class StallJudge(Judge, frozen=True, kw_only=True):
         return StallJudge(explained=why, explained_s=now_s), (*news, Tell(all_numbers, why))
 
     def explain_end(self, bodies: Sequence[EndStates]) -> str:
-        """Which ranks entered which collective last."""
+        """Tell which ranks entered which collective last."""
         return entered_in_words([state for states in bodies for state in states])
 
     def explain_timeout(self, bodies: Sequence[EndStates], rank: int) -> tuple[str, tuple[int, ...]]:
-        """Who had not entered the collective in which a rank timed out, in words and by rank, if that is proven."""
+        """The ranks that had not entered the collective in which a rank timed out, in words too, where proven."""
         why = never_entered([state for states in bodies for state in states], rank)
         return ("", ()) if why is None else (why.text, why.ranks)
 

@@ -51,7 +51,6 @@ MOST_ENTRIES = 1 << 18  # of all ranks in one sample: judging them must not keep
 _LOOK_STEPS = 2.5  # for so many the suspects' main threads are looked at
 _TEXT_CHARS = 200  # of a place, of what is said of a GPU
 _SOURCE_BYTES = 1 << 20  # of a file of the program
-_DRIFT = 0.001  # a clock that drifts more was set
 _FIRST_S = 0.1  # until workers have answered; then twice as long, again and again
 _MESSAGE_BYTES = 56_000  # leaves room in a line
 # In torch's point-to-point operations, or in a line that waits for some. Collectives are known from the recorder.
@@ -63,13 +62,13 @@ _log = logging.getLogger(__name__)
 
 
 class ClockQuestion(Tagged, frozen=True):
-    """What does this node's clock show? The answer is said at once."""
+    """A question for the time of this node's clock, which is answered at once."""
 
     number: Count
 
 
 class ClockAnswer(Tagged, frozen=True):
-    """What this node's clock shows."""
+    """The time of this node's clock."""
 
     number: Count
     at_ns: Ns
@@ -92,7 +91,7 @@ class Entered(Tagged, frozen=True):
 
 
 class Stragglers(Tagged, frozen=True):
-    """Which ranks of this node are stragglers now; those that are no longer told have recovered."""
+    """The ranks of this node that are stragglers now; earlier ones that are missing have recovered."""
 
     ranks: _Latenesses
 
@@ -101,7 +100,7 @@ ToNode: TypeAlias = ClockQuestion | ShowEntries | Stragglers
 
 
 class StragglerStatus(Struct, frozen=True):
-    """Who is a straggler now, and how late the latest ranks were in the last sample."""
+    """The stragglers now, and how late the latest ranks were in the last sample."""
 
     stragglers: _Latenesses = ()
     lateness: _Latenesses = ()
@@ -113,8 +112,6 @@ class _Clock(Struct, frozen=True, kw_only=True):
 
     offset_ns: int
     error_ns: int
-    at_s: float  # when it was measured
-    since_ns: int  # by that clock: it was set then
 
 
 class _Answer(Struct, frozen=True, kw_only=True):
@@ -130,8 +127,6 @@ class _Answer(Struct, frozen=True, kw_only=True):
         clock = _Clock(
             offset_ns=at_ns - int((self.sent_s + now_s) / 2 * 1e9),
             error_ns=int((now_s - self.sent_s) / 2 * 1e9),
-            at_s=now_s,
-            since_ns=at_ns,
         )
         best = min(self.clock or clock, clock, key=lambda clock: clock.error_ns)
         return _Answer(question=self.question + 1, sent_s=now_s, clock=best)
@@ -152,7 +147,6 @@ class StragglerJudge(Judge, frozen=True, kw_only=True):
     hears = ClockAnswer | Entered
     every_s: float  # between two samples
     sample: _StragglerSample | None = None
-    clocks: Mapping[int, _Clock] = field(default_factory=dict)  # by member, in the sample before
     strikes: Mapping[int, int] = field(default_factory=dict)  # samples in a row that speak against a rank
     step_s: float = 0.0  # in the sample before
     named: tuple[Lateness, ...] = ()
@@ -202,9 +196,7 @@ class StragglerJudge(Judge, frozen=True, kw_only=True):
         return after.tick(members, now_s) if is_over else (after, news)
 
     def _judged(self, sample: _StragglerSample, members: Sequence[MemberView], now_s: float) -> Judgement:
-        measured = {number: answer.clock for number, answer in sample.answers.items() if answer.clock is not None}
-        clocks = {number: _compared(self.clocks.get(number), clock) for number, clock in measured.items()}
-        ranks = [replace(rank, place=_short(rank.place)) for rank in judge(_timelines(members, sample, clocks))]
+        ranks = [replace(rank, place=_short(rank.place)) for rank in judge(_timelines(members, sample))]
         late = {rank.rank: rank for rank in ranks}
         strikes = {rank: count for rank, count in self.strikes.items() if rank not in late}
         strikes |= {rank: self.strikes.get(rank, 0) + 1 for rank in late if late[rank].is_straggler}
@@ -216,7 +208,6 @@ class StragglerJudge(Judge, frozen=True, kw_only=True):
             self,
             sample=None,
             due_s=max(sample.begun_s + self.every_s, now_s),
-            clocks={**self.clocks, **clocks},
             strikes=strikes,
             step_s=ranks[0].step_s if ranks else self.step_s,
             named=tuple(replace(latest[rank], device=devices.get(rank, "")) for rank in named),
@@ -226,7 +217,7 @@ class StragglerJudge(Judge, frozen=True, kw_only=True):
         return after, tuple(_news(members, self.named, after.named))
 
     def status(self, now_s: float) -> StragglerStatus:
-        """Who is late."""
+        """The ranks that are late."""
         age_s = None if self.latest_s is None else round(now_s - self.latest_s, 1)
         return StragglerStatus(self.named[:MAX_SUSPECTS], self.latest, age_s)
 
@@ -236,25 +227,14 @@ def _short(text: str) -> str:
     return printable(text, " ")[:_TEXT_CHARS]
 
 
-def _compared(before: _Clock | None, now: _Clock) -> _Clock:
-    """What the clock showed before still counts, unless it was set meanwhile."""
-    if before is None:
-        return replace(now, since_ns=0)
-    most_ns = before.error_ns + now.error_ns + (now.at_s - before.at_s) * _DRIFT * 1e9
-    is_steady = abs(now.offset_ns - before.offset_ns) <= most_ns
-    return replace(now, since_ns=before.since_ns) if is_steady else now
-
-
-def _timelines(
-    members: Sequence[MemberView], sample: _StragglerSample, clocks: Mapping[int, _Clock]
-) -> Iterator[Timeline]:
+def _timelines(members: Sequence[MemberView], sample: _StragglerSample) -> Iterator[Timeline]:
     """All ranks' entries by our clock; a rank counts once, and on the node whose it is."""
     for member in members:
-        answer, clock = sample.answers.get(member.number), clocks.get(member.number)
-        if answer is not None and answer.entered is not None and clock is not None:
+        answer = sample.answers.get(member.number)
+        if answer is not None and answer.entered is not None and (clock := answer.clock) is not None:
             own = {rank.rank: rank for rank in answer.entered.ranks if rank.rank in member.ranks}
             for rank in own.values():
-                yield timeline(rank, member.number, clock.offset_ns, clock.error_ns, clock.since_ns)
+                yield timeline(rank, member.number, clock.offset_ns, clock.error_ns)
 
 
 def _news(
@@ -273,7 +253,7 @@ def _news(
 
 
 def answer(note: Note) -> Note | None:
-    """What is said at once to a note, in the thread that has received it: what this node's clock shows."""
+    """The answer to a note that is given at once, in the thread that has received it: this clock's time."""
     question: ToNode | None = opened(ToNode, note.body, note.topic) if note.topic == STRAGGLERS else None
     if not isinstance(question, ClockQuestion):
         return None

@@ -1,4 +1,4 @@
-"""This node's training processes, as the hang watch needs them: found, and sampled."""
+"""The training processes of this node, sampled for the hang watch."""
 
 from __future__ import annotations
 
@@ -13,20 +13,26 @@ from typing import Protocol
 from msgspec import Struct
 from msgspec.structs import replace
 
-from trainer_launch.diagnosis import stacks, transfers
+from trainer_launch.diagnosis import stacks
 from trainer_launch.diagnosis.collectives import Doing, RankState
 from trainer_launch.diagnosis.hang_detection import Activity, Sample, WatchedWorker
 from trainer_launch.diagnosis.recorder_questions import Recorders
-from trainer_launch.host import files, process_tree, runtime_directory
+from trainer_launch.host import files, process_tree, runtime_directory, system_calls
 from trainer_launch.host.slow_files import within
+from trainer_launch.host.system_calls import CallKind, SystemCall
 from trainer_launch.model.errors import MALFORMED
 from trainer_launch.supervisor.processes import Processes
 
+_TICK_S = 1 / os.sysconf("SC_CLK_TCK")
+_SWITCHES = re.compile(r"^voluntary_ctxt_switches:\s*(\d+)", re.MULTILINE)
+_READ_WRITTEN = re.compile(r"^[rw]char: (\d+)", re.MULTILINE)
+_NO_FILES = ("/dev/", "/proc/", "/sys/")
+_POLLS = (CallKind.POLL, CallKind.SELECT, CallKind.EPOLL)
 Below = Mapping[int, tuple[process_tree.ProcessEntry, ...]]  # children by parent
 
 
 class WorkerPlace(Struct, frozen=True):
-    """Which worker of torch's a process is."""
+    """The ranks of a process that is a worker of torch's."""
 
     rank: int
     local_rank: int
@@ -35,7 +41,7 @@ class WorkerPlace(Struct, frozen=True):
 
 
 class WatchedGroup(Protocol):
-    """What is read of a torch worker group, by whoever diagnoses it."""
+    """The parts of a torch worker group that a diagnosis reads."""
 
     generation: int  # the last one that this node was in
     places: Mapping[str, WorkerPlace]  # by the names of the processes
@@ -44,7 +50,7 @@ class WatchedGroup(Protocol):
 
     @property
     def node_rank(self) -> int:
-        """This node's."""
+        """The rank of this node."""
 
     @property
     def keeps_state(self) -> bool:
@@ -60,12 +66,12 @@ class WatchedWorkers:
     def __init__(
         self,
         pids: Callable[[], Mapping[str, int]],
-        heard: Callable[[str], int],
+        output_of: Callable[[str], int],
         run_dir: str,
         group: WatchedGroup | None = None,
     ) -> None:
         """Watch the processes that PID 1 has started: their pids by name, and how many bytes each has written."""
-        self._pids, self._heard, self._run_dir, self._group = pids, heard, run_dir, group
+        self._pids, self._output_of, self._run_dir, self._group = pids, output_of, run_dir, group
         self._dumped: dict[int, int] = {}  # by pid: bytes of stacks that were asked for
 
     def look(self) -> dict[WatchedWorker, Sample]:
@@ -85,7 +91,7 @@ class WatchedWorkers:
         return samples
 
     def present(self) -> dict[WatchedWorker, str]:
-        """Those that are alive, with the states of their main threads; nothing else is looked at."""
+        """The workers that are alive, with the states of their main threads; nothing else is looked at."""
         entries = {name: process_tree.read(pid) for name, pid in self._pids().items()}
         return {
             self._worker(name, entry): entry.state
@@ -108,7 +114,7 @@ class WatchedWorkers:
         return texts
 
     def doing(self, worker: WatchedWorker, text: str, *, has_joined: bool = False) -> Doing:
-        """What a worker is in, as its stacks show, or else what it waits for outside the job.
+        """The activity of a worker, as its stacks show it, or else what it waits for outside the job.
 
         `has_joined` is whether it has entered a collective that has not ended.
         """
@@ -118,13 +124,13 @@ class WatchedWorkers:
         (below,) = self.children([worker]).values()
         port = (process_tree.environment(worker.pid) or {}).get("MASTER_PORT", "")
         ports = [int(port)] if port.isdecimal() else []
-        outside = transfers.doing(worker.pid, below, ports, has_joined=has_joined)
+        outside = wait_outside(worker.pid, below, ports, has_joined=has_joined)
         return shown if outside is Doing.UNKNOWN else outside
 
     def _worker(self, name: str, entry: process_tree.ProcessEntry) -> WatchedWorker:
         place = None if self._group is None else self._group.places.get(name)
-        known = (None, None, None) if place is None else (place.rank, place.local_rank, place.stacks)
-        return WatchedWorker(name, entry.pid, entry.started, *known)
+        of_torch = (None, None, None) if place is None else (place.rank, place.local_rank, place.stacks)
+        return WatchedWorker(name, entry.pid, entry.started, *of_torch)
 
     def _sample(
         self, name: str, worker: WatchedWorker, entries: Iterable[process_tree.ProcessEntry], far: int
@@ -138,15 +144,15 @@ class WatchedWorkers:
         written = own.written - stacks.size(worker.stacks)
         processes[0] = replace(own, written=written, beside_bytes=own.beside_bytes - answered)
         report = stacks.status_of(runtime_directory.progress_file(self._run_dir, worker.local_rank or 0))
-        signs = (self._heard(name), 0 if report is None else report.st_mtime_ns, far)
+        signs = (self._output_of(name), 0 if report is None else report.st_mtime_ns, far)
         return Sample(processes=tuple(processes), signs=signs, has_joined=far > 0)
 
 
 def _by_parent(entries: Iterable[process_tree.ProcessEntry]) -> Below:
-    found: dict[int, tuple[process_tree.ProcessEntry, ...]] = {}
+    below: dict[int, tuple[process_tree.ProcessEntry, ...]] = {}
     for entry in entries:
-        found[entry.parent] = (*found.get(entry.parent, ()), entry)
-    return found
+        below[entry.parent] = (*below.get(entry.parent, ()), entry)
+    return below
 
 
 def _subtree(pid: int, below: Below) -> tuple[process_tree.ProcessEntry, ...]:
@@ -165,14 +171,6 @@ def _output_ns(pid: int) -> int:
             if status is not None and stat.S_ISREG(status.st_mode):
                 times.add(status.st_mtime_ns)
     return max(times)
-
-
-# -- what a process has done -------------------------------------------------------------------
-
-
-_TICK_S = 1 / os.sysconf("SC_CLK_TCK")
-_SWITCHES = re.compile(r"^voluntary_ctxt_switches:\s*(\d+)", re.MULTILINE)
-_READ_WRITTEN = re.compile(r"^[rw]char: (\d+)", re.MULTILINE)
 
 
 def read(entry: process_tree.ProcessEntry, proc: str = "/proc") -> Activity | None:
@@ -214,3 +212,62 @@ def _io(folder: str) -> tuple[int, int]:
     """Bytes read and written by system calls so far; 0 where that cannot be seen."""
     counts = [int(count) for count in _READ_WRITTEN.findall(files.text(f"{folder}/io"))]
     return (counts[0], counts[1]) if len(counts) == 2 else (0, 0)
+
+
+def wait_outside(
+    pid: int,
+    below: Iterable[process_tree.ProcessEntry],
+    own_ports: Collection[int] = (),
+    *,
+    has_joined: bool = False,
+) -> Doing:
+    """The wait of the worker `pid` for something outside the job: TRANSFER, INPUT, or UNKNOWN.
+
+    Idle in a call of files, or of a connection that is none of the job's, is a transfer: of the main thread; of a
+    thread while the main thread waits for a lock; of a program that the main thread waits for. The job's own
+    connections are those to its store; of those to other ranks the caller knows by torch's calls.
+
+    `below` are its descendants, `own_ports` those of the job's store. A worker that `has_joined` a collective which
+    has not ended may wait for that, so its other threads prove nothing.
+    """
+    call = system_calls.of_thread(pid, pid)
+    if call is None:
+        return Doing.UNKNOWN
+    if 0 in call.fds and call.kind is not CallKind.EPOLL:
+        return Doing.INPUT
+    remote = system_calls.connections(pid, own_ports)
+    by_parent: dict[int, list[int]] = {}
+    for entry in below:
+        by_parent.setdefault(entry.parent, []).append(entry.pid)
+    calls = [call]
+    if call.kind in (CallKind.LOCK, *_POLLS) and not has_joined:
+        # It may wait for its other threads. Those of gloo and NCCL poll other ranks all the time.
+        others = system_calls.of_other_threads(pid)
+        calls += [other for other in others if other.kind not in _POLLS and other.kind is not CallKind.LOCK]
+    programs = {child for each in calls for child in _awaited(each, pid, by_parent)}
+    moves = any(_moves(each, remote) for each in calls)
+    is_transfer = moves or any(_program_moves(child, by_parent, remote) for child in programs)
+    return Doing.TRANSFER if is_transfer else Doing.UNKNOWN
+
+
+def _moves(call: SystemCall, remote: Collection[str]) -> bool:
+    """Whether a thread waits for a file, or for a connection that is none of the job's."""
+    if call.kind is CallKind.PATH or (call.is_uninterruptible and call.kind is not CallKind.NO_FILE):
+        return True
+    return any(link in remote or (link[:1] == "/" and not link.startswith(_NO_FILES)) for link in call.files)
+
+
+def _awaited(call: SystemCall, pid: int, by_parent: Mapping[int, list[int]]) -> list[int]:
+    """The children whose ends, or whose output, a thread of `pid` waits for."""
+    if call.kind is CallKind.CHILD:
+        return [call.child] if call.child else by_parent.get(pid, [])
+    pipes = {link for link in call.files if link.startswith("pipe:")}
+    return [child for child in by_parent.get(pid, []) if pipes and pipes & system_calls.open_files(child)]
+
+
+def _program_moves(pid: int, by_parent: Mapping[int, list[int]], remote: Collection[str]) -> bool:
+    """Whether a thread of a program, or of one that it has started, waits for a file or a connection."""
+    calls = [system_calls.of_thread(pid, pid), *system_calls.of_other_threads(pid)]
+    if any(call is not None and _moves(call, remote) for call in calls):
+        return True
+    return any(_program_moves(child, by_parent, remote) for child in by_parent.get(pid, []))

@@ -450,8 +450,8 @@ class Client(ReconnectingClient[msg.Message, msg.FromNode, News]):
         news = super().receive(timeout_s)
         self._read_s = time.monotonic()
         match news:
-            case msg.Formed(generation=number, group_rank=rank, size=size, restarts=restarts):
-                where = {"node_index": rank, "nodes": size}
+            case msg.Formed(generation=number, group_rank=rank, size=size, restarts=restarts, kept=kept):
+                where = {"node_index": rank, "nodes": size, "kept": kept}
                 tell(self._run_dir, "generation_formed", generation=number, restarts=restarts, **where)
             case msg.Waiting(present=present, wanted=wanted, missing=missing) if missing and not self._is_beside:
                 _log.info("%d of %d nodes are here; missing: %s", present, wanted, ", ".join(missing))

@@ -28,6 +28,14 @@ from trainer_launch.supervisor import outcome as ends
 
 LOOK_S = 1.0  # between two looks at what training processes and the worker group have left
 PROGRESS_S = 10.0  # between two lines of progress
+LINE_BYTES = 4096  # PIPE_BUF: one write, never torn, never interleaved
+TEXT_CHARS = 600
+_LAST_BYTES = 16_384
+_READ_BYTES = 262_144
+_LATEST_S = 253_402_300_799  # the last second that has four digits for its year
+Value: TypeAlias = "str | int | float | bool | tuple[str, ...] | Mapping[str, float] | None"
+Event: TypeAlias = tuple[str, Mapping[str, Value]]
+_Line: TypeAlias = dict[str, str | codec.Whole | float | bool | None]
 _log = logging.getLogger(__name__)
 
 
@@ -72,8 +80,8 @@ class EventLog:
             self._put(self._last)
 
     def _look(self, is_last: bool) -> list[News]:
-        """What training processes and the worker group have left in the run's directory since the last look."""
-        left = [news for news in self._tail.read() if news.event[0] != PHASE]
+        """The news that training processes and the worker group have left in the directory since the last look."""
+        left = self._tail.read()
         latest = progress.first(reports(self._run_dir))
         is_due = is_last or time.monotonic() >= self._reported_at_s + PROGRESS_S
         if latest is not None and latest != self._reported and is_due:
@@ -90,7 +98,7 @@ class File:
 
     def __init__(self, path: str) -> None:
         self._path = path
-        self._is_said = False
+        self._has_warned = False
         self._is_torn = False  # the last line was not written whole
         self._fd: int | None = None
         flags = os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC | os.O_NOCTTY | os.O_NONBLOCK
@@ -118,8 +126,8 @@ class File:
             self._fd = None
 
     def _say(self, problem: OSError) -> None:
-        if not self._is_said:
-            self._is_said = True
+        if not self._has_warned:
+            self._has_warned = True
             _log.warning(
                 "--events: cannot write %s: %s; the job continues without an event log",
                 self._path,
@@ -127,19 +135,8 @@ class File:
             )
 
 
-# -- events ------------------------------------------------------------------------------------
-
-
-LINE_BYTES = 4096  # PIPE_BUF: one write, never torn, never interleaved
-TEXT_CHARS = 600
-
-PHASE = "phase"  # what the node does now, for its goodput: told to a rehearsal, no event
-Value: TypeAlias = "str | int | float | bool | tuple[str, ...] | Mapping[str, float] | None"
-Event: TypeAlias = tuple[str, Mapping[str, Value]]
-
-
 def of_progress(latest: Progress) -> Event:
-    """What a training process says of itself."""
+    """The progress of a training process."""
     return "progress", {
         "rank": latest.rank,
         "step": latest.step,
@@ -150,8 +147,8 @@ def of_progress(latest: Progress) -> Event:
 
 
 def of_goodput(seconds: Mapping[TimeKind, float]) -> dict[str, Value]:
-    """What the wall time was spent on."""
-    each = {kind.value: round(one_s, 3) for kind, one_s in seconds.items() if one_s >= 0.001}
+    """The goodput, and the seconds by kind."""
+    each = {kind.value: round(spent_s, 3) for kind, spent_s in seconds.items() if spent_s >= 0.001}
     return {"goodput_ratio": round(goodput.ratio(seconds), 4), "goodput_seconds": each}
 
 
@@ -178,7 +175,7 @@ def of_outcome(outcome: Outcome) -> Event:
 
 
 def events_line(time_s: float, node: int | None, event: Event) -> bytes:
-    """One event as one line of JSON, at most 4,096 bytes; without secrets by their looks."""
+    """An event as a line of JSON, at most 4,096 bytes; without secrets by their looks."""
     name, values = event
     fields = {"time": rfc3339_ms(time_s), "event": name, "node": node, **values}
     text = _render(fields, TEXT_CHARS)
@@ -217,17 +214,8 @@ def _render(fields: Mapping[str, object], chars: int) -> bytes:
     return json.dumps(_shown(fields, chars), separators=(",", ":"), allow_nan=False).encode() + b"\n"
 
 
-# -- news of the runtime directory -------------------------------------------------------------
-
-
-_LAST_BYTES = 16_384
-_READ_BYTES = 262_144
-_Line: TypeAlias = dict[str, str | codec.Whole | float | bool | None]
-_LATEST_S = 253_402_300_799  # the last second that has four digits for its year
-
-
 class News(Struct, frozen=True):
-    """One thing that was told, and when."""
+    """An event, and when it was told."""
 
     time_s: float
     event: Event
@@ -261,7 +249,7 @@ class Tail:
 
 
 def standing(folder: str) -> Standing:
-    """What the last lines add up to."""
+    """The standing that the last lines add up to."""
     return stand(_last(folder))
 
 
@@ -278,11 +266,11 @@ def reports(folder: str) -> tuple[Progress, ...]:
     return tuple(newest[rank] for rank in sorted(newest))
 
 
-def stand(told: Sequence[News]) -> Standing:
+def stand(news: Sequence[News]) -> Standing:
     """Where a node stands, by these news."""
     latest: dict[str, Any] = {}
-    for one in told:
-        name, values = one.event
+    for each in news:
+        name, values = each.event
         if name in ("generation_formed", "workers_started"):
             latest.update({key: value for key, value in values.items() if type(value) is int})
         elif name == "incident":

@@ -20,10 +20,9 @@ from trainer_launch.model.units import duration
 
 
 class TimeKind(str, Enum):
-    """What a second was spent on."""
+    """The purpose that a second was spent on."""
 
     STARTING = "starting"  # until the first step: the launcher, imports, data
-    PREFLIGHT = "preflight"
     TRAINING = "training"  # steps that were done for the first time
     CHECKPOINTING = "checkpointing"  # as reported
     DETECTING = "detecting"  # from the last sign of progress until a failure was noticed
@@ -31,6 +30,7 @@ class TimeKind(str, Enum):
     WAITING = "waiting_for_nodes"
     MEETING = "meeting"  # all nodes are there: ranks, the store
     RESTARTING = "restarting"  # from the start of new workers to their first step
+    REPLACING = "replacing_ranks"  # the same and `stopping`, where surviving ranks keep their state
     REPEATING = "repeating_steps"  # that had been done before a restart
     ENDING = "ending"  # the workers have finished, or the pod was asked to stop
 
@@ -48,7 +48,7 @@ UNSEEN_S = 600.0  # after which workers that show no step count as training
 
 
 class Signs(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """What the workers of one generation have shown so far; times are monotonic."""
+    """The progress that the workers of a generation have shown so far; times are monotonic."""
 
     first_s: Real
     last_s: Real
@@ -58,7 +58,7 @@ class Signs(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     is_saving: bool = False  # since the last sign
 
 
-class Told(Struct, frozen=True, forbid_unknown_fields=True):
+class LedgerSummary(Struct, frozen=True, forbid_unknown_fields=True):
     """A ledger as another node takes it over."""
 
     spent_s: Seconds
@@ -66,7 +66,7 @@ class Told(Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class Ledger(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """One node's; `at_s` is the monotonic second up to which all is booked, `kind` what has been done since."""
+    """The ledger of a node; `at_s` is the monotonic second until which all is booked, `kind` the work since."""
 
     at_s: Real
     kind: TimeKind = TimeKind.STARTING  # TRAINING: workers run, whatever they do
@@ -78,6 +78,7 @@ class Ledger(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     signs: Signs | None = None  # of the present workers
     pause_s: Real = 0.0  # the longest between two signs, as far as somebody looked
     is_behind: bool = False  # they have not reached `top` again
+    keeps_state: bool = False  # ranks of the last generation go on with their state: no step is repeated
     is_suspect: bool = False  # a hang is suspected since their last sign
 
 
@@ -91,12 +92,14 @@ def enter(ledger: Ledger, kind: TimeKind, at_s: float, since_s: float | None = N
     at_s = max(at_s, ledger.at_s)
     if kind is ledger.kind:
         return ledger
-    if kind is TimeKind.STOPPING and _hung(ledger, at_s if since_s is None else since_s):
+    if kind in (TimeKind.STOPPING, TimeKind.REPLACING) and _hung(ledger, at_s if since_s is None else since_s):
         since_s = ledger.at_s
     if since_s is not None and ledger.kind is TimeKind.TRAINING:
         ledger = _book(_close(ledger, min(at_s, max(since_s, ledger.at_s))), TimeKind.DETECTING, at_s)
     ledger = _close(ledger, at_s)
-    signs, step = ledger.signs, _step(ledger)
+    signs, step, keeps_state = ledger.signs, _step(ledger), ledger.keeps_state
+    if kind not in (TimeKind.WAITING, TimeKind.TRAINING):  # before and while workers run
+        keeps_state = kind is TimeKind.REPLACING
     return replace(
         ledger,
         kind=kind,
@@ -104,7 +107,8 @@ def enter(ledger: Ledger, kind: TimeKind, at_s: float, since_s: float | None = N
         top=step,
         has_trained=ledger.has_trained or signs is not None,
         signs=None,
-        is_behind=kind is TimeKind.TRAINING and step is not None,
+        is_behind=kind is TimeKind.TRAINING and step is not None and not keeps_state,
+        keeps_state=keeps_state,
         is_suspect=False,
     )
 
@@ -138,16 +142,16 @@ def suspect(ledger: Ledger) -> Ledger:
 
 def reached(ledger: Ledger, step: int | None) -> Ledger:
     """Workers that have ended had reached this step."""
-    return replace(ledger, top=max((one for one in (ledger.top, step) if one is not None), default=None))
+    return replace(ledger, top=max((each for each in (ledger.top, step) if each is not None), default=None))
 
 
-def adopt(ledger: Ledger, told: Told, at_s: float) -> Ledger:
-    """This node is new to the job: go on with what others know of it, if that is more."""
-    ledger = reached(ledger, told.step)
-    if sum(told.spent_s.values()) <= sum(totals(ledger, at_s).values()):
+def adopt(ledger: Ledger, others: LedgerSummary, at_s: float) -> Ledger:
+    """Go on, on a node that is new to the job, with what others know of it, if that is more."""
+    ledger = reached(ledger, others.step)
+    if sum(others.spent_s.values()) <= sum(totals(ledger, at_s).values()):
         return ledger
-    has_trained = ledger.has_trained or told.step is not None or TimeKind.TRAINING in told.spent_s
-    return replace(ledger, at_s=at_s, spent_s=told.spent_s, unseen_s=0.0, has_trained=has_trained)
+    has_trained = ledger.has_trained or others.step is not None or TimeKind.TRAINING in others.spent_s
+    return replace(ledger, at_s=at_s, spent_s=others.spent_s, unseen_s=0.0, has_trained=has_trained)
 
 
 def totals(ledger: Ledger, at_s: float, *, has_succeeded: bool = False) -> dict[TimeKind, float]:
@@ -162,14 +166,14 @@ def certain(ledger: Ledger, at_s: float) -> dict[TimeKind, float]:
     return _resolved(ledger) if is_open else totals(ledger, at_s)
 
 
-def told(ledger: Ledger, at_s: float) -> Told:
-    """What another node may go on with."""
-    return Told(totals(ledger, at_s), _step(ledger))
+def summary(ledger: Ledger, at_s: float) -> LedgerSummary:
+    """The ledger as another node may go on with it."""
+    return LedgerSummary(totals(ledger, at_s), _step(ledger))
 
 
 def read(names: Mapping[str, float]) -> dict[TimeKind, float]:
     """Seconds by the names of their kinds."""
-    return {TimeKind(name): one_s for name, one_s in names.items()}
+    return {TimeKind(name): spent_s for name, spent_s in names.items()}
 
 
 def ratio(seconds: Mapping[TimeKind, float]) -> float:
@@ -180,8 +184,8 @@ def ratio(seconds: Mapping[TimeKind, float]) -> float:
 
 def sentence(seconds: Mapping[TimeKind, float]) -> str:
     """For people: 93.1 % of 2 h 5 min; then what took how long, the longest first."""
-    parts = sorted(((one_s, kind) for kind, one_s in seconds.items() if one_s >= 0.05), reverse=True)
-    spent = ", ".join(f"{kind.words} {time_words(one_s)}" for one_s, kind in parts)
+    parts = sorted(((spent_s, kind) for kind, spent_s in seconds.items() if spent_s >= 0.05), reverse=True)
+    spent = ", ".join(f"{kind.words} {time_words(spent_s)}" for spent_s, kind in parts)
     return f"{100 * ratio(seconds):.1f} % of {time_words(sum(seconds.values()))}" + (f": {spent}" if spent else "")
 
 
@@ -190,18 +194,12 @@ def time_words(seconds: float) -> str:
     return f"{seconds:.1f} s" if seconds < 60 else duration(seconds)
 
 
-# -- of the whole job --------------------------------------------------------------------------
-
-
 class TrainingStatus(Struct, frozen=True, kw_only=True):
     """The job's training, as the node that hosts the coordinator sees it."""
 
     progress: Amount | None = None  # of rank 0
     progress_age_s: Amount | None = None
     goodput: Seconds | None = None  # since the job's oldest launcher started
-
-
-# -- booking -----------------------------------------------------------------------------------
 
 
 def _runs(ledger: Ledger) -> bool:
@@ -221,11 +219,13 @@ def _step(ledger: Ledger) -> int | None:
 
 
 def _until_first(ledger: Ledger) -> TimeKind:
-    return TimeKind.RESTARTING if ledger.has_trained else TimeKind.STARTING
+    if not ledger.has_trained:
+        return TimeKind.STARTING
+    return TimeKind.REPLACING if ledger.keeps_state else TimeKind.RESTARTING
 
 
 def _tail(ledger: Ledger) -> TimeKind:
-    """What the time since the last booking is, as far as is known."""
+    """The kind of the time since the last booking, as far as is clear now."""
     if not _runs(ledger) or ledger.signs is None:
         return ledger.kind
     if ledger.is_suspect:
@@ -253,7 +253,7 @@ def _book(ledger: Ledger, kind: TimeKind, until_s: float) -> Ledger:
 def _moved(
     before: Mapping[TimeKind, float], now: Mapping[TimeKind, float], saved_s: float
 ) -> Mapping[TimeKind, float]:
-    """What is booked now, with so much of what is new in checkpoints instead of steps."""
+    """The booked seconds, with so much of the new ones in checkpoints instead of steps."""
     moved = dict(now)
     for kind in (TimeKind.TRAINING, TimeKind.REPEATING):
         part_s = min(saved_s, now.get(kind, 0.0) - before.get(kind, 0.0))
@@ -271,8 +271,9 @@ def _caught_up_s(ledger: Ledger, signs: Signs) -> float | None:
         return ledger.at_s
     if signs.step < top:
         return None
-    known = before is not None and before.step is not None
-    step, at_s = (before.step, before.last_s) if before and known else (signs.first_step, signs.first_s)
+    step, at_s = signs.first_step, signs.first_s
+    if before is not None and before.step is not None:
+        step, at_s = before.step, before.last_s
     if step is None or step >= top or signs.step <= step:
         return at_s if step is not None and step >= top else signs.last_s
     return at_s + (signs.last_s - at_s) * (top - step) / (signs.step - step)

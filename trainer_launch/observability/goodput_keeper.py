@@ -6,7 +6,6 @@ that the hang watch has seen anyway. The coordinator and the metrics server ask 
 
 from __future__ import annotations
 
-import json
 import os
 import threading
 import time
@@ -14,29 +13,25 @@ from collections.abc import Mapping, Sequence
 
 from msgspec.structs import replace
 
-from trainer_launch.host import process_tree, runtime_directory
-from trainer_launch.host.files import LiveFiles
+from trainer_launch.host import process_tree
 from trainer_launch.model import Json
-from trainer_launch.model.errors import MALFORMED
-from trainer_launch.observability import event_log, goodput, progress
-from trainer_launch.observability.goodput import Ledger, Signs, TimeKind, Told
+from trainer_launch.observability import goodput, progress
+from trainer_launch.observability.goodput import Ledger, LedgerSummary, Signs, TimeKind
 from trainer_launch.observability.progress import PrintedSteps, Progress
 
 _MOST_AGE_S = 60.0  # between the start of this process and here; more is a clock that we misread
-_LATEST_S = 600.0  # from the end of a preflight to the start of the container that it was for
-_MAX_BYTES = 4 << 20  # of a preflight's report
 
 
 class GoodputKeeper:
     """The ledger of one node; every method may be called from any thread."""
 
-    def __init__(self, run_dir: str, printed: PrintedSteps | None = None, preflight: str | None = None) -> None:
+    def __init__(self, run_dir: str, printed: PrintedSteps | None = None) -> None:
         self._run_dir = run_dir
         self._printed = printed
         self._lock = threading.Lock()
         self._far: tuple[int, Signs | None] = 0, None
         self._trains_since_s = 0.0
-        self._ledger = _begun(preflight)
+        self._ledger = goodput.begin(time.monotonic() - _own_age_s())
 
     @property
     def ledger(self) -> Ledger:
@@ -49,10 +44,10 @@ class GoodputKeeper:
             return
         with self._lock:
             self._look(at_s)
-            if self._ledger.kind is TimeKind.STOPPING:  # who was stopped has written its last step at its end
+            # Who was stopped has written its last step at its end; who left its groups, when it did.
+            if self._ledger.kind in (TimeKind.STOPPING, TimeKind.REPLACING):
                 self._ledger = goodput.reached(self._ledger, self._last_step())
             self._ledger = goodput.enter(self._ledger, kind, at_s, since_s)
-            runtime_directory.tell(self._run_dir, event_log.PHASE, phase=kind.value)
             if kind is TimeKind.TRAINING:
                 self._far, self._trains_since_s = (0, None), at_s
                 if self._printed is not None:
@@ -74,15 +69,15 @@ class GoodputKeeper:
         with self._lock:
             self._ledger = goodput.suspect(self._ledger)
 
-    def told(self) -> Told:
-        """What other nodes may go on with."""
+    def summary(self) -> LedgerSummary:
+        """The ledger as other nodes may go on with it."""
         self.look()
-        return goodput.told(self._ledger, time.monotonic())
+        return goodput.summary(self._ledger, time.monotonic())
 
-    def adopt(self, told: Told) -> None:
-        """What other nodes know of the job."""
+    def adopt(self, others: LedgerSummary) -> None:
+        """Go on with what other nodes know of the job."""
         with self._lock:
-            self._ledger = goodput.adopt(self._ledger, told, time.monotonic())
+            self._ledger = goodput.adopt(self._ledger, others, time.monotonic())
 
     def totals(self, *, has_succeeded: bool = False) -> dict[TimeKind, float]:
         """Seconds by kind up to now."""
@@ -90,31 +85,31 @@ class GoodputKeeper:
         return goodput.totals(self._ledger, time.monotonic(), has_succeeded=has_succeeded)
 
     def certain(self) -> dict[TimeKind, float]:
-        """Those that never become fewer."""
+        """The seconds by kind that never become fewer."""
         self.look()
         return goodput.certain(self._ledger, time.monotonic())
 
     def _last_step(self) -> int | None:
-        found = shown(self._trains_since_s, progress.read(self._run_dir), self._heard())
-        return None if found is None else found.step
+        signs = shown(self._trains_since_s, progress.read(self._run_dir), self._printed_signs())
+        return None if signs is None else signs.step
 
-    def _heard(self) -> Signs | None:
+    def _printed_signs(self) -> Signs | None:
         return None if self._printed is None else self._printed.signs()
 
     def _look(self, at_s: float) -> None:
         if self._ledger.kind is TimeKind.TRAINING:
             reported = progress.read(self._run_dir)
             self._ledger = goodput.see(
-                self._ledger, shown(self._ledger.since_s, reported, self._heard(), self._far[1]), at_s
+                self._ledger, shown(self._ledger.since_s, reported, self._printed_signs(), self._far[1]), at_s
             )
 
 
 def shown(
     since_s: float, reports: Sequence[Progress], printed: Signs | None = None, collectives: Signs | None = None
 ) -> Signs | None:
-    """What workers that run since then have shown, by the best of these that there are."""
-    reported = _reported([one for one in reports if one.at_s >= since_s])
-    best = next((one for one in (reported, printed) if one is not None and one.step is not None), reported)
+    """The signs of workers that run since then, by the best of these that there are."""
+    reported = _reported([report for report in reports if report.at_s >= since_s])
+    best = next((each for each in (reported, printed) if each is not None and each.step is not None), reported)
     if best is None or reported is None:
         return best or collectives
     last_s = max(best.last_s, reported.last_s)
@@ -123,16 +118,16 @@ def shown(
 
 def _reported(reports: Sequence[Progress]) -> Signs | None:
     """Ranks work in lockstep: the lowest one's steps, anybody's checkpoint."""
-    first = progress.first([one for one in reports if one.step is not None]) or progress.first(reports)
+    first = progress.first([report for report in reports if report.step is not None]) or progress.first(reports)
     if first is None:
         return None
     return Signs(
         first_s=first.at_s if first.first_at_s is None else first.first_at_s,
-        last_s=max(one.at_s for one in reports),
+        last_s=max(report.at_s for report in reports),
         first_step=first.first_step,
         step=first.step,
-        saved_s=max(one.checkpoint_s for one in reports),
-        is_saving=any(one.checkpointing for one in reports),
+        saved_s=max(report.checkpoint_s for report in reports),
+        is_saving=any(report.checkpointing for report in reports),
     )
 
 
@@ -144,35 +139,10 @@ def as_json(seconds: Mapping[TimeKind, float] | None) -> dict[str, Json] | None:
     return {"ratio": round(goodput.ratio(seconds), 4), "seconds": each}
 
 
-# -- the beginning -----------------------------------------------------------------------------
-
-
-def _begun(preflight: str | None) -> Ledger:
-    """From the start of this process on, or of the preflight that has just been in the init container."""
-    age_s = _own_age_s()
-    begun_s, begun_at_s = time.monotonic() - age_s, time.time() - age_s
-    took_s, since_s = (0.0, 0.0) if preflight is None else _preflight(preflight, begun_at_s)
-    ledger = goodput.begin(begun_s - since_s - took_s)
-    ledger = goodput.enter(ledger, TimeKind.PREFLIGHT, begun_s - since_s - took_s)
-    return goodput.enter(ledger, TimeKind.STARTING, begun_s - since_s)
-
-
 def _own_age_s() -> float:
+    """How long ago this process was started."""
     me = process_tree.read(os.getpid())
     if me is None:
         return 0.0
     age_s = time.clock_gettime(time.CLOCK_BOOTTIME) - me.started / os.sysconf("SC_CLK_TCK")
     return age_s if 0.0 <= age_s <= _MOST_AGE_S else 0.0
-
-
-def _preflight(path: str, started_s: float) -> tuple[float, float]:
-    """How long the preflight took, and how long before our start it ended; 0 where none left a fresh report."""
-    try:
-        report = json.loads(LiveFiles(_MAX_BYTES).read(path) or b"")
-        took_s, since_s = float(report["took_s"]), started_s - float(report["at"])
-    except MALFORMED:
-        return 0.0, 0.0
-    is_ours = (
-        0.0 <= took_s <= 86_400.0 and -1.0 <= since_s <= _LATEST_S
-    )  # a container that restarts has none before
-    return (took_s, max(0.0, since_s)) if is_ours else (0.0, 0.0)

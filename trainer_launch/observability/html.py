@@ -63,7 +63,7 @@ def _whole(cell: str, column: str, kind: str) -> str:
 
 
 def clean(text: str) -> str:
-    """What others wrote, fit to be shown: no secrets by their looks, no control characters, one short line."""
+    """A text of others, fit to be shown: no secrets by their looks, no control characters, one short line."""
     plain = redact_text(_ANSI.sub("", text[: 20 * _TEXT_CHARS]))
     plain = printable(plain, " ").strip()
     return plain if len(plain) <= _TEXT_CHARS else f"{plain[: _TEXT_CHARS - 1]}…"
@@ -106,15 +106,13 @@ class Scale:
         return f"left:{self.at(begin_s)};width:{max(0.0, self.percent(end_s) - self.percent(begin_s)):.3f}%"
 
 
-def axis(scale: Scale, *, before: bool = False) -> str:
-    """The row of times below a chart; or of how long it is `before` the chart's end."""
+def axis(scale: Scale) -> str:
+    """The row of times below a chart."""
     times = ticks(scale.end_s)
     step = times[1] if len(times) > 1 else scale.end_s
     spans = ""
     for number, at_s in enumerate(times):
         is_odd = number % 2 and len(times) > 4  # a narrow page has no room for them
-        place_s = scale.end_s - at_s if before else at_s
-        sign = "-" * (before and at_s > 0)
-        kinds = f"{'last ' * (scale.percent(place_s) > 92)}{'odd' * bool(is_odd)}"
-        spans += f'<span class="{kinds}" style="left:{scale.at(place_s)}">{sign}{tick_text(at_s, step)}</span>'
+        kinds = f"{'last ' * (scale.percent(at_s) > 92)}{'odd' * bool(is_odd)}"
+        spans += f'<span class="{kinds}" style="left:{scale.at(at_s)}">{tick_text(at_s, step)}</span>'
     return f'<div class="row"><i></i><div class="axis">{spans}</div></div>'

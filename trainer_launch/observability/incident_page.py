@@ -1,4 +1,4 @@
-"""An incident as one HTML page: ranks against collectives around the moment, stacks, last output, and facts.
+"""An incident as one HTML page: how far each rank was, stacks, last output, and facts of the nodes.
 
 Incidents of several nodes of the same moment are one page. Alike ranks of a large job share a row.
 """
@@ -6,7 +6,7 @@ Incidents of several nodes of the same moment are one page. Alike ranks of a lar
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from datetime import datetime, timezone
 from html import escape
 
@@ -18,33 +18,18 @@ from trainer_launch.diagnosis.incident_bundle import FAILURE, HOST, OUTPUT, RECO
 from trainer_launch.diagnosis.stacks import Frame
 from trainer_launch.model.redaction import redact_text
 from trainer_launch.model.units import counted, named_ranks
-from trainer_launch.observability.html import Scale, axis, clean, document, seconds, table
+from trainer_launch.observability.html import clean, document, table
 
 _EACH_MOST = 32  # ranks that have a row each; beyond, alike ones share it
 _ROWS_MOST = 64  # ranks, nodes and other processes that are shown
-_SPAN_S = 86_400.0  # of the chart
-_LABEL_CHARS = 24  # beside the chart
-_LEAD = 0.25  # of the longest wait, shown before it
 _TEXT_CHARS = 32 << 10  # of one file
-_NS = 1e9
 _RANK = re.compile(r"\brank (\d{1,9})\b")
 _PLACE = re.compile(r"[^ ]+:\d+ \([^)]*\)$")  # ends a place
 _FRAME = re.compile(
     r'^(?:\[rank\d+\]:)? *File "([^"\n]+)", line (\d{1,9}), in (.+)$', re.MULTILINE
 )  # of an exception
 _SHEET = """
-h1{font-size:21px}header.incident{border-color:var(--bad)}.axis span:first-child{transform:translateX(-100%)}
-.chart{--label:calc(min(var(--chars),26) * 7.4px + 12px)}
-.tick{position:absolute;top:2px;bottom:2px;min-width:2px;background:var(--g)}
-.s.wait{background:color-mix(in srgb,var(--g) 38%,transparent);color:var(--fg);font-weight:500;text-align:left;
-padding-left:6px;border-left:3px solid var(--g);text-overflow:ellipsis}
-.s.never{background:repeating-linear-gradient(135deg,var(--badbg) 0 5px,transparent 5px 10px);color:var(--bad);
-box-shadow:inset 0 0 0 1px var(--bad);text-align:left;padding-left:6px;text-overflow:ellipsis}
-.name.hit-rank{color:var(--bad);font-weight:700}
-.g0{--g:#0072b2}.g1{--g:#e69f00}.g2{--g:#009e73}.g3{--g:#cc79a7}.g4{--g:#56b4e9}
-.legend i.g0,.legend i.g1,.legend i.g2,.legend i.g3,.legend i.g4{background:var(--g)}
-.legend i.never{background:repeating-linear-gradient(135deg,var(--badbg) 0 5px,transparent 5px 10px);
-box-shadow:inset 0 0 0 1px var(--bad)}
+h1{font-size:21px}header.incident{border-color:var(--bad)}
 details{border-bottom:1px solid var(--line);padding:5px 0}summary{cursor:pointer;overflow-wrap:anywhere}
 summary b{font-weight:600}pre{font:12px/1.4 ui-monospace,"DejaVu Sans Mono",Menlo,Consolas,monospace;
 background:var(--card);padding:10px 12px;margin:6px 0 12px;border-radius:6px;white-space:pre-wrap;
@@ -70,10 +55,6 @@ class _Row(Struct, frozen=True, kw_only=True):
         return f"rank {first.rank}" + ("" if first.node is None else f" (node {first.node})")
 
     @property
-    def short_label(self) -> str:
-        return self.label if len(self.label) <= _LABEL_CHARS else counted(len(self.states), "rank")
-
-    @property
     def description(self) -> str:
         first = self.states[0]
         return ", ".join(filter(None, (life_of(first), first.place or first.why)))
@@ -84,11 +65,9 @@ def page(entries: Sequence[Stored]) -> str:
     first = entries[0].incident
     states = states_of(entries)
     rows = _rows(states, first.ranks)
-    now_ns = max(entry.incident.time_s for entry in entries) * _NS
     cells = [(row.label, *map(clean, cells_of(row.states[0]))) for row in rows]
     body = [
         _header(entries),
-        *_chart(rows, states, now_ns),
         table("Ranks", ("rank", "state", "collectives ended/entered", "place"), cells),
         *_ranks(entries[:_ROWS_MOST], rows),
         *_facts(entries[:_ROWS_MOST]),
@@ -101,12 +80,12 @@ def states_of(entries: Sequence[Stored]) -> list[RankState]:
     """The ranks of all nodes, each as the node tells it that knows most of it: its own."""
     states: dict[int, RankState] = {}
     for state in (state for entry in entries for state in entry.incident.states):
-        if state.rank not in states or _known(state) > _known(states[state.rank]):
+        if state.rank not in states or _extent(state) > _extent(states[state.rank]):
             states[state.rank] = state
     return [states[rank] for rank in sorted(states)]
 
 
-def _known(state: RankState) -> tuple[int, int]:
+def _extent(state: RankState) -> tuple[int, int]:
     return sum(1 + len(group.last) for group in state.groups.values()), len(state.stack)
 
 
@@ -139,7 +118,7 @@ def _raised_at(entry: Stored, name: str) -> str:
 
 
 def life_of(state: RankState) -> str:
-    """Whether it lives, and how it ended."""
+    """Whether the rank lives, and how it ended."""
     return state.life.value + (f" ({state.how})" if state.how else "")
 
 
@@ -182,86 +161,6 @@ def _header(entries: Sequence[Stored]) -> str:
     )
 
 
-def _chart(rows: Sequence[_Row], states: Sequence[RankState], now_ns: float) -> Iterator[str]:
-    """Who entered which collective when, and who waits in which; positions are percentages of the time shown."""
-    names = sorted({name for state in states for name in state.groups})
-    groups = [group for state in states for group in state.groups.values()]
-    times_ns = [collective.at_ns for group in groups for collective in group.last]
-    if not times_ns:
-        yield '<p class="note">No collectives are known: the flight recorder was off, or nobody answered.</p>'
-        return
-    colours = {name: f"g{number % 5}" for number, name in enumerate(names)}
-    titles = {n: next((s.groups[n].title for s in states if n in s.groups and s.groups[n].title), n) for n in names}
-    stuck = _stuck(states)
-    waits_s = [max(0.0, (now_ns - since) / _NS) for _, since in stuck.values()]
-    span_s = max(waits_s) * (1 + _LEAD) if waits_s else (now_ns - min(times_ns)) / _NS
-    drawing = _Drawing(Scale(min(max(span_s, 0.001), _SPAN_S)), now_ns, colours, titles, stuck)
-    chars = max(5, *(len(row.short_label) for row in rows))
-    yield '<section><h2>Ranks and collectives</h2><ul class="legend">'
-    yield from (f'<li><i class="{colours[n]}"></i>{escape(clean(titles[n]))}</li>' for n in names[:5])
-    yield '<li>narrow: entered; wide: entered and still waits</li><li><i class="never"></i>never entered</li></ul>'
-    yield f'<div class="chart" style="--chars:{chars}"><div class="plot">'
-    yield from map(drawing.lane, rows[:_ROWS_MOST])
-    yield f"</div>{axis(drawing.scale, before=True)}</div>"
-    if len(rows) > _ROWS_MOST:
-        yield f'<p class="note">… and {counted(len(rows) - _ROWS_MOST, "row")} more.</p>'
-    yield '<p class="note">Seconds before the incident. The clocks of nodes may differ.</p></section>'
-
-
-def _stuck(states: Sequence[RankState]) -> dict[str, tuple[int, int]]:
-    """Of each group that waits: the number of the collective, and when the first rank entered it."""
-    stuck: dict[str, tuple[int, int]] = {}
-    for state in states:
-        for name, group in state.groups.items():
-            waiting = group.at(group.done + 1) if group.entered > group.done else None
-            if waiting is not None:
-                stuck[name] = min(stuck.get(name, (waiting.number, waiting.at_ns)), (waiting.number, waiting.at_ns))
-    return stuck
-
-
-class _Drawing(Struct, frozen=True):
-    scale: Scale
-    now_ns: float
-    colours: Mapping[str, str]
-    titles: Mapping[str, str]
-    stuck: Mapping[str, tuple[int, int]]
-
-    def lane(self, row: _Row) -> str:
-        name = f'<div class="name{" hit-rank" * row.is_accused}" title="{escape(clean(row.description))}">'
-        marks = "".join(mark for group in self.colours for mark in self._marks(row, group))
-        return f'<div class="row lane">{name}{escape(row.short_label)}</div><div class="track">{marks}</div></div>'
-
-    def _at(self, at_ns: float) -> float:
-        return self.scale.end_s - (self.now_ns - at_ns) / _NS
-
-    def _marks(self, row: _Row, name: str) -> Iterator[str]:
-        groups = [state.groups[name] for state in row.states if name in state.groups]
-        entered: dict[int, list[int]] = {}
-        for collective in (each for group in groups for each in group.last):
-            entered.setdefault(collective.number, []).append(collective.at_ns)
-        done = min((group.done for group in groups), default=0)
-        title, number_of_stuck = clean(self.titles[name]), self.stuck.get(name, (0, 0))[0]
-        for number, times in sorted(entered.items()):
-            begin_s, end_s = self._at(min(times)), self._at(max(times))
-            if end_s >= 0 and number <= done:
-                words = f"#{number} of {title}, {seconds(self.scale.end_s - begin_s)} before"
-                place = self.scale.span(begin_s, end_s)
-                yield f'<i class="tick {self.colours[name]}" style="{place}" title="{escape(words)}"></i>'
-        waiting = min((number for number in entered if number > done), default=None)
-        if waiting is not None:
-            begin_s = self._at(min(entered[waiting]))
-            operation = next(at.operation for group in groups if (at := group.at(waiting)) is not None)
-            text = f"waits in {clean(operation)} #{waiting} of {title} for {seconds(self.scale.end_s - begin_s)}"
-            yield self._bar("wait", name, begin_s, text)
-        elif number_of_stuck > max([done, *(group.entered for group in groups)], default=0) and groups:
-            text = f"never entered #{number_of_stuck}: {clean(row.description)}"
-            yield self._bar("never", name, self._at(self.stuck[name][1]), text)
-
-    def _bar(self, kind: str, name: str, begin_s: float, text: str) -> str:
-        place, words = self.scale.span(begin_s, self.scale.end_s), escape(text)
-        return f'<span class="s {kind} {self.colours[name]}" style="{place}" title="{words}">{words}</span>'
-
-
 def _ranks(entries: Sequence[Stored], rows: Sequence[_Row]) -> Iterator[str]:
     """Stacks and last output: of each rank, or of one of those that are alike; then of what has no rank."""
     yield "<section><h2>Stacks and last output</h2>"
@@ -288,14 +187,14 @@ def _of_process(entry: Stored, file: str) -> str:
 def _facts(entries: Sequence[Stored]) -> Iterator[str]:
     yield "<section><h2>Facts of each node</h2>"
     for entry in entries:
-        who = clean(entry.incident.host) + (
+        node = clean(entry.incident.host) + (
             "" if entry.incident.node_rank is None else f" (node {entry.incident.node_rank})"
         )
         names = [*entry.files_in(HOST), "report.txt", "environment.txt"]
         parts = "".join(_text(entry, name, name.rpartition("/")[2].removesuffix(".txt")) for name in names)
         dumps = len(entry.files_in(RECORDER))
         more = f"; {counted(dumps, 'dump')} of the flight recorder" if dumps else ""
-        yield f"<details><summary><b>{escape(who)}</b> {escape(entry.id)}{more}</summary>{parts}</details>"
+        yield f"<details><summary><b>{escape(node)}</b> {escape(entry.id)}{more}</summary>{parts}</details>"
     yield "</section>"
 
 

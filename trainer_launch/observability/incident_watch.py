@@ -42,7 +42,7 @@ def place_of(settings: Settings) -> str | None:
 
 
 class Incidents:
-    """What one run collects, and who watches it; each is made when it is first needed."""
+    """The collector and the watch of a run; each is made when it is first needed."""
 
     def __init__(
         self,
@@ -65,7 +65,7 @@ class Incidents:
 
     @cached_property
     def collector(self) -> Collector | None:
-        """What collects; None: nobody wants that, or this machine does not show processes."""
+        """The collector; None: nobody wants one, or this machine does not show processes."""
         place = place_of(self._settings)
         if place is None or not process_tree.readable():
             return None

@@ -1,4 +1,4 @@
-"""What rich draws on a terminal while a command runs: a table that is redrawn, or a list of steps.
+"""A picture that rich draws on a terminal while a command runs: a table that is redrawn, or a list of steps.
 
 What is written to stdout and stderr meanwhile appears above it: both lead into a pipe, which one thread reads and
 prints. No launcher in a pod imports rich.
@@ -94,7 +94,7 @@ def _drawn(picture: Callable[[int], RenderableType]) -> Iterator[None]:
 
 @contextlib.contextmanager
 def _above(console: Console) -> Iterator[None]:
-    """What the process writes goes through the console."""
+    """Send what the process writes through the console."""
     own, (read_end, write_end) = {fd: os.dup(fd) for fd in (_STDOUT, _STDERR)}, os.pipe2(os.O_CLOEXEC)
     relay = threading.Thread(target=_relay, args=(read_end, console), name="live", daemon=True)
     for fd in own:

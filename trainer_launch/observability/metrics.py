@@ -1,4 +1,4 @@
-"""This node in Prometheus' words, and the server that hands them out; it takes no CPU time without requests."""
+"""The metrics of this node for Prometheus, and their server; it takes no CPU time without requests."""
 
 from __future__ import annotations
 
@@ -71,11 +71,15 @@ def _of_job(standing: Standing, view: View) -> Iterable[str]:
     yield _gauge("generation", "The job's generation: how many times it was formed.", _single(standing.generation))
     yield _gauge("nodes", "Nodes in the job's generation.", _single(standing.nodes))
     yield _counter("restarts", "Worker failures after which the job restarted.", standing.restarts)
+    words = "Losses of ranks after which the surviving ones kept their state."
+    yield _counter("state_kept", words, view.times_kept)
     late = [({"rank": str(rank.rank), "node": _number(rank.node)}, rank) for rank in view.stragglers]
-    yield _gauge("straggler", "1 for each rank of this node that is a straggler.", [(who, 1) for who, _ in late])
+    yield _gauge(
+        "straggler", "1 for each rank of this node that is a straggler.", [(labels, 1) for labels, _ in late]
+    )
     times = [
-        ({**who, "quantile": part}, seconds)
-        for who, rank in late
+        ({**labels, "quantile": part}, seconds)
+        for labels, rank in late
         for part, seconds in (("0.5", rank.median_s), ("0.95", rank.p95_s))
     ]
     yield _gauge("straggler_lateness_seconds", "How late a straggler enters collectives, by step.", times)
@@ -121,7 +125,7 @@ def _counter(name: str, words: str, value: int | None) -> str:
 
 
 def _family(name: str, words: str, kind: str, samples: Sequence[Sample]) -> str:
-    """One metric; "" without samples."""
+    """A metric; "" without samples."""
     name = _PREFIX + name
     lines = [f"{name}{_labels(labels)} {_value(value)}\n" for labels, value in samples]
     return f"# HELP {name} {words}\n# TYPE {name} {kind}\n{''.join(lines)}" if lines else ""
@@ -135,9 +139,6 @@ def _labels(labels: Mapping[str, str]) -> str:
 def _value(value: float) -> str:
     text = repr(float(value))
     return _NUMBERS.get(text, text)
-
-
-# -- the server --------------------------------------------------------------------------------
 
 
 class MetricsServer:
@@ -207,7 +208,7 @@ class _Http(ThreadingHTTPServer):
 
 
 class _Answer(BaseHTTPRequestHandler):
-    """One answer for each connection."""
+    """The answer to a connection."""
 
     server: _Http
     timeout = PATIENCE_S

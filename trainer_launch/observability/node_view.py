@@ -18,6 +18,7 @@ from trainer_launch.host.slow_files import within
 from trainer_launch.model import codec
 from trainer_launch.model.codec import MAX_TEXT, Count, Port, Text, Whole
 from trainer_launch.observability.goodput import Ledger
+from trainer_launch.supervisor.run_observer import StateKept
 
 _MAX_BYTES = 262_144
 _NONE: list[str] = []
@@ -51,6 +52,8 @@ class View(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     metrics_port: Count | None = None
     ledger: Ledger | None = None  # of the goodput; None: it trains nothing
     stragglers: tuple[Lateness, ...] = ()  # of this node's ranks
+    kept: StateKept | None = None  # the last time
+    times_kept: Count = 0  # that surviving ranks kept their state
 
 
 def write(view: View) -> None:
@@ -73,7 +76,7 @@ def read(folder: str, pids: Mapping[int, int] | None = None) -> View | None:
 
 
 def written_in(folder: str) -> View | None:
-    """What a launcher has written there, which may have ended."""
+    """The view that a launcher, which may have ended, has written there."""
     text = files.read(f"{folder}/{runtime_directory.LAUNCHER}", _MAX_BYTES)
     try:
         return codec.decode(View, text or b"", _MAX_BYTES)
@@ -87,8 +90,8 @@ def hearing() -> list[View]:
         pods = glob.glob(f"{glob.escape(folder)}/{runtime_directory.START}rehearsal-*/*/tmp")
         paths = [path for place in (folder, *pods) for path in within(place, _NONE, _runs, place)]
         views = [view for path in paths if (view := written_in(path)) is not None]
-        if heard := [view for view in views if runtime_directory.request(view.run_dir, b"")]:
-            return sorted(heard, key=_by_node)
+        if answering := [view for view in views if runtime_directory.request(view.run_dir, b"")]:
+            return sorted(answering, key=_by_node)
     return []
 
 

@@ -14,6 +14,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
+from msgspec import convert
 from msgspec.structs import replace
 
 from trainer_launch import __version__
@@ -28,11 +29,11 @@ from trainer_launch.model.redaction import redact_command
 from trainer_launch.model.settings import Settings
 from trainer_launch.observability import event_log, goodput, incident_watch, node_view, progress
 from trainer_launch.observability.event_log import EventLog
-from trainer_launch.observability.goodput import TimeKind, Told
+from trainer_launch.observability.goodput import LedgerSummary, TimeKind
 from trainer_launch.observability.goodput_keeper import GoodputKeeper
 from trainer_launch.planning.task import Task
 from trainer_launch.supervisor import inherited, outcome
-from trainer_launch.supervisor.run_observer import RunObserver, RunPhase, TimeUse
+from trainer_launch.supervisor.run_observer import RunObserver, RunPhase, StateKept, TimeUse
 from trainer_launch.supervisor.system import System
 
 if TYPE_CHECKING:
@@ -62,7 +63,7 @@ class Observer(RunObserver):
         node_view.write(view)
 
     def latest(self) -> progress.Progress | None:
-        """What the lowest rank of this node has reported last."""
+        """The last report of the lowest rank of this node."""
         return progress.first(event_log.reports(self.view.run_dir))
 
     def training(self) -> goodput.TrainingStatus:
@@ -72,8 +73,6 @@ class Observer(RunObserver):
             return goodput.TrainingStatus(goodput=spent)
         age_s = max(0.0, time.monotonic() - latest.at_s)
         return goodput.TrainingStatus(progress=latest.progress, progress_age_s=age_s, goodput=spent)
-
-    # -- who wants to know --------------------------------------------------------------------
 
     def write_events(self, write: Callable[[bytes], None], started: Mapping[str, event_log.Value]) -> None:
         """Tell everything to an event log, from now on."""
@@ -96,7 +95,7 @@ class Observer(RunObserver):
         self._poster.start()
 
     def metrics(self) -> str:
-        """This node in Prometheus' words; called by the server's threads."""
+        """The metrics of this node for Prometheus; called by the server's threads."""
         from trainer_launch.observability.metrics import metrics_text
 
         folder = self.view.run_dir
@@ -104,9 +103,7 @@ class Observer(RunObserver):
         spent = None if self.goodput is None else self.goodput.certain()
         return metrics_text(self.view, event_log.standing(folder), event_log.reports(folder), spent, **clocks)
 
-    # -- what happens -------------------------------------------------------------------------
-
-    def tell(self, event: str, **values: str | int | bool | tuple[str, ...] | None) -> None:
+    def tell(self, event: str, **values: str | float | bool | tuple[str, ...] | None) -> None:
         """Something has happened, in the words of the event log."""
         self.tell_all(event, values)
         view, name = self.view, values.get("process")
@@ -119,6 +116,8 @@ class Observer(RunObserver):
                 self._note(processes=others, exits=exits, ended=view.ended + 1)
             case "restarting", {"restart": int(number)}:
                 self._note(attempt=1 + number)
+            case "state_kept", _:
+                self._note(kept=convert(values, StateKept), times_kept=view.times_kept + 1)
 
     def enter(self, phase: RunPhase, use: TimeUse, since_s: float | None = None) -> None:
         """Where the run is from now on, and what its seconds are spent on."""
@@ -133,7 +132,7 @@ class Observer(RunObserver):
             self._note(phase=phase.value, since_s=time.time())
 
     def asked_to_stop(self, number: int) -> None:
-        """This signal asks the run to stop, or says that nothing is to be started again."""
+        """A signal asks the run to stop, or says that nothing is to be started again."""
         if self._termination_log is not None and not self.view.asked_to_stop_by:  # we may be killed later
             view = self.view
             self.early = outcome.while_stopping(number, view.node_rank, view.host, time.time() - view.started_s)
@@ -152,23 +151,23 @@ class Observer(RunObserver):
             self._note(ledger=self.goodput.ledger)
 
     def adopt(self, notes: Mapping[str, Any]) -> None:
-        """What the coordinator tells of the job, by topic: what other nodes have spent their time on."""
+        """Take in the coordinator's notes of the job, by topic: what other nodes have spent their time on."""
         from trainer_launch.membership.notes import opened  # only a torch job needs it
 
-        ledger = opened(Told, notes.get(goodput.TRAINING), goodput.TRAINING)
+        ledger = opened(LedgerSummary, notes.get(goodput.TRAINING), goodput.TRAINING)
         if self.goodput is not None and ledger is not None:
             self.goodput.adopt(ledger)
 
     def notes(self) -> Mapping[str, object]:
-        """What this node has spent its time on, for other nodes."""
-        return {} if self.goodput is None else {goodput.TRAINING: self.goodput.told()}
+        """The notes for other nodes: what this node has spent its time on."""
+        return {} if self.goodput is None else {goodput.TRAINING: self.goodput.summary()}
 
     def stragglers(self, ranks: Sequence[Lateness]) -> None:
-        """These of this node's ranks are stragglers now."""
+        """Note which of this node's ranks are stragglers now."""
         self._note(stragglers=tuple(ranks))
 
-    def coordinator_said(self, text: str) -> None:
-        """The coordinator that this node hosts said something; called by its thread."""
+    def coordinator_spoke(self, text: str) -> None:
+        """The coordinator that this node hosts has said this; called by its thread."""
         self.tell_all("coordinator", {"text": text})
 
     def finished(self, ended: Outcome) -> None:
@@ -211,7 +210,7 @@ class Observer(RunObserver):
 
 
 class _Warnings(logging.Handler):
-    """What the launcher itself warns of."""
+    """The warnings of the launcher itself, as events."""
 
     def __init__(self, tell: Callable[[str, Mapping[str, event_log.Value]], None]) -> None:
         super().__init__(logging.WARNING)
@@ -286,10 +285,10 @@ def conclude(ended: Outcome, task: Task, settings: Settings, observer: Observer)
     sentence = ""
     if observer.goodput is not None:
         spent = observer.goodput.totals(has_succeeded=ended.verdict is Verdict.SUCCEEDED)
-        ended = replace(ended, spent_s={kind.value: one_s for kind, one_s in spent.items()})
+        ended = replace(ended, spent_s={kind.value: seconds for kind, seconds in spent.items()})
         sentence = f"Goodput: {goodput.sentence(spent)}"
         lines.insert(0, f"goodput: {goodput.sentence(spent)}")
-    if not _is_told_below(observer, settings.termination_log):  # before the log, whose reader may hang
+    if not _has_ended_below(observer, settings.termination_log):  # before the log, whose reader may hang
         outcome.write_termination_message(outcome.termination_message(ended, sentence), settings.termination_log)
     inherited.leave()
     for line in lines:
@@ -298,12 +297,12 @@ def conclude(ended: Outcome, task: Task, settings: Settings, observer: Observer)
     return ended
 
 
-def _is_told_below(observer: Observer, path: str) -> bool:
+def _has_ended_below(observer: Observer, path: str) -> bool:
     """Whether a launcher that a shim started below this one has told its end: it knows the ranks."""
     if observer.view.engine != "plain":
         return False
-    told = LiveFiles(outcome.TERMINATION_MESSAGE_BYTES).read(path) or b""
-    if not told.startswith(b"reason=") or told == observer.early.encode(errors="replace"):
+    message = LiveFiles(outcome.TERMINATION_MESSAGE_BYTES).read(path) or b""
+    if not message.startswith(b"reason=") or message == observer.early.encode(errors="replace"):
         return False
     with contextlib.suppress(OSError):
         return within(path, 0.0, lambda: os.stat(path).st_mtime) >= observer.view.started_s

@@ -48,7 +48,7 @@ _Metric: TypeAlias = Annotated[str, Meta(min_length=1, max_length=MAX_NAME)]
 
 
 class Progress(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """One process's latest report."""
+    """The latest report of a process."""
 
     rank: Count | None  # None: the process has no rank in a job
     local_rank: Count
@@ -120,23 +120,23 @@ class OutputScanner:
         self.bar_total = 0  # and how many steps it has
 
     def scan(self, data: bytes, patterns: tuple[re.Pattern[str], ...] = ()) -> list[ScannedLine]:
-        """What is worth telling in these bytes."""
+        """The lines among these bytes that are worth telling."""
         cut = max(data.rfind(b"\n"), data.rfind(b"\r")) + 1
         if not cut:
             self.rest = (self.rest + data)[-LINE_BYTES:]
             return []
         text, self.rest = self.rest + data[:cut], data[cut:][-LINE_BYTES:]
-        heard = [*self._steps(text)]
+        scanned = [*self._steps(text)]
         if patterns:
             lines = (shown(line) for line in re.split(rb"[\r\n]+", text) if line)
-            heard += [ScannedLine(line) for line in lines if _is_wanted(line, patterns)]
-        return heard
+            scanned += [ScannedLine(line) for line in lines if _is_wanted(line, patterns)]
+        return scanned
 
     def _steps(self, text: bytes) -> Iterator[ScannedLine]:
         """The first step, each one that goes back, and the last one."""
         last = b""
         is_first = True
-        for line, step in self._told(text):
+        for line, step in self._counted(text):
             before, self.last, last = self.last, step, line
             if is_first or step < before:
                 yield ScannedLine(shown(line), step)
@@ -144,7 +144,7 @@ class OutputScanner:
         if last:
             yield ScannedLine(shown(last), self.last)
 
-    def _told(self, text: bytes) -> Iterator[tuple[bytes, int]]:
+    def _counted(self, text: bytes) -> Iterator[tuple[bytes, int]]:
         """Steps that count, with their lines."""
         for line, step in _step_lines(text):
             if self._counts(line):
@@ -163,10 +163,10 @@ class OutputScanner:
         epoch = _EPOCH.fullmatch(name)
         if epoch is None and _TRAINS.fullmatch(name) is None:
             return None
-        who, total = (bar["tag"] or b"", b"epoch" if epoch else name), int(bar["total"])
+        bar_name, total = (bar["tag"] or b"", b"epoch" if epoch else name), int(bar["total"])
         if total > self.bar_total:
-            self.bar, self.bar_total = who, total
-        if (who, total) != (self.bar, self.bar_total):
+            self.bar, self.bar_total = bar_name, total
+        if (bar_name, total) != (self.bar, self.bar_total):
             return None
         before = 0 if epoch is None else max(0, int(epoch["number"]) - bool(epoch["of"]))
         return before * total + int(bar["step"])
@@ -174,10 +174,10 @@ class OutputScanner:
     def _counts(self, line: bytes) -> bool:
         """Whether the speaker says it, or somebody who seems to have taken over."""
         tag = _TAG.match(line)
-        who = tag[0] if tag else b""
+        speaker = tag[0] if tag else b""
         if self.speaker is None or self.others >= _TAKES_OVER:
-            self.speaker, self.last = who, 0
-        if who != self.speaker:
+            self.speaker, self.last = speaker, 0
+        if speaker != self.speaker:
             self.others += 1
             return False
         self.others = 0
@@ -230,7 +230,7 @@ class PrintedStep(Struct, frozen=True, kw_only=True):
 
 
 def printed(folder: str) -> PrintedStep | None:
-    """What the launcher of a run has kept of it for `status`; None: nothing."""
+    """The printed step that the launcher of a run has kept for `status`; None: none."""
     try:
         step: PrintedStep = codec.decode(PrintedStep, files.read(f"{folder}/{PRINTED}", _MAX_BYTES) or b"")
     except codec.MessageError:
@@ -239,7 +239,7 @@ def printed(folder: str) -> PrintedStep | None:
 
 
 class PrintedSteps:
-    """What the present workers have printed; `heard` runs in the output's thread, which has woken up anyway."""
+    """The steps that the present workers have printed; `heard` runs in the output's thread."""
 
     def __init__(self, folder: str) -> None:
         self._lock = threading.Lock()
@@ -257,12 +257,12 @@ class PrintedSteps:
         """A block of a process's output."""
         with self._lock:
             scanner = self._scanners.setdefault((process, stream), OutputScanner())
-            steps = [one.step for one in scanner.scan(data) if one.step is not None]
+            steps = [line.step for line in scanner.scan(data) if line.step is not None]
             if steps:
                 self._note(steps[-1], time.monotonic())
 
     def signs(self) -> Signs | None:
-        """What they come to; None: no step yet."""
+        """The signs of these steps; None: no step yet."""
         with self._lock:
             self._keep(time.monotonic())  # the last step before a silence, too
             return self._signs

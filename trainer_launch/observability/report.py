@@ -99,7 +99,7 @@ def _whole(value: object) -> int:
 
 
 def _number(value: object, name: str) -> float:
-    """What Python, or numpy, calls a number, as a float."""
+    """A number of Python's or numpy's as a float."""
     if not isinstance(value, numbers.Real):
         raise TypeError(f"{name} is a {type(value).__name__}; expected a number{_advice(value)}")
     try:
@@ -113,7 +113,7 @@ def _advice(value: object) -> str:
 
 
 class _Reporter:
-    """This process's latest report, and when it may be written next."""
+    """The latest report of this process, and when it may be written next."""
 
     def __init__(self) -> None:
         self._lock = threading.RLock()  # a signal handler may report while this thread does
@@ -156,7 +156,7 @@ class _Reporter:
                 self._write()
 
     def begin_again(self) -> None:
-        """This process goes on in another generation, where it may have another rank."""
+        """Go on in another generation, where this process may have another rank."""
         with self._lock:
             self.flush()
             self._is_set_up, self._first_at_s, self._first_step = False, None, None

@@ -55,7 +55,7 @@ class Poster:
         self._closing = threading.Event()
         self._succeeded = False
         self._posted = b""
-        self._said: set[str] = set()
+        self._logged: set[str] = set()
         self._thread = threading.Thread(target=self._run, name="trainjob status", daemon=True)
 
     def start(self) -> None:
@@ -90,8 +90,8 @@ class Poster:
         why = send(self._endpoint, text)
         if not why:
             self._posted = text
-        elif why not in self._said:
-            self._said.add(why)
+        elif why not in self._logged:
+            self._logged.add(why)
             _log.warning("cannot post progress to the TrainJob's status: %s (logged once)", why)
         return not why
 

@@ -27,7 +27,7 @@ from enum import Enum
 from typing import TYPE_CHECKING, NamedTuple
 
 from msgspec import Struct
-from msgspec.structs import replace
+from msgspec.structs import asdict, replace
 
 from trainer_launch.diagnosis import stragglers
 from trainer_launch.diagnosis.group_incidents import GroupIncidents, aborted
@@ -50,7 +50,7 @@ from trainer_launch.supervisor import error_lines, failure
 from trainer_launch.supervisor.failure import Evidence, how
 from trainer_launch.supervisor.processes import Rung
 from trainer_launch.supervisor.run_loop import RunLoop
-from trainer_launch.supervisor.run_observer import RunObserver, RunPhase, TimeUse
+from trainer_launch.supervisor.run_observer import RunObserver, RunPhase, StateKept, TimeUse
 
 if TYPE_CHECKING:
     from trainer_launch.diagnosis.hang_watch import Watch
@@ -293,12 +293,17 @@ class TorchNode(RunLoop):
         if formed is None or self._is_shared or not shared.kept:
             return
         self._is_shared = True
-        new, kept, took_s = formed.world_size - shared.kept, shared.kept, now_s - self._ending_since_s
-        whose = "its" if kept == 1 else "their"
-        text = f"{counted(new, 'rank')} replaced in {took_s:.2f} s; {counted(kept, 'rank')} kept {whose} state"
-        self._observer.tell("state_kept", ranks=kept, replaced=new, step=shared.step)
+        kept = StateKept(
+            generation=formed.generation,
+            ranks=shared.kept,
+            replaced=formed.world_size - shared.kept,
+            step=shared.step,
+            took_s=round(now_s - self._ending_since_s, 3),
+        )
+        self._observer.tell("state_kept", **asdict(kept))
+        self._incidents.recovered(str(kept))
         level = logging.WARNING if self._is_first else logging.INFO
-        _log.log(level, "generation %d: %s at step %d, no step is repeated", formed.generation, text, shared.step)
+        _log.log(level, "generation %d: %s", formed.generation, kept)
 
     # -- the coordinator ----------------------------------------------------------------------
 
@@ -464,6 +469,7 @@ class TorchNode(RunLoop):
         formed, go, folder = self._formed, self._go, self._folder
         if formed is None or go is None or not self._is_prepared:
             return
+        self._observe()  # also a generation that starts at once
         workers, group = self._workers, self._group
         specs = worker_processes.of(workers, self._membership, formed, go, folder)
         group.places = worker_processes.places(workers, formed, folder, are_forked=self._starter.forks)
@@ -606,7 +612,7 @@ class TorchNode(RunLoop):
         if self._is_cause(ending):
             self._report()
         if awaits_s and awaited:  # who has written an error has nothing more to tell
-            awaited -= self._left | {death.process for death in self._dying()}
+            awaited -= self._left | self._group.survivors.able | {death.process for death in self._dying()}
         if awaits_s and awaited and not ending.wrote_error and not self._processes.asked:
             self._ending = replace(self._ending, awaited=awaited, stops_at_s=now_s + awaits_s)
         else:
@@ -749,6 +755,8 @@ class TorchNode(RunLoop):
         match self.phase:
             case NodePhase.JOINING:
                 return TimeUse.WAITING
+            case NodePhase.FORMED if self._formed is not None and self._formed.kept:
+                return TimeUse.REPLACING
             case NodePhase.FORMED if self._is_prepared:
                 return TimeUse.MEETING
             case NodePhase.FORMED:  # the fork server still imports torch
@@ -756,7 +764,8 @@ class TorchNode(RunLoop):
             case NodePhase.RUNNING if self._processes.is_running:
                 return TimeUse.TRAINING
             case NodePhase.ENDING:
-                return TimeUse.STOPPING
+                keeps = self._may_keep and self._group.keeps_state
+                return TimeUse.REPLACING if keeps else TimeUse.STOPPING
         return TimeUse.ENDING
 
     # -- how it ended -------------------------------------------------------------------------

@@ -55,7 +55,7 @@ class WorkerGroup:
     @property
     def keeps_state(self) -> bool:
         """Whether a worker leaves its groups in place of being stopped."""
-        return bool(self.survivors.able)
+        return bool(self.processes.kept) or not self.survivors.able.isdisjoint(self.processes.pids())
 
     def keep(self, name: str) -> None:
         """A worker has left its process groups, and waits for the next generation."""

@@ -33,10 +33,8 @@ from trainer_launch.rehearsal.controllers import job_lifecycle
 from trainer_launch.rehearsal.controllers.job_lifecycle import Event, Exited, PodDeleted, StopAsked
 from trainer_launch.rehearsal.controllers.pod_lifecycle import Action, Start, Stop
 from trainer_launch.rehearsal.controllers.pod_values import Pod, Workload
-from trainer_launch.rehearsal.faults.injection import Faults
-from trainer_launch.rehearsal.faults.kinds import InjectedFault
-from trainer_launch.rehearsal.faults.requests import workers_of
-from trainer_launch.rehearsal.kubelet.pods import Kubelet, Setting
+from trainer_launch.rehearsal.faults import Faults, InjectedFault, workers_of
+from trainer_launch.rehearsal.kubelet import Kubelet, Setting
 from trainer_launch.rehearsal.pod_watch import PodProcesses, PodWatch
 from trainer_launch.rehearsal.report import pod_rows
 from trainer_launch.rehearsal.report.history import History, HistoryEntry, Recorder, What
@@ -46,19 +44,19 @@ from trainer_launch.supervisor.system import Happened, System
 
 DRAIN_S = 1.0
 _SWEEPS, _SWEEP_S = 20, 0.2  # looks for what a container left behind, and how long each waits for the end
-_WATCHDOG = Path(__file__).with_name("kubelet") / "watchdog_process.py"
+_WATCHDOG = Path(__file__).with_name("watchdog_process.py")
 _WATCHDOG_START_S = 20.0
 _log = logging.getLogger(__name__)
 
 
 class RehearsalJob(Struct, frozen=True, kw_only=True):
-    """What is rehearsed, and how it is scaled: the same job with so many more nodes, or fewer, where it can."""
+    """The job to rehearse, and how it is scaled: the same job with so many more nodes, or fewer, where it can."""
 
     workload: Workload
     grown: Callable[[int], Workload] | None
     faults: tuple[InjectedFault, ...]
     reporting: Reporting
-    check: Callable[[Kubelet], None]  # raises LaunchError for what each pod's launcher would refuse
+    check: Callable[[Kubelet], None]  # raises LaunchError for a command that each pod's launcher would refuse
 
 
 def rehearse(job: RehearsalJob, settings: Settings, setting: Setting) -> int:
@@ -82,14 +80,10 @@ def rehearse(job: RehearsalJob, settings: Settings, setting: Setting) -> int:
         return job.reporting.conclude(rehearsal.history())
     finally:
         shutil.rmtree(scratch, ignore_errors=True)
-        for place in {tempfile.gettempdir(), *_own_temporary(job.workload)}:
+        containers = (each for draft in job.workload.drafts for each in draft.template.containers)
+        own = (item.value for each in containers for item in each.items if item.name == "TMPDIR")
+        for place in {tempfile.gettempdir(), *own}:
             runtime_directory.forget_killed(place)  # launchers that were killed with their pods left theirs
-
-
-def _own_temporary(workload: Workload) -> Iterator[str]:
-    """TMPDIR, where the manifest has it."""
-    containers = (each for draft in workload.drafts for each in draft.template.containers)
-    yield from (item.value for each in containers for item in each.items if item.name == "TMPDIR")
 
 
 @contextlib.contextmanager
@@ -113,7 +107,7 @@ def _watchdog(folder: Path) -> Iterator[None]:
 
 
 def _incidents(place: str, began_s: float) -> str:
-    """One line about what was collected since `began_s`, in seconds since the epoch, and where it is kept."""
+    """A line about the incidents since `began_s`, in seconds since the epoch, and where they are kept."""
     stored = incident_bundle.stored(place) if os.path.isdir(place) else []
     new = len(incident_bundle.moments([bundle for bundle in stored if bundle.incident.time_s >= began_s]))
     where = f"in {place}; see trainer-launch incidents show --incident-dir {shlex.quote(place)}"
@@ -121,7 +115,7 @@ def _incidents(place: str, began_s: float) -> str:
 
 
 class Rehearsal:
-    """The state of the job, and who carries out what it asks for."""
+    """The state of the job; carries out the controller's actions on this machine."""
 
     def __init__(
         self, job: RehearsalJob, kubelet: Kubelet, system: System, watch: PodWatch | None, grace_s: float
@@ -138,7 +132,7 @@ class Rehearsal:
         self._steps: dict[str, int] = {}  # by pod: the last one that it reached
         self._began_s = system.now()
         self.state, actions, sentences = job_lifecycle.begin(job.workload, kubelet.pods, self._began_s)
-        self._record(None, actions)
+        self._record_event(None, actions)
         self._faults = Faults(job.faults, self)
         if watch is not None:  # a pod's first line may be the one
             watch.wake, watch.patterns = system.poke, self._faults.patterns
@@ -159,50 +153,44 @@ class Rehearsal:
         self._faults.finish()
 
     def history(self) -> History:
-        """All that has happened."""
-        messages = {pod.name: self._message(pod) for pod in self.state.pods.values()}
+        """The history of the whole rehearsal."""
+        messages = {}
+        for pod in self.state.pods.values():
+            container = pod_rows.deciding_container(self.state, pod.name)
+            messages[pod.name] = files.text(self.kubelet.termination_message(pod, container))
+        end = self.state.condition
+        if end is None:  # it was asked to stop
+            exit_code = exit_codes.of_signal(self._stop_signal or signal.SIGTERM)
+        else:
+            exit_code = exit_codes.SUCCEEDED if end.succeeded else end.exit_code or exit_codes.FAILED
         return History(
             kind=self._job.workload.kind,
             name=self._job.workload.name,
             entries=self._recorder.entries(),
             took_s=self.now_s(),
-            exit_code=self._exit_code(),
+            exit_code=exit_code,
             pods=pod_rows.results(self.state, messages, self._last_line),
             remarks=pod_rows.remarks(self.state, messages),
         )
 
-    def _exit_code(self) -> int:
-        """0 for success, else the code of the pod that failed, or of the signal that asked to stop."""
-        condition = self.state.condition
-        if condition is None:
-            return exit_codes.of_signal(self._stop_signal or signal.SIGTERM)
-        return exit_codes.SUCCEEDED if condition.succeeded else condition.exit_code or exit_codes.FAILED
-
     def live_rows(self, most: int) -> tuple[str, Sequence[Sequence[str]]]:
-        """The live table's title and rows; called in its thread, so all that changes is read once."""
-        state, steps, came = self.state, dict(self._steps), self._faults.came
-        to_come = [fault.text for fault in self._faults.to_come]
+        """The live table's title and rows; called in its thread, so each changing value is read once."""
+        state, steps, count = self.state, dict(self._steps), self._faults.injected
         title = f"{self._job.workload.kind} {self._job.workload.name}"
         top = max(steps.values(), default=None)
-        title = pod_rows.live_title(title, state, self.now_s(), top, came, to_come)
+        title = pod_rows.live_title(title, state, self.now_s(), top, count)
         return title, pod_rows.live_rows(state, steps, self._last_line, most)
 
     def _last_line(self, pod: Pod) -> str:
-        """What the main container wrote last; from any thread."""
+        """The last line of the main container; from any thread."""
         return self._system.last_line(f"{pod.name}/{pod.draft.main}")
-
-    def _message(self, pod: Pod) -> str:
-        container = pod_rows.deciding_container(self.state, pod.name)
-        return files.text(self.kubelet.termination_message(pod, container))
-
-    # -- for faults ---------------------------------------------------------------------------
 
     def now_s(self) -> float:
         """Seconds since the rehearsal began."""
         return self._system.now() - self._began_s
 
-    def tell(self, entry: HistoryEntry) -> None:
-        """Take it into the history."""
+    def record(self, entry: HistoryEntry) -> None:
+        """Take an entry into the history."""
         self._recorder.add(entry)
 
     def leader(self, pod: str) -> int | None:
@@ -218,7 +206,7 @@ class Rehearsal:
         self.take(job_lifecycle.Scaled(self._system.now(), self.kubelet.scale(workload), workload.rules))
 
     def delete(self, pod: str, grace_s: float, back_s: float | None) -> None:
-        """Somebody deletes a pod, which is created again after `back_s`; None: never."""
+        """Delete a pod, which is created again after `back_s`; None: never."""
         self.take(PodDeleted(self._system.now(), pod, grace_s, back_s))
 
     def _observe(self) -> None:
@@ -226,15 +214,13 @@ class Rehearsal:
             return
         for observed in self._watch.observations(self.processes, self.kubelet, self.state.pods):
             if isinstance(observed, str):
-                self._faults.said(observed)
+                self._faults.printed(observed)
                 continue
-            self.tell(replace(observed, at_s=max(0.0, observed.at_s - self._began_s)))
+            self.record(replace(observed, at_s=max(0.0, observed.at_s - self._began_s)))
             if observed.step is not None and observed.pod is not None:
                 self._steps[observed.pod] = observed.step
                 self._faults.reached(observed.step)
         self._watch.patterns = self._faults.patterns
-
-    # -- events -------------------------------------------------------------------------------
 
     def _events(self) -> list[Event]:
         failed, self._failed = self._failed, []
@@ -259,7 +245,7 @@ class Rehearsal:
                 self._stop_signal = self._stop_signal or number
                 yield StopAsked(now_s, self._grace_s)
             else:
-                for pid in self._running:  # such as USR1: what it is for, each pod's launcher knows
+                for pid in self._running:  # such as USR1, whose meaning each pod's launcher knows
                     self._system.signal_leader(pid, number)
         for pid, status in happened.ended:
             if pid in self._running:
@@ -268,7 +254,7 @@ class Rehearsal:
                 yield Exited(now_s, pod, container, exit_codes.of_signal(-status) if status < 0 else status)
 
     def _clear(self, pid: int, pod: str, container: str) -> None:
-        """A container ends with its first process: whatever that left behind is killed."""
+        """A container ends with its first process: the processes that it left behind are killed."""
         self._system.signal_group(pid, signal.SIGKILL)
         for _ in range(_SWEEPS):
             left = self.kubelet.processes_of(self.state.pods[pod], container)
@@ -280,40 +266,38 @@ class Rehearsal:
             psutil.wait_procs(left, timeout=_SWEEP_S)
 
     def take(self, event: Event) -> None:
-        """Let the controllers decide what comes of it, and do that."""
+        """Let the controllers decide about an event, and carry that out."""
         before = self.state
         self.state, actions, sentences = job_lifecycle.step(before, event)
         if isinstance(event, Exited):
             path = self.kubelet.termination_message(self.state.pods[event.pod], event.container)
             sentence = pod_rows.ending(before, self.state, event, files.text(path).partition("\n")[0])
             sentences = [sentence, *sentences] if sentence else sentences
-        self._record(event, actions, was_over=before.condition is not None)
+        self._record_event(event, actions, was_over=before.condition is not None)
         self._do(actions, sentences)
 
-    def _record(self, event: Event | None, actions: Sequence[Action], *, was_over: bool = False) -> None:
-        """Take what came of an event into the history; None: of the beginning."""
+    def _record_event(self, event: Event | None, actions: Sequence[Action], *, was_over: bool = False) -> None:
+        """Take the consequences of an event into the history; None: of the beginning."""
         state = self.state
         at_s = 0.0 if event is None else event.at_s - self._began_s
         if isinstance(event, Exited) and event.container == state.pods[event.pod].draft.main:
-            self.tell(HistoryEntry(at_s=at_s, what=What.ENDED, pod=event.pod, code=event.code))
+            self.record(HistoryEntry(at_s=at_s, what=What.ENDED, pod=event.pod, code=event.code))
         for name in state.states:
             status = pod_rows.status(state, name)
             if self._statuses.get(name) != status:
                 self._statuses[name] = status
-                self.tell(HistoryEntry(at_s=at_s, what=What.STATUS, pod=name, text=status))
+                self.record(HistoryEntry(at_s=at_s, what=What.STATUS, pod=name, text=status))
         for action in actions:
             if action.container != state.pods[action.pod].draft.main:
                 continue
             if isinstance(action, Start):
-                self.tell(HistoryEntry(at_s=at_s, what=What.STARTED, pod=action.pod))
+                self.record(HistoryEntry(at_s=at_s, what=What.STARTED, pod=action.pod))
             elif isinstance(event, PodDeleted) and not action.kill:
                 text = self._stop_signal_of(action)
-                self.tell(HistoryEntry(at_s=at_s, what=What.STOP_ASKED, pod=action.pod, text=text))
+                self.record(HistoryEntry(at_s=at_s, what=What.STOP_ASKED, pod=action.pod, text=text))
         if state.condition is not None and not was_over:
             code = exit_codes.SUCCEEDED if state.condition.succeeded else exit_codes.FAILED
-            self.tell(HistoryEntry(at_s=at_s, what=What.CONDITION, code=code, text=state.condition.text))
-
-    # -- actions ------------------------------------------------------------------------------
+            self.record(HistoryEntry(at_s=at_s, what=What.CONDITION, code=code, text=state.condition.text))
 
     def _do(self, actions: Sequence[Action], sentences: Sequence[str]) -> None:
         self.kubelet.follow(self.state.running)

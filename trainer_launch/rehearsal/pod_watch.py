@@ -1,7 +1,7 @@
-"""What the driver sees of its pods: their launchers and workers, steps, generations, lines somebody waits for.
+"""Observations of pods: their launchers and workers, steps, generations, and lines that faults wait for.
 
 A process is known by what it has in its environment. Output is heard in the thread that carries it. Files of the
-pods' launchers are looked at a few times a second, and only when somebody wants to know.
+pods' launchers are looked at a few times a second, and only for faults and reports.
 """
 
 from __future__ import annotations
@@ -18,11 +18,10 @@ from msgspec import Struct
 
 from trainer_launch.host import process_tree
 from trainer_launch.observability import event_log, node_view, progress
-from trainer_launch.observability.goodput import TimeKind
 from trainer_launch.observability.progress import OutputScanner
 from trainer_launch.rehearsal.controllers.pod_values import Pod
-from trainer_launch.rehearsal.kubelet.pods import MARK, Kubelet
-from trainer_launch.rehearsal.report.history import HistoryEntry, What
+from trainer_launch.rehearsal.kubelet import MARK, Kubelet
+from trainer_launch.rehearsal.report.history import KEPT, HistoryEntry, What
 
 _RANKED = ("torch", "torchrun", "mpi", "horovodrun", "sshd")  # engines all of whose workers have a rank
 _LOCAL = ("LOCAL_RANK", "OMPI_COMM_WORLD_LOCAL_RANK", "MPI_LOCALRANKID", "HOROVOD_LOCAL_RANK")
@@ -132,10 +131,10 @@ class PodWatch:
         self.patterns: tuple[re.Pattern[str], ...] = ()  # of lines that are wanted now
         self.wake: Callable[[], None] = lambda: None
         self._scanners: dict[tuple[str, int], OutputScanner] = {}
-        self._heard: deque[HistoryEntry | str] = deque()
+        self._printed: deque[HistoryEntry | str] = deque()
         self._looked_s = 0.0
-        self._reported_s: dict[str, float] = {}  # by pod: when its last report was made
-        self._steps: dict[str, int] = {}  # by pod: the last one that counted
+        self._reports: dict[str, tuple[float, int]] = {}  # by pod: when its last report was made, and its step
+        self._steps: dict[str, tuple[float, int]] = {}  # by pod: the last step that counted, and when it came
         self._tails: dict[str, event_log.Tail] = {}  # by runtime directory
 
     def scan(self, process: str, stream: int, data: bytes) -> None:
@@ -144,7 +143,7 @@ class PodWatch:
         scanned = scanner.scan(data, self.patterns)
         if scanned:
             pod, now_s = process.partition("/")[0], time.monotonic()
-            self._heard += [
+            self._printed += [
                 line.line
                 if line.step is None
                 else HistoryEntry(at_s=now_s, what=What.STEP, pod=pod, step=line.step, text=line.line)
@@ -155,11 +154,11 @@ class PodWatch:
     def observations(
         self, processes: PodProcesses, kubelet: Kubelet, pods: Mapping[str, Pod]
     ) -> Iterator[HistoryEntry | str]:
-        """What is new, in the order that it came to us."""
-        while self._heard:
-            heard = self._heard.popleft()
-            if isinstance(heard, str) or self._counts(heard):
-                yield heard
+        """New observations, in the order of their arrival."""
+        while self._printed:
+            observed = self._printed.popleft()
+            if isinstance(observed, str) or self._counts(observed):
+                yield observed
         now_s = time.monotonic()
         if now_s - self._looked_s < _EVERY_S:
             return
@@ -173,12 +172,12 @@ class PodWatch:
             if pod.name not in launched:
                 yield from self._report(pod.name, kubelet.runtime_directory_of(pod))
 
-    def _counts(self, heard: HistoryEntry) -> bool:
-        """Who reports steps falls back in reports only: Paddle's launcher, for one, prints old lines again."""
-        pod, step = heard.pod or "", heard.step or 0
-        if pod in self._reported_s and step < self._steps.get(pod, 0):
+    def _counts(self, printed: HistoryEntry) -> bool:
+        """Where a pod reports steps, they go back in reports only: Paddle's launcher prints old lines again."""
+        pod, step = printed.pod or "", printed.step or 0
+        if pod in self._reports and step < self._steps.get(pod, (0.0, 0))[1]:
             return False
-        self._steps[pod] = step
+        self._steps[pod] = printed.at_s, step
         return True
 
     @property
@@ -187,19 +186,23 @@ class PodWatch:
         return self._looked_s + _EVERY_S
 
     def _events(self, pod: str, folder: str) -> Iterator[HistoryEntry]:
-        """What a launcher has written about its workers."""
+        """Entries of a launcher's event log about its workers."""
         for line in self._tails.setdefault(folder, event_log.Tail(folder)).read():
             name, values = line.event
-            at_s = time.monotonic() - max(0.0, time.time() - line.time_s)
             if name == "generation_formed":
-                yield HistoryEntry(at_s=at_s, what=What.GENERATION, pod=pod)
-            elif name == event_log.PHASE and (phase := values.get("phase")) in list(TimeKind):
-                yield HistoryEntry(at_s=at_s, what=What.PHASE, pod=pod, text=str(phase))
+                at_s = time.monotonic() - max(0.0, time.time() - line.time_s)
+                text = KEPT if values.get("kept") else ""
+                yield HistoryEntry(at_s=at_s, what=What.GENERATION, pod=pod, text=text)
 
     def _report(self, pod: str, folder: str) -> Iterator[HistoryEntry]:
-        """The step that a program has reported."""
+        """The step that a program has reported, unless its output has shown as many; lines are read later."""
         latest = progress.first([report for report in progress.read(folder) if report.step is not None])
-        if latest is not None and latest.at_s > self._reported_s.get(pod, 0.0):
-            self._reported_s[pod] = latest.at_s
-            self._steps[pod] = latest.step or 0
-            yield HistoryEntry(at_s=latest.at_s, what=What.STEP, pod=pod, step=latest.step)
+        at_s, step = self._reports.get(pod, (0.0, 0))
+        if latest is None or latest.step is None or latest.at_s <= at_s:
+            return
+        falls_back, self._reports[pod] = latest.step < step, (latest.at_s, latest.step)
+        shown_s, shown = self._steps.get(pod, (0.0, -1))
+        if falls_back or latest.step > shown:
+            at_s = latest.at_s if falls_back else max(latest.at_s, shown_s)
+            self._steps[pod] = at_s, latest.step
+            yield HistoryEntry(at_s=at_s, what=What.STEP, pod=pod, step=latest.step)

@@ -1,6 +1,6 @@
 """The resume check and the SIGTERM check: does the script survive preemption. Pure.
 
-Only what the history proves is held against a program; what cannot be judged is said, and is no fault.
+Only proof in the history counts against a program. A check without proof is listed as not checked.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ _TOO_EARLY = "whether the script resumes, because hardly a step was done. Inject
 
 
 class ScriptCheck(str, Enum):
-    """Which check of the script failed."""
+    """The checks of a script, in the words of their failure."""
 
     RESUME = "the script did not resume from its checkpoint"
     STEPS = "a restart repeated too many steps"
@@ -94,8 +94,8 @@ def _resume_checks(training: Training, max_lost_steps: int) -> Iterator[FailedCh
 
 
 def _starts_over(training: Training, resume: Resume) -> bool:
-    """Whether it does all steps once more."""
-    return resume.last <= 0 if resume.is_told else resume.last < training.points[0][1]
+    """Whether training does all steps once more."""
+    return resume.last <= 0 if resume.is_stated else resume.last < training.points[0][1]
 
 
 def _is_late(training: Training, attempt: Attempt) -> bool:
@@ -114,7 +114,7 @@ def _since(attempt: Attempt) -> str:
 
 
 def _not_checked(entries: Sequence[HistoryEntry], training: Training) -> Iterator[str]:
-    """What cannot be judged, and what would help."""
+    """Sentences about checks without proof, and what would help."""
     if not training.attempts:
         yield _STEPS_UNKNOWN
     elif not training.restarts:
@@ -171,7 +171,7 @@ def _sigterm_checks(entries: Sequence[HistoryEntry]) -> Iterator[FailedCheck]:
 
 
 def _is_finished(step: int | None, later: Sequence[HistoryEntry]) -> bool:
-    """Whether it had just done its last step: the job succeeds without another one."""
+    """Whether the pod had just done its last step: the job succeeds without another."""
     succeeds = any(entry.what is What.CONDITION and entry.code == exit_codes.SUCCEEDED for entry in later)
     goes_on = any(entry.what is What.STEP and (entry.step or 0) > (step or 0) for entry in later)
     return step is not None and succeeds and not goes_on

@@ -6,6 +6,11 @@ from collections.abc import Mapping
 from enum import Enum
 from typing import Any
 
+from msgspec import Struct
+
+from trainer_launch.model.codec import Amount, Count
+from trainer_launch.model.units import counted
+
 
 class RunPhase(str, Enum):
     """Where a run is, for observers."""
@@ -26,14 +31,31 @@ class TimeUse(Enum):
     MEETING = "meeting"  # all nodes are there
     TRAINING = "training"  # workers run, whatever they do
     STOPPING = "stopping"  # for a failure
+    REPLACING = "replacing"  # ranks that were lost, while others keep their state
     RESTARTING = "restarting"
     ENDING = "ending"
+
+
+class StateKept(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """A loss of ranks after which the surviving ones went on with their state."""
+
+    generation: Count  # that followed
+    ranks: Count  # that kept their state, of the whole job
+    replaced: Count  # ranks
+    step: Count  # from which all went on
+    took_s: Amount  # from the loss until all had the state
+
+    def __str__(self) -> str:
+        replaced, kept = counted(self.replaced, "rank"), counted(self.ranks, "rank")
+        whose = "its" if self.ranks == 1 else "their"
+        text = f"{replaced} replaced in {self.took_s:.2f} s; {kept} kept {whose} state at step {self.step}"
+        return f"{text}, no step is repeated"
 
 
 class RunObserver:
     """Is told what happens; may neither wait nor raise. This one does nothing: `observability.Observer` does."""
 
-    def tell(self, event: str, **values: str | int | bool | tuple[str, ...] | None) -> None:
+    def tell(self, event: str, **values: str | float | bool | tuple[str, ...] | None) -> None:
         """Something has happened, in the words of the event log."""
 
     def enter(self, phase: RunPhase, use: TimeUse, since_s: float | None = None) -> None:

@@ -25,7 +25,7 @@ from trainer_launch.membership.notes import opened
 from trainer_launch.model import Endpoint, Seats
 from trainer_launch.model.codec import MAX_LINE_BYTES, MessageError, convert
 from trainer_launch.mpi.host_readiness import banner_fault
-from trainer_launch.observability.goodput import Told
+from trainer_launch.observability.goodput import LedgerSummary
 from trainer_launch.observability.training_judge import TrainingJudge
 from trainer_launch.preflight import report_formats
 from trainer_launch.preflight.cluster import cluster_preflight as hall
@@ -109,7 +109,7 @@ def _heard(message: coordination.FromServer) -> coordination.Message:
         kinds = stall.ToNode if heard.topic == stall.STALL else stragglers.ToNode
         return replace(heard, body=opened(kinds, heard.body, heard.topic))
     if isinstance(heard, coordination.Formed):
-        return replace(heard, notes={topic: convert(Told, body) for topic, body in heard.notes.items()})
+        return replace(heard, notes={topic: convert(LedgerSummary, body) for topic, body in heard.notes.items()})
     return heard
 
 

@@ -85,7 +85,6 @@ def test_one_sentence_says_what_is_wrong(text: str, parts: list[str]) -> None:
     ("job", "given_runtime", "parts"),
     [
         (trainjob("{numNodes: 0}"), runtime(), ["numNodes is the number 0"]),
-        (trainjob("{env: [{name: PET_NNODES, value: '1'}]}"), runtime(), ["'PET_NNODES'", "torch runtime"]),
         (trainjob("{numProcPerNode: many}"), runtime(), ["'many'"]),
         (
             trainjob(),

@@ -10,8 +10,8 @@ from tests.rehearsal.controllers.actors import Job
 from tests.rehearsal.controllers.manifests import documents_of, pytorch, replica, runtime, trainjob
 from trainer_launch.model.errors import UsageError
 from trainer_launch.rehearsal.controllers import scaled, workload_of
-from trainer_launch.rehearsal.controllers.restart_decisions import GIVE_UP
-from trainer_launch.rehearsal.kubelet.pods import Kubelet, Setting
+from trainer_launch.rehearsal.controllers.job_lifecycle import GIVE_UP
+from trainer_launch.rehearsal.kubelet import Kubelet, Setting
 from trainer_launch.rehearsal.report import pod_rows
 
 WORKER = replica("pytorch", spec="replicas: 2, restartPolicy: %s")

@@ -6,12 +6,11 @@ import pytest
 
 from trainer_launch.model.errors import UsageError
 from trainer_launch.rehearsal.controllers import local_jobs, pod_values
+from trainer_launch.rehearsal.controllers.flag_jobs import mpi_job, torch_job
 from trainer_launch.rehearsal.controllers.local_jobs import (
     MAX_PODS,
     address_of,
-    mpi_job,
     own_environment,
-    torch_job,
 )
 from trainer_launch.rehearsal.controllers.pod_values import pods as pods
 

@@ -106,7 +106,8 @@ def test_neither_a_new_pod_nor_a_new_jobset_helps_a_program_that_cannot_be_run(p
 
 
 def test_without_a_rule_that_fits_the_jobset_restarts_within_its_limit() -> None:
-    job = train(policy="maxRestarts: 1, rules: [{name: a, action: FailJobSet, targetReplicatedJobs: [side]}]")
+    rule = "{name: a, action: FailJobSet, onJobFailureReasons: [PodFailurePolicy]}"
+    job = train(policy=f"maxRestarts: 1, rules: [{rule}]")
     assert "stop job-node-0-0/node" in fails(job, "node-0-1")
     assert starts(job) == {"node-0-0": 2, "node-0-1": 2, "side-0-0": 2}
     assert "the controller restarts all pods (1 of 1)" in job.said[-1]
@@ -117,8 +118,8 @@ def test_without_a_rule_that_fits_the_jobset_restarts_within_its_limit() -> None
 
 def test_the_first_rule_that_fits_counts() -> None:
     job = train(
-        policy="maxRestarts: 3, rules: [{name: a, action: FailJobSet, targetReplicatedJobs: [side]}, "
-        "{name: b, action: RestartJobSetAndIgnoreMaxRestarts}]"
+        policy="maxRestarts: 3, rules: [{name: a, action: FailJobSet, targetReplicatedJobs: [node]}, "
+        "{name: b, action: FailJobSet}, {name: c, action: RestartJobSetAndIgnoreMaxRestarts}]"
     )
     fails(job, "side-0-0", 9)
     assert job.verdict == (False, "BackoffLimitExceeded")
@@ -274,7 +275,6 @@ SET_RULE = "failurePolicy: {rules: [{action: %s}]}"
     [
         (over(rjob("node", "podFailurePolicy: {rules: [{action: FailJob}]}", NEVER)), "onExitCodes is missing"),
         (over(more=SET_RULE % "Restart"), "one of FailJobSet"),
-        (over(more=SET_RULE % "FailJobSet, targetReplicatedJobs: [x]"), "one of node, side"),
         (over(more=SET_RULE % "FailJobSet, onJobFailureReasons: [x]"), "one of BackoffLimit"),
         (over(more="startupPolicy: {startupPolicyOrder: Backwards}"), "one of AnyOrder, InOrder"),
         (over(more="successPolicy: {operator: All, targetReplicatedJobs: [other]}"), "one of node, side"),
@@ -300,7 +300,7 @@ def test_a_field_of_a_pod_in_the_wrong_place_is_ignored_and_told_where_it_belong
 @pytest.mark.parametrize("text", [a_job(INDEXED), a_set()])
 def test_other_numbers_are_refused_because_nothing_tells_the_pods(text: str) -> None:
     documents = documents_of(text)
-    assert "whose pods are not told how many they are" in refusal(lambda: overridden(documents, NodeRange(3, 3)))
+    assert "its pods get no number of nodes" in refusal(lambda: overridden(documents, NodeRange(3, 3)))
     assert "its pods get no number of workers" in refusal(lambda: overridden(documents, nproc="2"))
 
 
@@ -346,13 +346,3 @@ def test_what_of_a_run_policy_means_nothing_here_is_named_once() -> None:
     )
     wanted = ("suspend", "schedulingPolicy", "managedBy", "ttlSecondsAfterFinished")
     assert sorted(made.ignored) == sorted((*wanted, "hostAliases", "preStop of lifecycle"))
-
-
-def test_annotations_of_a_template_can_be_variables() -> None:
-    variable = "env: [{name: A, valueFrom: {fieldRef: {fieldPath: \"metadata.annotations['a.io/b']\"}}}]"
-    template = (
-        f"{{metadata: {{annotations: {{a.io/b: told}}}}, spec: {{containers: [{{name: node, {variable}}}]}}}}"
-    )
-    label = "metadata: {labels: {trainer.kubeflow.org/trainjob-ancestor-step: trainer}}"
-    jobs = f"{{name: node, template: {{{label}, spec: {{template: {template}}}}}}}"
-    assert pods(job_of(trainjob(), runtime(jobs=jobs)))[0].main.env["A"] == "told"

@@ -6,8 +6,7 @@ import pytest
 
 from tests.rehearsal.controllers.actors import Job
 from tests.rehearsal.controllers.manifests import pytorch, replica
-from trainer_launch.rehearsal.controllers.job_lifecycle import CAUSE_S, LINGER_S
-from trainer_launch.rehearsal.controllers.restart_decisions import GIVE_UP
+from trainer_launch.rehearsal.controllers.job_lifecycle import CAUSE_S, GIVE_UP, LINGER_S
 
 FIELDS = {
     "PyTorchJob": ("pytorchReplicaSpecs", "pytorch"),
@@ -176,12 +175,6 @@ def test_exit_code_makes_the_pod_anew_from_128_on(code: int) -> None:
 @pytest.mark.parametrize("code", [1, 2, 126, 127])
 def test_exit_code_takes_1_to_127_as_permanent(code: int) -> None:
     assert torch(worker="restartPolicy: ExitCode").go(f"worker-0={code}").verdict == (False, "PyTorchJobFailed")
-
-
-def test_workers_of_a_dynamic_tfjob_may_fail() -> None:
-    job = v1("TFJob", {"Chief": "", "Worker": TWO}, "enableDynamicWorker: true").go("worker-0=1")
-    assert (job.verdict, job.phase("j-worker-0")) == (None, "Failed")
-    assert job.go("chief-0=1").verdict == (False, "TFJobFailed")
 
 
 def test_what_would_be_started_for_ever_is_given_up() -> None:

@@ -1,14 +1,12 @@
-"""Variables from a pod's fields and a container's resources have what a kubelet gives them."""
+"""Variables from a pod's fields have what a kubelet gives them."""
 
 from __future__ import annotations
 
-import os
 import uuid
 
 import pytest
 
 from tests.rehearsal.controllers.manifests import job_of, pytorch
-from trainer_launch.model.errors import UsageError
 from trainer_launch.rehearsal.controllers.pod_values import Pod
 from trainer_launch.rehearsal.controllers.pod_values import pods as pods
 
@@ -55,32 +53,3 @@ def test_each_pod_has_a_uid_of_its_own() -> None:
 @pytest.mark.parametrize("name", ["serviceAccountName", "serviceAccount"])
 def test_a_pods_service_account_is_the_one_that_it_asks_for(name: str) -> None:
     assert of_field("spec.serviceAccountName", f", {name}: robot") == ["robot", "robot"]
-
-
-@pytest.mark.parametrize(
-    ("ref", "resources", "value"),
-    [
-        ("resource: limits.cpu", "limits: {cpu: 500m}", "1"),
-        ("resource: limits.cpu, divisor: 1m", "limits: {cpu: 500m}", "500"),
-        ("resource: limits.memory", "limits: {memory: 1Ki}", "1024"),
-        ("resource: limits.memory, divisor: 1Mi", "limits: {memory: 16Gi}", "16384"),
-        ("resource: limits.memory, divisor: '0'", "limits: {memory: 1Ki}", "1024"),
-        ("resource: requests.cpu", "requests: {cpu: 2}, limits: {cpu: 4}", "2"),
-        ("resource: requests.cpu", "limits: {cpu: 4}", "4"),
-        ("resource: requests.cpu", "", "0"),
-        ("resource: limits.cpu", "", str(os.cpu_count())),
-        ("resource: limits.memory, divisor: 1Gi, containerName: side", "limits: {memory: 1Gi}", "3"),
-    ],
-)
-def test_a_resource_is_counted_in_its_divisor_and_rounded_up(ref: str, resources: str, value: str) -> None:
-    (first, _) = job(f"{{resourceFieldRef: {{{ref}}}}}", f", resources: {{{resources}}}")
-    assert first.main.env["V"] == value
-
-
-@pytest.mark.parametrize(
-    ("ref", "said"),
-    [("{}", "resource is missing"), ("{resource: cpu}", "'cpu'; expected a resource such as limits.cpu")],
-)
-def test_what_is_no_resource_is_refused(ref: str, said: str) -> None:
-    with pytest.raises(UsageError, match=said):
-        job(f"{{resourceFieldRef: {ref}}}")

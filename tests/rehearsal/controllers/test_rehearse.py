@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import json
 import os
-import re
 import shutil
 import signal
 from pathlib import Path
@@ -18,6 +17,9 @@ from tests.conftest import require
 from tests.rehearsal.controllers.manifests import runtime, trainjob
 from tests.waiting import eventually
 from trainer_launch.model import Process
+from trainer_launch.model.errors import UsageError
+from trainer_launch.rehearsal.controllers import read, workload_of
+from trainer_launch.rehearsal.kubelet import Kubelet, Setting, words_of
 from trainer_launch.supervisor.system import System
 
 pytestmark = pytest.mark.process
@@ -65,34 +67,30 @@ def test_each_pod_sees_its_own_variables_and_every_line_tells_whose_it_is(tmp_pa
     assert "PyTorchJob job: Succeeded" in ended.stderr.splitlines()[-1]
 
 
-@pytest.mark.parametrize(
-    ("env", "place"),
-    [
-        ("", r"127\.0\.0\.2 [0-9]+"),
-        ("env: [{name: TRAINER_LAUNCH_MASTER_ADDR, value: job-worker-1}]", r"127\.0\.0\.3 none"),
-    ],
-)
-def test_a_pytorchjob_of_workers_alone_meets_at_its_first_worker_unless_it_says_where(
-    env: str, place: str, tmp_path: Path
-) -> None:
-    text = "echo at $TRAINER_LAUNCH_MASTER_ADDR ${TRAINER_LAUNCH_MASTER_PORT:-none}"
-    ended = launch("rehearse", "-f", job(tmp_path, pod(shell(text, env)), "", "replicas: 2"))
-    assert ended.returncode == 0, ended.stderr
-    places = {line.partition(" at ")[2] for line in ended.stdout.splitlines() if line}
-    assert len(places) == 1, "the same for both"
-    assert re.fullmatch(place, places.pop())
+def process_env(folder: Path, path: str) -> list[dict[str, str]]:
+    """The variables of each pod's main container on this machine."""
+    kubelet = Kubelet(workload_of(read((path,))), folder, Setting(launchers={}, path="/bin"))
+    return [dict(kubelet.process(pod, pod.draft.main, 1).env) for pod in kubelet.pods]
 
 
-def test_pods_of_a_paddlejob_are_told_their_address_which_its_launcher_compares_with_the_masters(
+def test_a_pytorchjob_of_workers_alone_meets_at_its_first_worker_unless_it_says_where(tmp_path: Path) -> None:
+    envs = process_env(tmp_path, job(tmp_path, pod(shell("true")), "", "replicas: 2"))
+    assert {env["TRAINER_LAUNCH_MASTER_ADDR"] for env in envs} == {"127.0.0.2"}
+    assert len({env["TRAINER_LAUNCH_MASTER_PORT"] for env in envs}) == 1, "the same for both"
+    own = "env: [{name: TRAINER_LAUNCH_MASTER_ADDR, value: job-worker-1}]"
+    envs = process_env(tmp_path, job(tmp_path, pod(shell("true", own)), "", "replicas: 2"))
+    assert {env["TRAINER_LAUNCH_MASTER_ADDR"] for env in envs} == {"127.0.0.3"}
+    assert not any("TRAINER_LAUNCH_MASTER_PORT" in env for env in envs)
+
+
+def test_pods_of_a_paddlejob_have_their_address_which_its_launcher_compares_with_the_masters(
     tmp_path: Path,
 ) -> None:
-    path = job(
-        tmp_path, pod(shell("echo $POD_IP and $PADDLE_MASTER", name="paddle")), "", "replicas: 2", "PaddleJob"
-    )
-    ended = launch("rehearse", "-f", path)
-    assert ended.returncode == 0, ended.stderr
-    lines = sorted(line.rpartition(":")[0] for line in ended.stdout.splitlines() if line)
-    assert lines == ["[job-worker-0] 127.0.0.2 and 127.0.0.2", "[job-worker-1] 127.0.0.3 and 127.0.0.2"]
+    path = job(tmp_path, pod(shell("true", name="paddle")), "", "replicas: 2", "PaddleJob")
+    assert [(env["POD_IP"], env["PADDLE_MASTER"].partition(":")[0]) for env in process_env(tmp_path, path)] == [
+        ("127.0.0.2", "127.0.0.2"),
+        ("127.0.0.3", "127.0.0.2"),
+    ]
 
 
 def test_init_containers_come_first_and_share_the_pods_volumes(tmp_path: Path) -> None:
@@ -163,15 +161,6 @@ def test_nothing_of_a_pod_outlives_it_not_even_in_a_session_of_its_own(tmp_path:
     assert ended.stdout.splitlines() == ["[job-worker-0] 0"]
 
 
-def test_on_failure_restarts_in_the_same_pod(tmp_path: Path) -> None:
-    ended = launch(
-        "rehearse", "-f", job(tmp_path, pod(shell(LIVES, MOUNTS), VOLUMES), "", "restartPolicy: OnFailure")
-    )
-    assert ended.returncode == 0, ended.stderr
-    assert ended.stdout.splitlines()[-1] == "[job-worker-0] life 2 has 0 1 2"
-    assert rows(ended.stderr) == {"job-worker-0": ["Succeeded", "1", "2", "0"]}
-
-
 def test_the_end_of_the_job_ends_workers_that_still_run_and_all_that_they_started(tmp_path: Path) -> None:
     path = tmp_path / "job.yaml"
     chief, worker = pod(shell("exit 0", name="tensorflow")), pod(shell("sleep 987 & sleep 987", name="tensorflow"))
@@ -183,7 +172,7 @@ def test_the_end_of_the_job_ends_workers_that_still_run_and_all_that_they_starte
     ended = launch("rehearse", "-f", str(path))
     assert ended.returncode == 0, ended.stderr
     assert rows(ended.stderr)["job-worker-0"][0] == "Completed"
-    assert not [one for one in psutil.process_iter(["cmdline"]) if one.info["cmdline"] == ["sleep", "987"]]
+    assert not [each for each in psutil.process_iter(["cmdline"]) if each.info["cmdline"] == ["sleep", "987"]]
 
 
 def test_a_missing_program_is_said_before_anything_starts(tmp_path: Path) -> None:
@@ -211,13 +200,10 @@ def test_a_container_runs_in_its_working_folder_where_that_exists_and_finds_prog
     assert ended.stdout.splitlines() == [f"[job-worker-0] {tmp_path}", "[job-worker-0] found"]
 
 
-@pytest.mark.parametrize("command", ["sh -c 'echo trained'", "train.py --steps 20"])
-def test_another_command_may_be_run_in_its_place_and_the_launcher_runs_a_script(
-    command: str, tmp_path: Path
-) -> None:
+def test_another_command_may_be_run_in_its_place_and_the_launcher_runs_a_script(tmp_path: Path) -> None:
     (tmp_path / "train.py").write_text("print('trained\\n', end='')  # in one write, also by two workers\n")
     path = job(tmp_path, pod("{name: pytorch, image: i, command: [no-such-program, x]}"))
-    ended = launch("rehearse", "-f", path, "--command", command, cwd=tmp_path)
+    ended = launch("rehearse", "-f", path, "--command", "train.py --steps 20", cwd=tmp_path)
     assert ended.returncode == 0, ended.stderr
     assert set(ended.stdout.splitlines()) == {"[job-worker-0] trained"}
 
@@ -256,18 +242,16 @@ def test_a_signal_that_asks_nobody_to_stop_reaches_every_pod() -> None:
     assert output.count(" told") == 2
 
 
-@pytest.mark.parametrize(
-    ("words", "part"),
-    [
-        (("--", "true"), "--command"),
-        (("--command", "'open"), "cannot be split"),
-        (("--command", " "), "--command is empty"),
-    ],
-)
-def test_flags_that_do_not_fit_end_with_2(words: tuple[str, ...], part: str, tmp_path: Path) -> None:
-    ended = launch("rehearse", "-f", job(tmp_path, pod(shell("true"))), *words)
+def test_a_manifest_and_a_command_behind_it_exclude_each_other(tmp_path: Path) -> None:
+    ended = launch("rehearse", "-f", job(tmp_path, pod(shell("true"))), "--", "true")
     assert ended.returncode == 2
-    assert part in ended.stderr
+    assert "--command" in ended.stderr
+
+
+@pytest.mark.parametrize(("command", "part"), [("'open", "cannot be split"), (" ", "--command is empty")])
+def test_a_command_that_is_no_command_is_refused(command: str, part: str) -> None:
+    with pytest.raises(UsageError, match=part):
+        words_of(command)
 
 
 def mpijob(folder: Path, version: str, launcher: str, spec: str = "") -> str:
@@ -280,19 +264,15 @@ def mpijob(folder: Path, version: str, launcher: str, spec: str = "") -> str:
     return str(path)
 
 
-# In a launcher, which may start before they do.
-@pytest.mark.parametrize(("spec", "names"), [("", (0, 1)), ("runLauncherAsWorker: true, ", (None, 0, 1))])
-def test_mpirun_reaches_the_pods_of_mpi_operator_by_ssh(
-    tmp_path: Path, spec: str, names: tuple[int | None, ...]
-) -> None:
+def test_mpirun_reaches_the_pods_of_mpi_operator_and_the_launchers_own_by_ssh(tmp_path: Path) -> None:
     require(shutil.which("mpirun.openmpi") or shutil.which("orterun"), "Open MPI is not installed")
     require(shutil.which("sshd", path="/usr/sbin:/usr/bin"), "sshd is not installed")
     words = "mpirun sh -c 'echo rank $OMPI_COMM_WORLD_RANK on $HOSTNAME'"
-    spec += "runPolicy: {cleanPodPolicy: Running}, "
+    spec = "runLauncherAsWorker: true, runPolicy: {cleanPodPolicy: Running}, "
     path = mpijob(tmp_path, "v2beta1", "command: [/no/such/program]", spec)
     ended = launch("rehearse", "-f", path, "--command", words)  # the workers keep their sshd
     assert ended.returncode == 0, ended.stderr
-    hosts = ["job-launcher" if name is None else f"job-worker-{name}" for name in names]
+    hosts = ["job-launcher", "job-worker-0", "job-worker-1"]
     said = sorted(word for word in ended.stdout.replace("[job-launcher] ", "\n").splitlines() if word)
     assert said == [f"rank {rank} on {host}" for rank, host in enumerate(hosts)]
     assert rows(ended.stderr)["job-launcher"][0] == "Succeeded"

@@ -1,4 +1,4 @@
-"""A job's manifest to the pods that its controller would make: variables, files, containers, rules.
+"""A job's manifest to the pods that its controller would make, to another size of it, and to files for `explain`.
 
 KINDS lists the function that reads each kind.
 """
@@ -9,7 +9,7 @@ import json
 import logging
 import re
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 
 from msgspec.structs import replace
@@ -20,7 +20,7 @@ from trainer_launch.model.errors import UsageError
 from trainer_launch.model.suggestions import did_you_mean
 from trainer_launch.model.units import counted, grouped
 from trainer_launch.model.value_parsers import shown
-from trainer_launch.rehearsal.controllers import api_server, jobset, mpi_operator, trainer_v2, v1
+from trainer_launch.rehearsal.controllers import jobset, mpi_operator, trainer_v2, v1
 from trainer_launch.rehearsal.controllers.documents import (
     CONFIG_KINDS,
     MAX_BYTES,
@@ -29,21 +29,24 @@ from trainer_launch.rehearsal.controllers.documents import (
     read_configs,
     read_documents,
 )
-from trainer_launch.rehearsal.controllers.pod_values import Container, Draft, Pod, Workload, pods
+from trainer_launch.rehearsal.controllers.pod_values import Container, Pod, Template, Workload, pods
 
 # By kind: its API version, and the function that reads it. Of an MPIJob older versions are another operator's.
 KINDS: Mapping[str, tuple[str, Callable[[Field], Workload]]] = {
     "TrainJob": ("trainer.kubeflow.org/v1alpha1", trainer_v2.read),
-    **dict.fromkeys(v1_table.KINDS, ("kubeflow.org/v1", v1.read)),
+    **dict.fromkeys((kind for kind in v1_table.KINDS if kind != "MXJob"), ("kubeflow.org/v1", v1.read)),
     "MPIJob": ("kubeflow.org/v2beta1", mpi_operator.read),
     "JobSet": ("jobset.x-k8s.io/v1alpha2", jobset.read),
     "Job": ("batch/v1", jobset.read),
 }
-_OF_ONE_VERSION = ("MPIJob",)
 MAX_FILES = 16
 _WORKER, _LAUNCHER = "worker", "launcher"
 _NODES = ("master", "chief", _WORKER)  # replica types each of whose pods is a node
-_TELLING = (_LAUNCHER, *_NODES[:2], jobset.NODE, _WORKER)
+_STARTERS = (_LAUNCHER, *_NODES[:2], jobset.NODE, _WORKER)  # roles of pods that start ranks, node 0 first
+NPROC_OPTION = "--nproc-per-node"
+_TYPED = r"(?<![\w-])({name}(?:=|\s+))[^\s;&|)]+"  # in a shell's text, or one word
+_COUNTS = re.compile(r"(?<![\w-])(-np|--num[-_]processes|--num[-_]gpus)[=\s]+\d+")  # of ranks, as others call it
+_SSHD = re.compile(r"(?<![\w.-])sshd(?![\w.-])")  # not .sshd_config, an argument
 _NPROC = {
     "TrainJob": ("spec", "trainer", "numProcPerNode"),
     "PyTorchJob": ("spec", "nprocPerNode"),
@@ -52,11 +55,8 @@ _NPROC = {
 _log = logging.getLogger(__name__)
 
 
-# -- manifests ---------------------------------------------------------------------------------
-
-
 def read(paths: Sequence[str]) -> tuple[Field, ...]:
-    """What these files hold: a job, with all that it refers to.
+    """The documents of these files: a job, with all that it refers to.
 
     Raises:
         UsageError: a file cannot be read, or what is in it does not fit.
@@ -67,11 +67,7 @@ def read(paths: Sequence[str]) -> tuple[Field, ...]:
 
 
 def _text_of(path: str) -> str:
-    """A file, up to a little more than it may have.
-
-    Raises:
-        UsageError: it cannot be read, or is no text.
-    """
+    """The text of a file, up to a little more than it may have. Raises UsageError: it cannot be read."""
     try:
         with Path(path).open("rb") as file:
             return file.read(MAX_BYTES + 1).decode("utf-8-sig")
@@ -82,7 +78,7 @@ def _text_of(path: str) -> str:
 
 
 def workload_of(documents: tuple[Field, ...], *, shows_secrets: bool = True) -> Workload:
-    """The one job among these documents, with the runtimes, ConfigMaps and Secrets beside it.
+    """The job among these documents, with the runtimes, ConfigMaps and Secrets beside it.
 
     Raises:
         UsageError: there is no job, or more than one, or something in it does not fit.
@@ -96,7 +92,6 @@ def workload_of(documents: tuple[Field, ...], *, shows_secrets: bool = True) -> 
     if not made.drafts:
         places = ", ".join(".".join(place) for place in _replicas(job))
         raise UsageError(f"{job.where}: the job has no pods; expected 1 or more in {places}")
-    api_server.check(job, made)
     unknown = grouped((where, text) for (where, _), text in configs.unknown.items())
     counts = Counter(map(_kind, others))
     objects = (kind if count == 1 else f"{count} {kind} objects" for kind, count in counts.items())
@@ -109,9 +104,6 @@ def workload_of(documents: tuple[Field, ...], *, shows_secrets: bool = True) -> 
             *(f"{where}: unknown fields are ignored: {', '.join(texts)}" for where, texts in unknown.items()),
         ),
     )
-
-
-_SSHD = re.compile(r"(?<![\w.-])sshd(?![\w.-])")  # not .sshd_config, which the arguments of a replaced one may name
 
 
 def _without_sshd(made: Workload) -> Iterator[str]:
@@ -151,22 +143,18 @@ def _kind(document: Field) -> str:
 
 
 def _is_job(document: Field) -> bool:
-    """Whether it is of a kind that is read; of most kinds every version of its API group is."""
+    """Whether the document's kind is read: of an MPIJob this version, of the others every version of the group."""
     kind, version = _kind(document), document.get("apiVersion").text()
-    if kind not in KINDS or kind in _OF_ONE_VERSION:
-        return kind in KINDS and version == KINDS[kind][0]
-    return version.partition("/")[0] == KINDS[kind][0].partition("/")[0]
+    wanted = KINDS[kind][0] if kind in KINDS else ""
+    return version == wanted if kind == "MPIJob" else version.partition("/")[0] == wanted.partition("/")[0] != ""
 
 
-def tell_ignored(workload: Workload) -> None:
-    """Say once what of the job this machine leaves out, and what is odd about it."""
+def warn_of_ignored(workload: Workload) -> None:
+    """Log once the fields that have no effect on this machine, and what is odd about the job."""
     for sentence in workload.odd:
         _log.warning("%s", sentence)
     if workload.ignored:
         _log.warning("ignored here: %s", ", ".join(workload.ignored))
-
-
-# -- another size: --nodes, --nproc-per-node, and a job that is scaled while it runs -----------
 
 
 def overridden(
@@ -221,7 +209,7 @@ def _with_nodes(job: Field, nodes: NodeRange) -> Field:
         raise UsageError(f"--nodes {nodes} needs an elastic job; this {kind} has no elasticPolicy")
     if kind in ("JobSet", "Job"):
         raise UsageError(
-            f"--nodes does not apply to a {kind}, whose pods are not told how many they are; "
+            f"--nodes does not apply to a {kind}: its pods get no number of nodes; "
             "change parallelism and completions in the manifest, and the number that its command or variables have"
         )
     if kind == "TrainJob":
@@ -234,7 +222,7 @@ def _with_nodes(job: Field, nodes: NodeRange) -> Field:
             f"--nodes does not apply to a job with {' and '.join(others)}; change replicas in the manifest"
         )
     rest = sum(n for place, n in replicas.items() if place[2].lower() in is_node and place[2].lower() != _WORKER)
-    place = _workers(job)
+    place = _workers(replicas)
     if place is None and nodes.max != rest:
         raise UsageError(f"--nodes {nodes} needs Worker replicas, which the job does not have")
     if nodes.max < rest:
@@ -254,35 +242,31 @@ def _replicas(job: Field) -> dict[tuple[str, ...], int]:
     }
 
 
-def _workers(job: Field) -> tuple[str, ...] | None:
-    return next((place for place in _replicas(job) if place[2].lower() == _WORKER), None)
-
-
-NPROC_OPTION = "--nproc-per-node"
-_TYPED = r"(?<![\w-])({name}(?:=|\s+))[^\s;&|)]+"  # in a shell's text, or one word
-_COUNTS = re.compile(r"(?<![\w-])(-np|--num[-_]processes|--num[-_]gpus)[=\s]+\d+")  # of ranks, as others call it
+def _workers(replicas: Iterable[tuple[str, ...]]) -> tuple[str, ...] | None:
+    return next((place for place in replicas if place[2].lower() == _WORKER), None)
 
 
 def retyped(workload: Workload, option: str, value: str) -> Workload:
     """The same job, whose commands have this value for an option that they have themselves."""
+    name = option.replace("-", "[-_]")
+    pattern = re.compile(_TYPED.format(name=name))
 
-    def changed(draft: Draft) -> Draft:
-        containers = tuple(_retyped(each, option, value) for each in draft.template.containers)
-        return replace(draft, template=replace(draft.template, containers=containers))
+    def changed(container: Container) -> Container:
+        words = [*container.command, *container.args]
+        for at, word in enumerate(words):
+            is_value = at and re.fullmatch(name, words[at - 1])
+            words[at] = value if is_value else pattern.sub(lambda typed: typed[1] + value, word)
+        count = len(container.command)
+        return replace(container, command=tuple(words[:count]), args=tuple(words[count:]))
 
-    return replace(workload, drafts=tuple(map(changed, workload.drafts)))
+    return _with_templates(
+        workload, lambda template: replace(template, containers=tuple(map(changed, template.containers)))
+    )
 
 
-def _retyped(container: Container, option: str, value: str) -> Container:
-    words = [*container.command, *container.args]
-    pattern = re.compile(_TYPED.format(name=option.replace("-", "[-_]")))
-    for at, word in enumerate(words):
-        if at and re.fullmatch(option.replace("-", "[-_]"), words[at - 1]):
-            words[at] = value
-        else:
-            words[at] = pattern.sub(lambda typed: typed[1] + value, word)
-    count = len(container.command)
-    return replace(container, command=tuple(words[:count]), args=tuple(words[count:]))
+def _with_templates(workload: Workload, change: Callable[[Template], Template]) -> Workload:
+    drafts = tuple(replace(draft, template=change(draft.template)) for draft in workload.drafts)
+    return replace(workload, drafts=drafts)
 
 
 def other_counts(workload: Workload) -> str:
@@ -299,41 +283,35 @@ def other_counts(workload: Workload) -> str:
 
 
 def without_init(workload: Workload, names: Sequence[str]) -> Workload:
-    """The same job without these init containers.
-
-    Raises:
-        UsageError: the job has no init container of a name.
-    """
+    """The same job without these init containers. Raises UsageError: the job has no init container of a name."""
     there = dict.fromkeys(each.name for draft in workload.drafts for each in draft.template.init)
     for name in names:
         if name not in there:
             hint = did_you_mean(name, tuple(there)) or f"the job has {', '.join(there) or 'none'}"
             raise UsageError(f"--skip-init {shown(name)}: there is no such init container; {hint}")
 
-    def skipped(draft: Draft) -> Draft:
-        init = tuple(replace(each, platforms=each.platforms or each.name in names) for each in draft.template.init)
-        return replace(draft, template=replace(draft.template, init=init))
+    def skipped(template: Template) -> Template:
+        init = tuple(replace(each, platforms=each.platforms or each.name in names) for each in template.init)
+        return replace(template, init=init)
 
-    return replace(workload, drafts=tuple(map(skipped, workload.drafts)))
+    return _with_templates(workload, skipped)
 
 
 def scaled(documents: tuple[Field, ...], more: int) -> tuple[Field, ...]:
     """The same documents, the job among them with that many more workers.
 
     Raises:
-        UsageError: it is of a kind whose number of pods is fixed once it runs, or has no workers.
+        UsageError: the number of its pods is fixed once it runs.
     """
     job = _job(documents)
-    place = _workers(job)
+    replicas = _replicas(job)
+    place = _workers(replicas)
     if place is None:
         raise UsageError(
             "this job cannot grow: adding a node needs Worker replicas (an elastic PyTorchJob, an MPIJob, ...); "
             "the number of nodes of a running TrainJob is fixed"
         )
-    return _with_job(documents, job.changed(place, _replicas(job)[place] + more))
-
-
-# -- --render ----------------------------------------------------------------------------------
+    return _with_job(documents, job.changed(place, replicas[place] + more))
 
 
 def render(workload: Workload, folder: str) -> str:
@@ -344,8 +322,9 @@ def render(workload: Workload, folder: str) -> str:
     """
     there = pods(workload)
     sizes = Counter(pod.draft.role for pod in there)
-    made, shows = rendered(there), _file_of(min(there, key=lambda pod: (_order(pod), -sizes[pod.draft.role])))
-    place = Path(folder)
+    # A launcher's plan is best seen in the pod that starts the ranks, else in node 0.
+    plain = min(there, key=lambda pod: ([*_STARTERS, pod.draft.role].index(pod.draft.role), -sizes[pod.draft.role]))
+    made, place = rendered(there), Path(folder)
     try:
         place.mkdir(parents=True, exist_ok=True)
         if any(place.iterdir()):
@@ -358,30 +337,23 @@ def render(workload: Workload, folder: str) -> str:
     count = len(workload.drafts)
     return (
         f"{workload.kind} {workload.name}: {counted(count, 'pod')}, written to\n{listed}"
-        f"Read one with: trainer-launch explain --pod {place / shows}\n"
+        f"Read one with: trainer-launch explain --pod {place / plain.name}.json\n"
     )
 
 
 def rendered(pods: tuple[Pod, ...]) -> dict[str, Json]:
     """File name -> content: `<pod>.json` for the container that counts, `<pod>.<container>.json` for others."""
     return {
-        _file_of(pod) if container is pod.main else f"{pod.name}.{container.name}.json": snapshot_of(pod, container)
+        f"{pod.name}.json" if container is pod.main else f"{pod.name}.{container.name}.json": snapshot_of(
+            pod, container
+        )
         for pod in pods
         for container in (*pod.init, *pod.containers)
     }
 
 
-def _file_of(pod: Pod) -> str:
-    return f"{pod.name}.json"
-
-
-def _order(pod: Pod) -> int:
-    """Which pod shows most of what a launcher makes of the job: the one that starts the ranks, else node 0."""
-    return _TELLING.index(pod.draft.role) if pod.draft.role in _TELLING else len(_TELLING)
-
-
 def snapshot_of(pod: Pod, container: Container) -> dict[str, Json]:
-    """What one container sees; without keys, and what the platform writes itself."""
+    """A snapshot of a container, for `explain --pod`; without keys, and what the platform writes itself."""
     return {
         "env": dict(container.env),
         "files": {path: file.text for path, file in container.files.items()},

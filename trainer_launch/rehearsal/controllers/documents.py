@@ -1,6 +1,6 @@
 """Text of a manifest to documents, and each place in them as a `Field`, whose complaints say where it is. Pure.
 
-PyYAML is loaded only here, and only when somebody asks for a manifest.
+PyYAML is loaded only here, and only for a manifest.
 """
 
 from __future__ import annotations
@@ -19,9 +19,6 @@ from trainer_launch.model.redaction import REDACTED
 from trainer_launch.model.suggestions import did_you_mean
 from trainer_launch.model.value_parsers import MAX_COUNT, shown
 
-# -- one place in a manifest -------------------------------------------------------------------
-
-
 _NAME = re.compile(r"[A-Za-z0-9]([A-Za-z0-9.-]{0,251}[A-Za-z0-9])?")
 
 _OF_PODS = ("containers", "initContainers", "volumes", "restartPolicy", "terminationGracePeriodSeconds")
@@ -36,7 +33,7 @@ class Field(Struct, frozen=True):
     configs: Configs = field(default_factory=lambda: Configs())  # given with the job
 
     def bad(self, expected: str, text: str = "") -> UsageError:
-        """The one sentence about this field; `text` is told in place of its value."""
+        """The error about this field; `text` stands in place of its value."""
         near = self._near_miss() if self.value is None else ""
         text = text or ("missing" if self.value is None else _in_words(self.value))
         return UsageError(f"{self.where}: {self.path or 'the document'} is {text}; expected {expected}{near}")
@@ -50,7 +47,7 @@ class Field(Struct, frozen=True):
 
     @property
     def place(self) -> str:
-        """What a sentence about it begins with."""
+        """The beginning of a sentence about the field."""
         return f"{self.where}: {self.path}"
 
     @property
@@ -58,15 +55,13 @@ class Field(Struct, frozen=True):
         """Whether the field is there."""
         return self.value is not None
 
-    # -- down -----------------------------------------------------------------------------------
-
     def get(self, *keys: str) -> Field:
         """A field below this one, absent when any on the way is."""
-        found = self
+        place = self
         for key in keys:
-            inner = found.mapping().get(key)
-            found = Field(inner, f"{found.path}.{key}" if found.path else key, self.where, self.configs)
-        return found
+            inner = place.mapping().get(key)
+            place = Field(inner, f"{place.path}.{key}" if place.path else key, self.where, self.configs)
+        return place
 
     def items(self) -> list[Field]:
         """The members of a list; none when it is absent."""
@@ -75,7 +70,7 @@ class Field(Struct, frozen=True):
         if not isinstance(self.value, list):
             raise self.bad("a list")
         where, configs = self.where, self.configs
-        return [Field(one, f"{self.path}[{index}]", where, configs) for index, one in enumerate(self.value)]
+        return [Field(value, f"{self.path}[{index}]", where, configs) for index, value in enumerate(self.value)]
 
     def mapping(self) -> Mapping[str, Any]:
         """The keys and values of an object; none when it is absent."""
@@ -99,12 +94,12 @@ class Field(Struct, frozen=True):
         return replace(self, value={**self.mapping(), key: below})
 
     def ignore(self, phrase: str) -> None:
-        """Note what means something to a cluster and nothing here."""
+        """Note a field that has an effect in a cluster and none here."""
         self.configs.ignored[phrase] = None
 
-    def only(self, known: Iterable[str], ignored: Iterable[str] = (), whose: str = "") -> None:
-        """Note the fields that are ignored, those that nobody reads, and what a misspelled one may have meant."""
-        words = (*known, *ignored)
+    def only(self, read: Iterable[str], ignored: Iterable[str] = (), whose: str = "") -> None:
+        """Note the fields that are ignored, those that are not read, and what a misspelled field may have meant."""
+        words = (*read, *ignored)
         for key in self.mapping():
             if key in ignored and self.get(key).given:
                 self.ignore(f"{key} {whose}".rstrip())
@@ -114,8 +109,6 @@ class Field(Struct, frozen=True):
                     hint = "a pod's fields belong to replicatedJobs[].template.spec.template.spec"
                 path = self.get(key).path
                 self.configs.unknown[self.where, path] = f"{path} ({hint})" if hint else path
-
-    # -- leaves ---------------------------------------------------------------------------------
 
     def text(self, default: str | None = None) -> str:
         """A text; without a default the field has to be there."""
@@ -128,11 +121,11 @@ class Field(Struct, frozen=True):
         return self.value
 
     def name(self, default: str | None = None) -> str:
-        """What an object, container or volume may be called; it becomes a part of paths and host names."""
-        found = self.text(default)
-        if self.value is not None and _NAME.fullmatch(found) is None:
+        """The name of an object, container or volume; it becomes a part of paths and host names."""
+        text = self.text(default)
+        if self.value is not None and _NAME.fullmatch(text) is None:
             raise self.bad("a name of letters, digits, '-' and '.', as in my-job, '-' and '.' only inside")
-        return found
+        return text
 
     def number(self, default: int | None = None, *, least: int = 0, most: int = MAX_COUNT) -> int:
         """A whole number from `least` to `most`."""
@@ -151,11 +144,11 @@ class Field(Struct, frozen=True):
         return self.value
 
     def choice(self, words: tuple[str, ...], default: str | None = None) -> str:
-        """One of these words."""
-        found = self.text(default)
-        if found not in words and self.value is not None:
+        """A text that is among these words."""
+        text = self.text(default)
+        if text not in words and self.value is not None:
             raise self.bad(f"one of {', '.join(words)}")
-        return found
+        return text
 
     def texts(self) -> tuple[str, ...]:
         """A list of texts."""
@@ -172,15 +165,10 @@ def _in_words(value: object) -> str:
     return "an object" if isinstance(value, dict) else f"a {type(value).__name__}"
 
 
-# -- ConfigMaps and Secrets that are given with a job ------------------------------------------
-#
-# What a Secret holds is marked all the way, and never a part of a message.
-
-
 CONFIG_KINDS = ("ConfigMap", "Secret")
 RUNTIMES = ("ClusterTrainingRuntime", "TrainingRuntime")
 PLACEHOLDER = "placeholder"  # the value of each key of a Secret that is not given
-_KNOWN = {
+_READ = {
     "ConfigMap": ("apiVersion", "kind", "metadata", "data", "binaryData", "immutable"),
     "Secret": ("apiVersion", "kind", "metadata", "data", "stringData", "type", "immutable"),
 }
@@ -190,7 +178,10 @@ Values = Mapping[str, str]  # key -> text; bytes that are no UTF-8 survive as su
 
 
 class Configs(Struct, frozen=True):
-    """By kind and name, what is given; and what was noted while the job's documents were read."""
+    """ConfigMaps and Secrets by kind and name, and notes made while the job's documents were read.
+
+    The values of a Secret are never a part of a message.
+    """
 
     given: Mapping[tuple[str, str], Values] = field(default_factory=dict)
     ignored: dict[str, None] = field(default_factory=dict)  # phrases, each once
@@ -200,8 +191,8 @@ class Configs(Struct, frozen=True):
     def __repr__(self) -> str:
         return f"Configs({len(self.given)})"  # Secrets are not shown
 
-    def find(self, found: Field, kind: str, name: str, key: str = "") -> Values:
-        """All values of what `found` refers to, or the one of this key; none of what is optional and not there.
+    def find(self, reference: Field, kind: str, name: str, key: str = "") -> Values:
+        """All values that `reference` means, or that of this key; none of what is optional and not there.
 
         A Secret that is not given has a placeholder for each key that is asked for, as a claim has a directory.
 
@@ -213,74 +204,71 @@ class Configs(Struct, frozen=True):
             return values
         if values is not None and key in values:
             return {key: values[key]}
-        if found.get("optional").flag():
-            found.ignore(f"{kind} {name} (optional, and not given)")
+        if reference.get("optional").flag():
+            reference.ignore(f"{kind} {name} (optional, and not given)")
             return {}
         if values is None and kind == "Secret":
-            found.ignore(f"Secret {name} (not given): {PLACEHOLDER!r} for each value")
+            reference.ignore(f"Secret {name} (not given): {PLACEHOLDER!r} for each value")
             return {key: PLACEHOLDER} if key else {}
         if values is None:
-            names = ", ".join(name for known, name in self.given if known == kind) or "none"
+            names = ", ".join(name for given, name in self.given if given == kind) or "none"
             raise UsageError(
-                f"{found.place} refers to the {kind} {name[:80]!r}, which is in none of the files "
+                f"{reference.place} refers to the {kind} {name[:80]!r}, which is in none of the files "
                 f"(found: {names}); add its file with another -f, or set optional: true"
             )
         raise UsageError(
-            f"{found.place} refers to the key {key[:80]!r}, which the {kind} {name} does not have "
+            f"{reference.place} refers to the key {key[:80]!r}, which the {kind} {name} does not have "
             f"(it has {', '.join(values) or 'none'}); correct it, or set optional: true"
         )
 
 
 def read_configs(documents: Iterable[Field], namespace: str, *, shows_secrets: bool) -> Configs:
-    """Those of a job's namespace; values of Secrets that are not to be shown are redacted.
+    """The ConfigMaps and Secrets of a job's namespace; values of Secrets that are not to be shown are redacted.
 
     Raises:
-        UsageError: one is no ConfigMap or Secret as Kubernetes takes it, or is there twice.
+        UsageError: a document is no ConfigMap or Secret as Kubernetes takes it, or is there twice.
     """
     given: dict[tuple[str, str], Values] = {}
     unknown: dict[tuple[str, str], str] = {}
-    for found in documents:
-        kind, name = found.get("kind").text(), found.get("metadata", "name")
-        if (found.get("metadata", "namespace").text("") or namespace) != namespace:
+    for document in documents:
+        kind, name = document.get("kind").text(), document.get("metadata", "name")
+        if (document.get("metadata", "namespace").text("") or namespace) != namespace:
             continue
         if (kind, name.text()) in given:
             raise name.bad(f"a name that no other {kind} of these files has")
-        values = dict(_values(found, kind))
+        values = dict(_values(document, kind))
         is_hidden = kind == "Secret" and not shows_secrets
         given[kind, name.text()] = dict.fromkeys(values, REDACTED) if is_hidden else values
-        unknown |= found.configs.unknown
+        unknown |= document.configs.unknown
     return Configs(given, unknown=unknown)
 
 
-def _values(found: Field, kind: str) -> Iterator[tuple[str, str]]:
-    found.only(_KNOWN[kind])
+def _values(document: Field, kind: str) -> Iterator[tuple[str, str]]:
+    document.only(_READ[kind])
     plain, coded, hidden = ("stringData", "data", "there") if kind == "Secret" else ("data", "binaryData", "")
-    for part in (coded, plain):  # of one key in both the plain text counts
-        for key, one in found.get(part).fields():
+    for part in (coded, plain):  # of a key in both the plain text counts
+        for key, text in document.get(part).fields():
             if _KEY.fullmatch(key) is None:
-                raise one.bad("a key of letters, digits, '-', '_' and '.'", hidden or shown(key))
-            if not isinstance(one.value, str):
-                raise one.bad("a string; quote it", hidden)
-            yield key, _decoded(one) if part == coded else one.value
+                raise text.bad("a key of letters, digits, '-', '_' and '.'", hidden or shown(key))
+            if not isinstance(text.value, str):
+                raise text.bad("a string; quote it", hidden)
+            yield key, _decoded(text) if part == coded else text.value
 
 
-def _decoded(one: Field) -> str:
+def _decoded(text: Field) -> str:
     try:
-        data = base64.b64decode("".join(one.value.split()), validate=True)
+        data = base64.b64decode("".join(text.value.split()), validate=True)
     except (binascii.Error, ValueError):
         expected = "text in base64 (stringData of a Secret, data of a ConfigMap, take it plain)"
-        raise one.bad(expected, "there") from None
+        raise text.bad(expected, "there") from None
     return data.decode("utf-8", "surrogateescape")
-
-
-# -- text to documents -------------------------------------------------------------------------
 
 
 MAX_BYTES = 1_048_576  # etcd takes no larger object
 
 
 def read_documents(text: str, name: str) -> tuple[Field, ...]:
-    """The Kubernetes objects of one file; `name` is what messages call it. Members of a List count singly.
+    """The Kubernetes objects of a file, which messages call `name`. Members of a List count singly.
 
     Raises:
         UsageError: PyYAML is missing, or the text is no YAML of objects, or too much of it.
@@ -295,7 +283,7 @@ def read_documents(text: str, name: str) -> tuple[Field, ...]:
 
 
 def read_values(text: str, name: str) -> list[Any]:
-    """The documents of any YAML file as plain values, within the same bounds; None for an empty one.
+    """The documents of any YAML file as plain values, within the same bounds; None for an empty document.
 
     Raises:
         UsageError: PyYAML is missing, or the text is no YAML, or too much of it.
@@ -324,12 +312,12 @@ def _strict(yaml: Any) -> Any:
 
     class Strict(yaml.SafeLoader):  # type: ignore[misc]  # libyaml's dies of deep nests
         def construct_mapping(self, node: Any, deep: bool = False) -> Any:
-            seen: set[str] = set()
+            keys: set[str] = set()
             for key, _ in node.value if isinstance(node, yaml.MappingNode) else ():
-                if str(key.value) in seen and key.tag != "tag:yaml.org,2002:merge":
+                if str(key.value) in keys and key.tag != "tag:yaml.org,2002:merge":
                     why = f"the key {key.value!r} stands twice"
                     raise yaml.constructor.ConstructorError(None, None, why, key.start_mark)
-                seen.add(str(key.value))
+                keys.add(str(key.value))
             return super().construct_mapping(node, deep)
 
     implicit = yaml.SafeLoader.yaml_implicit_resolvers.items()
@@ -343,14 +331,14 @@ def _strict(yaml: Any) -> Any:
 def _objects(value: Any, where: str) -> Iterator[Field]:
     if value is None:  # an empty document, as before the first ---
         return
-    found = Field(value, "", where)
+    document = Field(value, "", where)
     if not isinstance(value, dict):
-        raise found.bad("a Kubernetes object with kind, metadata and spec")
-    kind = found.get("kind").text()
+        raise document.bad("a Kubernetes object with kind, metadata and spec")
+    kind = document.get("kind").text()
     if kind == "List":
-        for item in found.get("items").items():
+        for item in document.get("items").items():
             yield from _objects(item.value, f"{where}, {item.path}")
         return
-    metadata = found.get("metadata")
+    metadata = document.get("metadata")
     title = metadata.get("name").text("") or metadata.get("generateName").text("")
     yield Field(value, "", f"{where} ({kind} {shown(title)[1:-1]})" if title else f"{where} ({kind})")

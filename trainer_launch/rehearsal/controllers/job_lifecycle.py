@@ -1,30 +1,283 @@
-"""A whole job's life: pods and controller together, event by event. Pure; `driver.py` does the rest."""
+"""A whole job's life: pods and controller together, event by event. Pure; `driver.py` does the rest.
+
+The controller looks at its pods' states and decides: start again, give up, or be content. v1:
+pkg/controller.v1/common/pod.go, pkg/core/job.go. Jobs: Kubernetes' own Job controller, JobSet, mpi-operator.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping, Sequence
 
-from msgspec import Struct
+from msgspec import Struct, field
 from msgspec.structs import replace
 
 from trainer_launch.model import exit_codes
+from trainer_launch.model.units import counted, listed
 from trainer_launch.rehearsal.controllers import pod_lifecycle
-from trainer_launch.rehearsal.controllers.pod_lifecycle import Action, Phase, PodState
-from trainer_launch.rehearsal.controllers.pod_values import JobRules, Pod, Workload
-from trainer_launch.rehearsal.controllers.restart_decisions import (
-    CANNOT_RUN,
-    Condition,
-    Decision,
-    State,
-    decide,
-)
+from trainer_launch.rehearsal.controllers.pod_lifecycle import Action, Phase, PodState, back_off_s, next_due_s
+from trainer_launch.rehearsal.controllers.pod_values import ChildRules, ExitRule, JobRules, Pod, Workload
 
-CAUSE_S = 3.0  # between the end of who lost a peer and that of who is to blame, at most
+CAUSE_S = 3.0  # between the end of a pod that lost a peer and that of the peer, which is to blame, at most
 LINGER_S = 5.0  # after the end of a job whose cleanPodPolicy leaves its pods alone: to end by themselves
+CANNOT_RUN = "ContainerCannotRun"
+_SUCCEEDED = {
+    "JobSet": "AllJobsCompleted",
+    "Job": "CompletionsReached",
+}  # reasons of other kinds begin with the kind
+GIVE_UP = 6  # restarts of what lives for less than a minute on average: a cluster would go on for ever
+_SHORT_LIFE_S = 60.0
+_SHOWN = 3  # lost pods
+_NO_RETRY = "a cluster would retry, the rehearsal stops because a restart will not help"
+UNKNOWN_CODE = 48879  # 0xbeef: what the v1 operator takes when a container has no exit code; retryable
+_RESTART = "RestartJobSet"  # what a failurePolicy does where none of its rules fits
+
+
+class Condition(Struct, frozen=True):
+    """How the job ended, or a Job of it."""
+
+    succeeded: bool
+    reason: str  # CamelCase
+    message: str
+    exit_code: int = 0
+    pod: str = ""  # for which it failed, where it is one
+
+    @property
+    def text(self) -> str:
+        """The end in words, with its reason."""
+        return f"{'Succeeded' if self.succeeded else 'Failed'} ({self.reason}): {self.message}"
+
+    @property
+    def is_victims(self) -> bool:
+        """Whether the pod ended because its peers did, or the network."""
+        return not self.succeeded and self.exit_code == exit_codes.INFRASTRUCTURE
+
+
+class Recreate(Struct, frozen=True, kw_only=True):
+    """Delete these pods and make them anew, not before a time has passed."""
+
+    pods: tuple[str, ...]
+    text: str  # for people
+    wait_s: float = 0.0
+    of: str | None = None  # the Job of which the pod counts as failed
+    is_whole: bool = False  # the JobSet restarts
+    counts: bool = False  # towards the limit of its failurePolicy
+
+
+Decision = Condition | Recreate
+
+
+class JobState(Struct, frozen=True, kw_only=True):
+    """How the job stands."""
+
+    kind: str
+    pods: Mapping[str, Pod]  # as they were made
+    made_of: Mapping[str, Pod]  # what the controller makes them of from now on: of a scaled job others
+    rules: JobRules
+    states: Mapping[str, PodState]
+    began_s: float
+    failed: Mapping[str, int] = field(default_factory=dict)  # pods of a Job that were made anew
+    counted: int = 0  # restarts of the JobSet that the limit is for
+    condition: Condition | None = None
+    held_until_s: float | None = None  # when a failure that may not be the first is taken for it
+    stop_at_s: float | None = None  # when pods that linger after the end are stopped
+    asked: int = 0  # how often we were asked to stop
+    grace_s: float | None = None  # shorter than the pods' own, when asked
+    now_s: float = 0.0  # when the controller looks
+
+    @property
+    def there(self) -> Mapping[str, Pod]:
+        """The pods that the job has, without those by which it was scaled down."""
+        return {name: pod for name, pod in self.pods.items() if not self.states[name].removed}
+
+    @property
+    def age_s(self) -> float:
+        """For how long the job has run."""
+        return self.now_s - self.began_s
+
+    @property
+    def is_done(self) -> bool:
+        """Whether the job has ended, and nothing of it runs."""
+        over = self.condition is not None or self.asked > 0
+        return over and not any(state.running for state in self.states.values())
+
+    @property
+    def running(self) -> frozenset[str]:
+        """The pods that their controller sees as Running."""
+        return frozenset(name for name, pod in self.states.items() if pod.phase is Phase.RUNNING and pod.running)
+
+    def due_s(self) -> float | None:
+        """When something is to happen without an event."""
+        times = [at_s for state in self.states.values() if (at_s := next_due_s(state)) is not None]
+        if self.condition is None and not self.asked:
+            times += [pod.not_before_s for pod in self.states.values() if pod.phase is Phase.PENDING and pod.starts]
+            times += [self.held_until_s] if self.held_until_s is not None else []
+            times += [self.began_s + self.rules.deadline_s] if self.rules.deadline_s is not None else []
+        if self.stop_at_s is not None:
+            times.append(self.stop_at_s)
+        return min(times, default=None)
+
+
+def failure_of(job: JobState, pod: str, reason: str, text: str) -> Condition:
+    """The failure of the job because of this pod."""
+    return Condition(False, reason, text, code_of(job.pods[pod], job.states[pod]), pod)
+
+
+def code_of(pod: Pod, state: PodState) -> int:
+    """The pod's exit code: that of the container that counts, else of one that failed, else 1."""
+    main = state.codes.get(pod.draft.main)
+    others = [code for code in state.codes.values() if code != 0]
+    return main or (others[-1] if others else exit_codes.FAILED)
+
+
+def decide(job: JobState) -> list[Decision]:
+    """The controller's decisions now; none most of the time."""
+    if _has_succeeded(job):
+        reason = _SUCCEEDED.get(job.kind, f"{_word(job)}Succeeded")
+        return [Condition(True, reason, f"{job.kind} has completed")]
+    deadline_s = job.rules.deadline_s
+    if deadline_s is not None and job.age_s >= deadline_s:
+        text = f"the job ran longer than activeDeadlineSeconds ({deadline_s:g} s)"
+        return [Condition(False, "DeadlineExceeded", text, exit_codes.FAILED)]
+    decisions = list(_v1(job)) if job.rules.family == "v1" else _jobs(job)
+    decisions += _crash_loops(job)
+    if not any(isinstance(decision, Condition) for decision in decisions):
+        decisions = list(_cannot_run(job, is_retried=bool(decisions))) or decisions
+    fatal = [decision for decision in decisions if isinstance(decision, Condition) or decision.is_whole]
+    fatal.sort(key=lambda decision: isinstance(decision, Condition) and decision.is_victims)
+    end, lost = next(iter(fatal), None), [name for name, state in job.states.items() if state.is_lost]
+    if isinstance(end, Condition) and end.is_victims and lost:
+        return [replace(end, message=f"{listed(lost, _SHOWN)}: deleted, and not created again; {end.message}")]
+    return fatal[:1] or decisions
+
+
+def _has_succeeded(job: JobState) -> bool:
+    done = {name for name, state in job.states.items() if state.phase is Phase.SUCCEEDED}
+    over = {name for name, state in job.states.items() if not state.running}
+    spares = job.rules.success.spares
+    groups = [
+        set(group) <= (done | over) and len(set(group) - done) <= spares
+        for group in job.rules.success.groups
+        if group
+    ]
+    return bool(groups) and (any(groups) if job.rules.success.any_of else all(groups))
+
+
+def _cannot_run(job: JobState, *, is_retried: bool) -> Iterator[Condition]:
+    """A program that cannot be run, which its kubelet would restart, or its controller in a new pod."""
+    for name, state in job.states.items():
+        for container, code in state.codes.items():
+            restarts = container in state.due_s or (is_retried and state.phase is Phase.FAILED)
+            if restarts and exit_codes.cannot_run(code):
+                why = f"ended with {code} ({exit_codes.describe(code)})"
+                yield Condition(False, CANNOT_RUN, f"container {container} of {name} {why}; {_NO_RETRY}", code)
+
+
+def _crash_loops(job: JobState) -> Iterator[Decision]:
+    """Pods that a cluster would start again for ever: a rehearsal gives up."""
+    for name, state in job.states.items():
+        count = max(state.most_restarts, state.failures - job.counted)
+        if count >= GIVE_UP and job.age_s < count * _SHORT_LIFE_S:
+            text = f"{name} was restarted {count} times; a cluster would continue, the rehearsal gives up"
+            yield failure_of(job, name, "CrashLoopBackOff", text)
+
+
+def _v1(job: JobState) -> Iterator[Decision]:
+    n_failed = sum(state.phase is Phase.FAILED for state in job.states.values())
+    for name, state in job.states.items():
+        if state.phase is not Phase.FAILED or n_failed <= job.rules.success.spares:
+            continue
+        pod = job.pods[name]
+        code = state.codes.get(pod.draft.main, UNKNOWN_CODE)
+        by_code = pod.draft.restart == "ExitCode" and exit_codes.retryable(code)
+        if by_code or pod.draft.restart in ("OnFailure", "Always"):
+            yield _again(job, name)
+        else:
+            why = " (1 to 127: permanent)" if pod.draft.restart == "ExitCode" else ""
+            yield failure_of(job, name, f"{_word(job)}Failed", f"its {pod.draft.role} {name} failed{why}")
+    limit = job.rules.backoff_limit
+    count = sum(
+        state.restart_count
+        for name, state in job.states.items()
+        if state.phase is Phase.RUNNING and not state.stopping and job.pods[name].draft.restart != "Never"
+    )
+    if limit is not None and count >= max(limit, 1):
+        name = max(job.states, key=lambda each: job.states[each].restart_count)
+        text = f"{counted(count, 'container restart')}; backoffLimit is {limit}"
+        yield failure_of(job, name, "BackoffLimitExceeded", text)
+
+
+def _again(job: JobState, name: str, wait_s: float = 0.0, of: str | None = None) -> Recreate:
+    code = code_of(job.pods[name], job.states[name])
+    text = f"{name} failed (exit code {code}): the controller recreates it"
+    return Recreate(pods=(name,), text=text, wait_s=wait_s, of=of)
+
+
+def _word(job: JobState) -> str:
+    """The kind as reasons begin with it."""
+    return job.kind.partition(" ")[0]
+
+
+def _jobs(job: JobState) -> list[Decision]:
+    """The decisions of all Jobs, and the JobSet's about those that have failed."""
+    decisions = [decision for child, rules in job.rules.children.items() for decision in _job(job, child, rules)]
+    failed = [decision for decision in decisions if isinstance(decision, Condition)]
+    return [_of_set(job, failed)] if failed else decisions
+
+
+def _of_set(job: JobState, failed: Sequence[Condition]) -> Decision:
+    """The first rule that fits any Job, else a restart, as long as the limit allows one."""
+    pairs = ((rule, end) for rule in job.rules.set_rules for end in failed)
+    fitting = ((rule.action, end) for rule, end in pairs if not rule.reasons or end.reason in rule.reasons)
+    action, end = next(fitting, (_RESTART, failed[0]))
+    limit, counts = job.rules.max_restarts, action == _RESTART
+    if action == "FailJobSet":
+        return replace(end, message=f"{end.message}; its failurePolicy fails the JobSet")
+    if counts and job.counted >= limit:
+        allowed = f"; its maxRestarts allow {counted(limit, 'restart')}" if limit else ""
+        return replace(end, message=end.message + allowed)
+    which = f"{job.counted + 1} of {limit}" if counts else "does not count"
+    text = f"{end.message}: the controller restarts all pods ({which})"
+    return Recreate(pods=tuple(job.pods), text=text, is_whole=True, counts=counts)
+
+
+def _job(job: JobState, child: str, rules: ChildRules) -> Iterator[Decision]:
+    """The decisions of a Job; a condition is its failure."""
+    own = {name: state for name, state in job.states.items() if job.pods[name].draft.child == child}
+    restarts = sum(
+        state.restart_count
+        for name, state in own.items()
+        if state.is_active and job.pods[name].draft.restart == "OnFailure"
+    )
+    if restarts and restarts >= max(rules.backoff_limit, 1):
+        worst = max(own, key=lambda name: own[name].restart_count)
+        text = f"Job {child}: {counted(restarts, 'container restart')}; backoffLimit is {rules.backoff_limit}"
+        yield failure_of(job, worst, "BackoffLimitExceeded", text)
+        return
+    failed = {name: state for name, state in own.items() if state.phase is Phase.FAILED}
+    before = job.failed.get(child, 0)
+    for name, state in failed.items():
+        action = next((rule.action for rule in rules.exit_rules if _matches(rule, state)), "Count")
+        if action == "FailJob":
+            text = f"Job {child}: {name} ended with a code that fails the Job"
+            yield failure_of(job, name, "PodFailurePolicy", text)
+        elif action == "Ignore":
+            yield _again(job, name, back_off_s(state.failures + 1))
+        else:
+            yield _again(job, name, back_off_s(before + 1), of=child)
+    count = before + len(failed)
+    if failed and count > rules.backoff_limit:
+        text = f"Job {child}: {counted(count, 'failed pod')}; backoffLimit is {rules.backoff_limit}"
+        yield failure_of(job, next(iter(failed)), "BackoffLimitExceeded", text)
+
+
+def _matches(rule: ExitRule, state: PodState) -> bool:
+    """Whether some container's exit code, never 0, is one that the rule means."""
+    codes = [code for name, code in state.codes.items() if code != 0 and rule.container in (None, name)]
+    return any(map(rule.means, codes))
 
 
 class Exited(Struct, frozen=True):
-    """A container has ended; 128 + n when a signal ended it."""
+    """A container has ended; its code is 128 + n when a signal ended it."""
 
     at_s: float
     pod: str
@@ -39,16 +292,16 @@ class Due(Struct, frozen=True):
 
 
 class StopAsked(Struct, frozen=True):
-    """Somebody wants the rehearsal to end."""
+    """A signal asks the rehearsal to end."""
 
     at_s: float
     grace_s: float
 
 
 class PodDeleted(Struct, frozen=True):
-    """Somebody deletes a pod, or its node goes: its containers are asked to end, with 0 s of grace killed at once.
+    """A pod is deleted, or its node goes: its containers are asked to end, with 0 s of grace killed at once.
 
-    `back_s` after it is gone its controller has made it anew; with None nobody does. It counts as no failure.
+    `back_s` after it is gone its controller makes it anew, with None never. A deletion counts as no failure.
     """
 
     at_s: float
@@ -58,7 +311,7 @@ class PodDeleted(Struct, frozen=True):
 
 
 class Scaled(Struct, frozen=True):
-    """Somebody scales the job, up or down, by which its rules change as well."""
+    """The job is scaled, up or down, by which its rules change as well."""
 
     at_s: float
     pods: tuple[Pod, ...]  # all that it has from now on
@@ -66,13 +319,13 @@ class Scaled(Struct, frozen=True):
 
 
 Event = Exited | Due | StopAsked | PodDeleted | Scaled
-Step = tuple[State, list[Action], list[str]]  # and what to tell
+Step = tuple[JobState, list[Action], list[str]]  # and sentences for people
 
 
 def begin(workload: Workload, pods: tuple[Pod, ...], now_s: float) -> Step:
-    """All pods that wait for nobody start."""
+    """Start all pods that wait for no other Job."""
     made_of = {pod.name: pod for pod in pods}
-    state = State(
+    state = JobState(
         kind=workload.kind,
         pods=made_of,
         made_of=made_of,
@@ -83,8 +336,8 @@ def begin(workload: Workload, pods: tuple[Pod, ...], now_s: float) -> Step:
     return _settle(state, now_s)
 
 
-def step(state: State, event: Event) -> Step:
-    """What an event makes of the job, and what is to be done."""
+def step(state: JobState, event: Event) -> Step:
+    """The state after an event, what is to be done, and sentences for people."""
     actions: list[Action] = []
     if isinstance(event, Exited):
         pod = state.pods[event.pod]
@@ -107,68 +360,65 @@ def step(state: State, event: Event) -> Step:
     for name in state.pods:
         changed, more = pod_lifecycle.due(state.pods[name], state.states[name], event.at_s)
         state, actions = _with(state, name, changed), actions + more
-    state, more, said = _settle(state, event.at_s)
-    return state, actions + more, said
+    state, more, sentences = _settle(state, event.at_s)
+    return state, actions + more, sentences
 
 
-def _scaled(state: State, event: Scaled) -> tuple[State, list[Action]]:
+def _scaled(state: JobState, event: Scaled) -> tuple[JobState, list[Action]]:
     """Pods that are too many are deleted with their own grace period, missing ones are made (ReconcilePods)."""
     actions: list[Action] = []
     wanted = {pod.name: pod for pod in event.pods}
     state = replace(state, rules=event.rules, pods={**wanted, **state.pods}, made_of={**state.made_of, **wanted})
     for name, pod in state.pods.items():
-        one = state.states.get(name, PodState())
-        if name not in wanted and not one.removed:
-            one, more = pod_lifecycle.deleted(pod, one, event.at_s, pod.draft.template.grace_s, None)
+        old = state.states.get(name, PodState())
+        if name not in wanted and not old.removed:
+            old, more = pod_lifecycle.deleted(pod, old, event.at_s, pod.draft.template.grace_s, None)
             actions += more
-            gone = one.phase is Phase.PENDING and not one.running
-            one = replace(one, removed=True, stop_as=Phase.GONE, phase=Phase.GONE if gone else one.phase)
-        elif name in wanted and one.removed and one.running:
-            one = replace(one, removed=False, stop_as=Phase.PENDING)
-        elif name in wanted and one.removed:
-            one = PodState(starts=one.starts, deleted=one.deleted)
-        state = _with(state, name, one)
+            gone = old.phase is Phase.PENDING and not old.running
+            old = replace(old, removed=True, stop_as=Phase.GONE, phase=Phase.GONE if gone else old.phase)
+        elif name in wanted and old.removed and old.running:
+            old = replace(old, removed=False, stop_as=Phase.PENDING)
+        elif name in wanted and old.removed:
+            old = PodState(starts=old.starts, deleted=old.deleted)
+        state = _with(state, name, old)
     return state, actions
 
 
-def _settle(state: State, now_s: float) -> Step:
+def _settle(state: JobState, now_s: float) -> Step:
     """Let the controller decide until it has nothing more to decide."""
     actions: list[Action] = []
-    said: list[str] = []
+    sentences: list[str] = []
     if state.asked:
-        return state, actions, said
+        return state, actions, sentences
     if state.condition is None:
         state, decisions = _held(state, decide(replace(state, now_s=now_s)), now_s)
         for decision in decisions:
             state, more, text = _apply(state, decision, now_s)
-            actions, said = actions + more, said + text
+            actions, sentences = actions + more, sentences + text
     if state.condition is None:
         state, more = _start_ready(state, now_s)
         actions += more
-        if is_stuck(state.states, now_s):
-            state = replace(state, condition=without_the_lost(state.states))
+        if _is_stuck(state.states, now_s):
+            state = replace(state, condition=_without_the_lost(state.states))
     elif state.stop_at_s is not None and now_s >= state.stop_at_s:
         state, more = _stop_all(replace(state, stop_at_s=None), now_s)
         actions += more
         left = sorted({action.pod for action in more})
-        said += [f"stopped after the end of the job: {', '.join(left)}"] if left else []
-    return state, actions, said
+        sentences += [f"stopped after the end of the job: {', '.join(left)}"] if left else []
+    return state, actions, sentences
 
 
-def _held(state: State, decisions: list[Decision], now_s: float) -> tuple[State, list[Decision]]:
-    """Who lost its peer may end a moment before that peer, which is the cause: it gets time to end."""
+def _held(state: JobState, decisions: list[Decision], now_s: float) -> tuple[JobState, list[Decision]]:
+    """A pod that lost a peer may end a moment before that peer, the cause, which gets time to end."""
     end = decisions[0] if decisions else None
-    if (
-        not isinstance(end, Condition)
-        or not end.is_victims
-        or not any(one.is_active for one in state.states.values())
-    ):
+    is_active = any(pod.is_active for pod in state.states.values())
+    if not isinstance(end, Condition) or not end.is_victims or not is_active:
         return state, decisions
     until_s = now_s + CAUSE_S if state.held_until_s is None else state.held_until_s
     return replace(state, held_until_s=until_s), decisions if now_s >= until_s else []
 
 
-def _apply(state: State, decision: Decision, now_s: float) -> Step:
+def _apply(state: JobState, decision: Decision, now_s: float) -> Step:
     if isinstance(decision, Condition):
         state = replace(state, condition=decision)
         if state.rules.clean == "None" and decision.reason != CANNOT_RUN:
@@ -189,25 +439,21 @@ def _apply(state: State, decision: Decision, now_s: float) -> Step:
     return replace(state, failed=failed, counted=state.counted + decision.counts), actions, [decision.text]
 
 
-def _start_ready(state: State, now_s: float) -> tuple[State, list[Action]]:
+def _start_ready(state: JobState, now_s: float) -> tuple[JobState, list[Action]]:
     """Start the pods that are due and whose predecessors are ready, or complete."""
     actions: list[Action] = []
-    for name, pod in [*state.pods.items(), *state.pods.items()]:  # twice: one may have waited for a later one
-        one = state.states[name]
-        if (
-            one.phase is Phase.PENDING
-            and not one.running
-            and now_s >= one.not_before_s
-            and may_start(pod, state.pods, state.states)
-        ):
+    for name, pod in [*state.pods.items(), *state.pods.items()]:  # twice: a pod may have waited for a later pod
+        old = state.states[name]
+        is_due = old.phase is Phase.PENDING and not old.running and now_s >= old.not_before_s
+        if is_due and _may_start(pod, state.pods, state.states):
             made = state.made_of[name]
-            born, more = pod_lifecycle.born(made, one)
+            born, more = pod_lifecycle.born(made, old)
             state = _with(replace(state, pods={**state.pods, name: made}), name, born)
             actions += more
     return state, actions
 
 
-def _stop_all(state: State, now_s: float, *, kill: bool = False) -> tuple[State, list[Action]]:
+def _stop_all(state: JobState, now_s: float, *, kill: bool = False) -> tuple[JobState, list[Action]]:
     actions: list[Action] = []
     for name, pod in state.pods.items():
         old = state.states[name]
@@ -219,18 +465,18 @@ def _stop_all(state: State, now_s: float, *, kill: bool = False) -> tuple[State,
     return state, actions
 
 
-def _grace_s(state: State, name: str) -> float:
+def _grace_s(state: JobState, name: str) -> float:
     return state.pods[name].draft.template.grace_s if state.grace_s is None else state.grace_s
 
 
-def _with(state: State, name: str, pod: PodState) -> State:
+def _with(state: JobState, name: str, pod: PodState) -> JobState:
     return replace(state, states={**state.states, name: pod})
 
 
 States = Mapping[str, PodState]
 
 
-def may_start(pod: Pod, pods: Mapping[str, Pod], states: States) -> bool:
+def _may_start(pod: Pod, pods: Mapping[str, Pod], states: States) -> bool:
     """Whether its Job's predecessors are ready, or complete, and nothing of its Job's last life runs any more."""
     own = (states[name] for name, other in pods.items() if other.draft.child == pod.draft.child)
     if any(old.stopping and old.running and old.stop_as is Phase.PENDING and not old.disrupted for old in own):
@@ -244,16 +490,16 @@ def may_start(pod: Pod, pods: Mapping[str, Pod], states: States) -> bool:
     return True
 
 
-def is_stuck(states: States, now_s: float) -> bool:
+def _is_stuck(states: States, now_s: float) -> bool:
     """Whether nothing runs or will by itself, and the job has not ended: a pod that it needs never comes back."""
     return not any(
-        one.running or one.due_s or (one.phase is Phase.PENDING and one.not_before_s > now_s)
-        for one in states.values()
+        pod.running or pod.due_s or (pod.phase is Phase.PENDING and pod.not_before_s > now_s)
+        for pod in states.values()
     )
 
 
-def without_the_lost(states: States) -> Condition:
-    """How a job ends that is stuck."""
-    lost = [name for name, one in states.items() if one.phase is not Phase.SUCCEEDED and not one.removed]
+def _without_the_lost(states: States) -> Condition:
+    """The end of a job that is stuck."""
+    lost = [name for name, pod in states.items() if pod.phase is not Phase.SUCCEEDED and not pod.removed]
     text = f"no pod runs any more, and the job cannot complete without {', '.join(lost)}"
     return Condition(False, "PodLost", text, exit_codes.INFRASTRUCTURE)

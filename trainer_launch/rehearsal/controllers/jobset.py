@@ -11,7 +11,6 @@ from collections.abc import Iterator, Mapping
 from msgspec import Struct
 from msgspec.structs import replace
 
-from trainer_launch.rehearsal.controllers.api_server import MOST
 from trainer_launch.rehearsal.controllers.documents import Field
 from trainer_launch.rehearsal.controllers.pod_values import (
     JOBSET_LABEL,
@@ -44,22 +43,22 @@ _JOB_IGNORED = (
     "ttlSecondsAfterFinished", "suspend", "successPolicy", "podReplacementPolicy", "managedBy",
     "backoffLimitPerIndex", "maxFailedIndexes",
 )  # fmt: skip
+_DEADLINE = "activeDeadlineSeconds"
 _RESTARTS = ("OnFailure", "Never")  # what a Job's pods may have
 _BACKOFF = 6  # a Job's own default
 _BOUNDLESS = 2**31 - 1
 _ACTIONS = ("FailJob", "Ignore", "Count", "FailIndex")
-_ONE_JOB = ("RestartJob", "RestartJobAndIgnoreMaxRestarts")
-_SET_ACTIONS = ("FailJobSet", "RestartJobSet", "RestartJobSetAndIgnoreMaxRestarts", *_ONE_JOB)
+_SET_ACTIONS = ("FailJobSet", "RestartJobSet", "RestartJobSetAndIgnoreMaxRestarts")
 _REASONS = (
     "BackoffLimitExceeded", "DeadlineExceeded", "FailedIndexes", "MaxFailedIndexesExceeded", "PodFailurePolicy",
 )  # fmt: skip
 _STRATEGIES = ("Recreate", "BlockingRecreate", "InPlaceRestart")
-_PATTERNS = "onJobFailureMessagePatterns"
+_NARROWING = ("onJobFailureMessagePatterns", "targetReplicatedJobs")  # a rehearsal ignores rules with one of these
 _CONDITIONS = "onPodConditions"
 
 
 class ReplicatedJob(Struct, frozen=True, kw_only=True):
-    """One replicatedJob: its template, and its number of pods."""
+    """A replicatedJob: its template, and its number of pods."""
 
     name: str
     count: int  # pods of each of its Jobs
@@ -106,24 +105,19 @@ def read(document: Field) -> Workload:
     return replace(made, ports={MEETING_PORT: made.drafts[0].hostname} if is_flytes and not ports else ports)
 
 
-# -- a JobSet ----------------------------------------------------------------------------------
-
-
 def _jobset(document: Field) -> Workload:
     spec, name = document.get("spec"), job_name(document)
     jobs = tuple(map(_replicated, replicated_jobs(spec, name)))
-    jobset = JobSet(name=name, space=namespace(document), subdomain=subdomain_of(spec, name), spec=spec, jobs=jobs)
+    jobset = JobSet(
+        name=name,
+        space=namespace(document),
+        subdomain=spec.get("network", "subdomain").name("") or name,
+        spec=spec,
+        jobs=jobs,
+    )
     made = workload(jobset, "JobSet")
     is_named = spec.get("network", "enableDNSHostnames").flag(default=True)
     return made if is_named else _nameless(made, "set enableDNSHostnames: true")
-
-
-def subdomain_of(spec: Field, name: str) -> str:
-    """The subdomain of the pods of the JobSet called `name`."""
-    subdomain = spec.get("network", "subdomain")
-    if len(subdomain.name("")) > MOST:
-        raise subdomain.bad(f"at most {MOST} characters, as it names a Service")
-    return subdomain.text("") or name
 
 
 def replicated_jobs(spec: Field, name: str) -> list[Field]:
@@ -163,7 +157,7 @@ def workload(jobset: JobSet, kind: str, deadline: Field | None = None) -> Worklo
     """The pods of a JobSet; `deadline` is that of the TrainJob that has made it."""
     drafts = tuple(draft for job in jobset.jobs for draft in _drafts(jobset, job))
     children = {
-        child: _child_rules(job.field.get("template", "spec"), job.restart, job.name)
+        child: _child_rules(job.field.get("template", "spec"), job.restart, _JOB, (*_JOB_IGNORED, _DEADLINE))
         for job in jobset.jobs
         for child in jobset.children(job)
     }
@@ -229,9 +223,6 @@ def _after(jobset: JobSet, job: ReplicatedJob) -> tuple[str, ...]:
     return tuple(f"{child}={status}" for each, status in waits for child in jobset.children(each))
 
 
-# -- a batch Job by itself ---------------------------------------------------------------------
-
-
 def _job(document: Field) -> Workload:
     spec, name, space = document.get("spec"), job_name(document), namespace(document)
     count, is_indexed, pod = _count(spec), _indexed(spec, "NonIndexed"), spec.get("template", "spec")
@@ -258,13 +249,14 @@ def _job(document: Field) -> Workload:
         )
 
     drafts = tuple(map(draft, range(count)))
-    children, nothing = {name: _child_rules(spec, restart)}, Field(None, "", document.where)
+    children = {name: _child_rules(spec, restart, (*_JOB, _DEADLINE), _JOB_IGNORED)}
+    nothing = Field(None, "", document.where)
     made = Workload(
         kind="Job",
         name=name,
         namespace=space,
         drafts=drafts,
-        rules=_rules(nothing, drafts, children, spec.get("activeDeadlineSeconds")),
+        rules=_rules(nothing, drafts, children, spec.get(_DEADLINE)),
     )
     advice = "set subdomain in the pod's spec, and make a headless Service of that name"
     return made if subdomain and is_indexed else _nameless(made, advice)
@@ -279,7 +271,7 @@ def _count(batch: Field) -> int:
 
 
 def _indexed(batch: Field, default: str) -> bool:
-    """Whether each of its pods is told which one it is."""
+    """Whether each pod of a Job has an index."""
     mode, completions = batch.get("completionMode"), batch.get("completions")
     is_indexed = mode.choice(("Indexed", "NonIndexed"), default) == "Indexed"
     if is_indexed and batch.get("parallelism").given and not completions.given:
@@ -288,13 +280,10 @@ def _indexed(batch: Field, default: str) -> bool:
 
 
 def _nameless(made: Workload, advice: str) -> Workload:
-    """The same with pods that nobody finds by name."""
+    """The same job, whose pods have no names in DNS."""
     drafts = tuple(replace(draft, names=()) for draft in made.drafts)
     odd = (f"the pods of this {made.kind} do not find each other by name; {advice}",) if len(drafts) > 1 else ()
     return replace(made, drafts=drafts, odd=odd)
-
-
-# -- rules -------------------------------------------------------------------------------------
 
 
 def _rules(spec: Field, drafts: tuple[Draft, ...], children: Mapping[str, ChildRules], deadline: Field) -> JobRules:
@@ -319,38 +308,34 @@ def _rules(spec: Field, drafts: tuple[Draft, ...], children: Mapping[str, ChildR
         children=children,
         max_restarts=failure.get("maxRestarts").number(0),
         set_rules=tuple(
-            _set_rule(rule, names)
-            for rule in failure.get("rules").items()
-            if _is_rehearsed(rule, _PATTERNS)  # a rehearsal has not the messages of Kubernetes
+            _set_rule(rule) for rule in failure.get("rules").items() if _is_rehearsed(rule, *_NARROWING)
         ),
     )
 
 
-def _is_rehearsed(rule: Field, key: str) -> bool:
-    """Whether a rule does without `key`, which only a cluster has."""
-    if rule.get(key).items():
+def _is_rehearsed(rule: Field, *keys: str) -> bool:
+    """Whether a rule does without these keys, which are not rehearsed."""
+    given = [key for key in keys if rule.get(key).items()]
+    for key in given:
         rule.ignore(f"rules with {key}")
-    return not rule.get(key).items()
+    return not given
 
 
-def _set_rule(rule: Field, names: tuple[str, ...]) -> SetRule:
-    rule.only(("name", "action", "onJobFailureReasons", _PATTERNS, "targetReplicatedJobs"))
-    action = rule.get("action").choice(_SET_ACTIONS)
-    if action in _ONE_JOB:
+def _set_rule(rule: Field) -> SetRule:
+    rule.only(("name", "action", "onJobFailureReasons", *_NARROWING))
+    action = rule.get("action").text()
+    if action.startswith("RestartJob") and action not in _SET_ACTIONS:
         rule.ignore("RestartJob: the whole JobSet restarts")
+        action = action.replace("RestartJob", "RestartJobSet", 1)
     return SetRule(
-        action=action.replace("RestartJob", "RestartJobSet") if action in _ONE_JOB else action,
+        action=replace(rule.get("action"), value=action).choice(_SET_ACTIONS),
         reasons=tuple(reason.choice(_REASONS) for reason in rule.get("onJobFailureReasons").items()),
-        jobs=tuple(job.choice(names) for job in rule.get("targetReplicatedJobs").items()),
     )
 
 
-def _child_rules(batch: Field, restart: str, name: str = "") -> ChildRules:
-    """The rules of a Job, of the replicatedJob `name`; `restart` is its pods' restartPolicy."""
-    if name:
-        batch.only(_JOB, (*_JOB_IGNORED, "activeDeadlineSeconds"), "of a Job")
-    else:
-        batch.only((*_JOB, "activeDeadlineSeconds"), _JOB_IGNORED)
+def _child_rules(batch: Field, restart: str, read: tuple[str, ...], ignored: tuple[str, ...]) -> ChildRules:
+    """The rules of a Job, of which these fields are read; `restart` is its pods' restartPolicy."""
+    batch.only(read, ignored, "of a Job")
     if batch.get("completions").given and batch.get("completions").value != batch.get("parallelism").number(1):
         batch.ignore("completions of a Job: it has as many pods as its parallelism says")
     policy = batch.get("podFailurePolicy")
@@ -364,5 +349,4 @@ def _child_rules(batch: Field, restart: str, name: str = "") -> ChildRules:
             for rule in policy.get("rules").items()
             if _is_rehearsed(rule, _CONDITIONS)  # pods that are deleted count as no failures here
         ),
-        replicated=name,
     )

@@ -1,46 +1,34 @@
-"""Jobs on one machine: those of flags, and any job's pods with loopback addresses, ports and paths. Pure."""
+"""A job's pods on this machine: loopback addresses, free ports, paths, and our sshd. Pure."""
 
 from __future__ import annotations
 
 import contextlib
 import re
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 
 from msgspec import Struct, field
 from msgspec.structs import replace
 
 from trainer_launch.host import runtime_directory
 from trainer_launch.host.files import JOB_SECRET
-from trainer_launch.model import NodeRange
 from trainer_launch.model.errors import UsageError
 from trainer_launch.model.value_parsers import parse_number
 from trainer_launch.planning.mpi_options import is_horovodrun, is_mpirun, parse
-from trainer_launch.rehearsal.controllers import pod_values, trainer_v2, v1
-from trainer_launch.rehearsal.controllers.documents import RUNTIMES, Configs, Field
-from trainer_launch.rehearsal.controllers.jobset import NODE
+from trainer_launch.rehearsal.controllers import pod_values, v1
 from trainer_launch.rehearsal.controllers.pod_values import (
-    COMPLETION_INDEX,
     HOSTFILE,
     Container,
-    Draft,
-    JobRules,
     Pod,
-    Success,
     Workload,
-    escaped,
     expanded,
 )
-from trainer_launch.rehearsal.controllers.trainer_v2 import ANCESTOR, LAUNCHER, TRAINER
 
-JOB = "local"
-_OPTIONS = "the options"  # what messages call the manifest that flags become
 # Our own command line. Not -m: it would look for our modules, and for Python's own, in the user's folder first.
 RUN = "import sys; '' in sys.path and sys.path.remove(''); from trainer_launch.cli import main; main()"
 MAX_PODS = 200
 OURS = "trainer-launch"
-_KEYS = "/etc/mpi/ssh"
-# What a pod has of the shell it is rehearsed in: where programs, libraries, caches and proxies are. Nothing of a
-# platform, and none of our own options.
+# The variables that a pod gets of the shell: of programs, libraries, caches and proxies. Nothing of a platform, and
+# none of our own options.
 _OF_SHELL = frozenset(
     {
         "PATH", "HOME", "USER", "LOGNAME", "SHELL", "LANG", "LANGUAGE", "TZ", "TERM", "NO_COLOR", "TMPDIR",
@@ -56,7 +44,7 @@ _OF_SHELL_PREFIXES = (
 _PROXIES = frozenset({"HTTP_PROXY", "HTTPS_PROXY", "NO_PROXY", "ALL_PROXY", "FTP_PROXY"})  # in either case
 
 # More ranks than CPUs are fine here, which let each other run, none is bound to one, and the network may be down:
-# Open MPI 5 takes loopback by itself where there is nothing else, and refuses to be told that.
+# Open MPI 5 takes loopback by itself where there is nothing else, and refuses a setting for it.
 _ON_A_LAPTOP = {
     "OMPI_MCA_rmaps_base_oversubscribe": "true",
     "OMPI_MCA_mpi_yield_when_idle": "true",
@@ -64,129 +52,40 @@ _ON_A_LAPTOP = {
     "PRTE_MCA_rmaps_default_mapping_policy": ":oversubscribe",
     "PRTE_MCA_hwloc_default_binding_policy": "none",
 }
+_DEVICES = ("OMPI_MCA_oob_tcp_if_include", "OMPI_MCA_btl_tcp_if_include")
+_LAUNCHERS = ("OMPI_MCA_", "I_MPI_", "HYDRA_")  # variables that only who runs mpirun gets
+# A file of the home that the launcher's words name is each rank's own, as on a cluster.
+_OWN_HOME = 'exec "${@//"$0"/"${0%/*/*}/$HOSTNAME/files"}"'
+_MEETING = ("PET_MASTER_ADDR", "PET_RDZV_ENDPOINT", "TRAINER_LAUNCH_MASTER_ADDR")
+_SIZES = ("PET_NNODES", "NNODES")
+_PORT = "29500"  # any: a free one comes in its place
+_HOST = re.compile(r"(?<![\w.-])([A-Za-z0-9][A-Za-z0-9.-]*)(?::([0-9]{1,5})(?![0-9]))?(?![\w-])")  # NAME[:PORT]
+# The key of a value, or the word before it; all members of a list have the same.
+_KEY = re.compile(r"""([\w.-]*\w)["']?(?:\s*[=:]\s*|\s+)["'\[({]*(?:["']?[^\s=,"']+["']?\s*,\s*["']?)*$""")
+_WORDS = re.compile(r"[A-Z]+(?![a-z])|[A-Z]?[a-z]+")  # of a key: masterAddr, MASTER_ADDR, --master-addr
+_HOST_WORD = re.compile(
+    r"h|ps|rdzv|rendezvous|(addr|address|host|hostname|ip|url|uri|endpoint|server|master|coordinator|scheduler|"
+    r"tracker|leader|head|chief|worker|node|peer|member|seed|broker|target)(s|es)?"
+)
+# Programs whose arguments are hosts, and a loop over hosts.
+_HOST_COMMAND = re.compile(
+    r"(?:^|[\s;&|(`/])(?:ssh|scp|rsync|ping|nc|ncat|telnet|nslookup|dig|host|getent|curl|wget|for\s+\w+\s+in)\s[^;&|]*$"
+)
+_PATH = re.compile(r"(?<![\w./$-])(/[\w.@%+~/-]*)")
+_FIRST_PORT = 1024  # a smaller number behind a host is that of slots, or a port that needs no other number here
+_KEEP = ("/dev/shm", "/tmp", "/")  # mounts that this machine has itself
+FILES = "/files"  # stands for the folder of the files that the platform itself puts into a container
 
-
-def torch_job(
-    nodes: int, nproc_per_node: str, command: Sequence[str], grace_s: float, *, asked: bool = False, spares: int = 0
-) -> Workload:
-    """A torch job, or one of any program on every node: all but spares have to succeed, the first failure ends it.
-
-    With `asked` the user has given the number of workers, which then starts workers of any program.
-
-    Raises:
-        UsageError: more nodes than a laptop has room for.
-    """
-    words = _run(command, nproc_per_node if asked else None)
-    trainer = {"numNodes": _checked(nodes + spares), "numProcPerNode": _number(nproc_per_node), "command": words}
-    return _trainjob({"torch": {}}, [_replicated_job(NODE, TRAINER)], trainer, grace_s, spares)
-
-
-def mpi_job(nodes: int, nproc_per_node: int, command: Sequence[str], grace_s: float) -> Workload:
-    """A job of MPI: every node runs sshd, and the launcher, which comes last, decides how it ends.
-
-    Raises:
-        UsageError: more nodes than a laptop has room for.
-    """
-    trainer = {"numNodes": _checked(nodes), "numProcPerNode": nproc_per_node, "command": _run(command)}
-    jobs = [_replicated_job(NODE, command=[OURS, "sshd"]), _replicated_job(LAUNCHER, TRAINER)]
-    return _trainjob({"mpi": {"sshAuthMountPath": _KEYS}}, jobs, trainer, grace_s)
-
-
-def elastic_job(
-    nodes: NodeRange,
-    started: int,
-    nproc_per_node: str,
-    command: Sequence[str],
-    grace_s: float,
-    *,
-    asked: bool = False,
-) -> Workload:
-    """A torch job with a range of nodes: an elastic PyTorchJob that begins with `started` pods.
-
-    Raises:
-        UsageError: more nodes than a laptop has room for.
-    """
-    words, index = _run(command, nproc_per_node if asked else None), "training.kubeflow.org/replica-index"
-    container = {"name": "pytorch", "command": words, "env": [_label(f"metadata.labels['{index}']")]}
-    workers = {"replicas": started, "restartPolicy": "Never", "template": {"spec": {"containers": [container]}}}
-    spec = {
-        "nprocPerNode": nproc_per_node,
-        "elasticPolicy": {"minReplicas": nodes.min, "maxReplicas": _checked(nodes.max), "rdzvBackend": "c10d"},
-        "pytorchReplicaSpecs": {"Worker": workers},
-    }
-    made = v1.read(Field({"kind": "PyTorchJob", "metadata": {"name": JOB}, "spec": spec}, "", _OPTIONS))
-    return replace(made, drafts=_with_grace(made, grace_s))
-
-
-def _trainjob(
-    policy: Mapping[str, object],
-    jobs: list[dict[str, object]],
-    trainer: Mapping[str, object],
-    grace_s: float,
-    spares: int = 0,
-) -> Workload:
-    """A TrainJob whose last replicatedJob decides how it ends, and whose controller restarts nothing."""
-    runtime = {
-        "apiVersion": "trainer.kubeflow.org/v1alpha1",
-        "kind": RUNTIMES[0],
-        "metadata": {"name": JOB},
-        "spec": {"mlPolicy": policy, "template": {"spec": {"replicatedJobs": jobs}}},
-    }
-    spec = {"runtimeRef": {"name": JOB}, "trainer": trainer}
-    configs = Configs(runtimes=(Field(runtime, "", _OPTIONS),))
-    made = trainer_v2.read(Field({"metadata": {"name": JOB}, "spec": spec}, "", _OPTIONS, configs))
-    deciders = tuple(draft.hostname for draft in made.drafts if draft.role == made.drafts[-1].role)
-    rules = JobRules(family="v1", success=Success(groups=(deciders,), spares=spares), clean="Running")
-    return replace(made, drafts=_with_grace(made, grace_s), rules=rules)
-
-
-def _replicated_job(name: str, step: str = "", command: Sequence[str] = ()) -> dict[str, object]:
-    label = _label(COMPLETION_INDEX) if name == NODE else {"name": runtime_directory.NODE_LABEL, "value": name}
-    container = {"name": NODE, "command": [*command], "env": [label]}
-    pod = {"spec": {"restartPolicy": "Never", "containers": [container]}}
-    return {"name": name, "template": {"metadata": {"labels": {ANCESTOR: step}}, "spec": {"template": pod}}}
-
-
-def _label(path: str) -> dict[str, object]:
-    """What the lines of a pod's workers begin with: a field of the pod."""
-    return {"name": runtime_directory.NODE_LABEL, "valueFrom": {"fieldRef": {"fieldPath": path}}}
-
-
-def _with_grace(made: Workload, grace_s: float) -> tuple[Draft, ...]:
-    """Kubernetes has whole seconds in a manifest, --grace has not."""
-    return tuple(replace(draft, template=replace(draft.template, grace_s=grace_s)) for draft in made.drafts)
-
-
-def _run(command: Sequence[str], nproc_per_node: str | None = None) -> list[str]:
-    """In the user's words $(NAME) is the shell's business and no reference of Kubernetes."""
-    flags = () if nproc_per_node is None else ("--nproc-per-node", nproc_per_node)
-    return [OURS, "run", *flags, "--", *map(escaped, command)]
-
-
-def _number(text: str) -> int | str:
-    return int(text) if text.isdigit() else text
-
-
-def _checked(nodes: int) -> int:
-    if not 1 <= nodes <= MAX_PODS:
-        raise UsageError(f"invalid value {nodes} for --nodes: a rehearsal runs 1 to {MAX_PODS} nodes")
-    return nodes
+Endpoint = tuple[str, int]  # pod, port
 
 
 def own_environment(env: Mapping[str, str]) -> dict[str, str]:
     """Of the shell's variables those that a pod gets."""
-    return {name: value for name, value in env.items() if _is_passed(name)}
-
-
-def _is_passed(name: str) -> bool:
-    return name in _OF_SHELL or name.upper() in _PROXIES or name.startswith(_OF_SHELL_PREFIXES)
-
-
-# -- MPI on one machine ------------------------------------------------------------------------
-
-
-_DEVICES = ("OMPI_MCA_oob_tcp_if_include", "OMPI_MCA_btl_tcp_if_include")
-_LAUNCHERS = ("OMPI_MCA_", "I_MPI_", "HYDRA_")  # variables that only who runs mpirun gets
+    return {
+        name: value
+        for name, value in env.items()
+        if name in _OF_SHELL or name.upper() in _PROXIES or name.startswith(_OF_SHELL_PREFIXES)
+    }
 
 
 def uses_ssh(pod: Pod) -> bool:
@@ -207,9 +106,23 @@ def with_ssh(pod: Pod, port: int, scratch: str, device: str = "lo") -> Pod:
     if not uses_ssh(pod):
         return pod
     containers = tuple(_changed(container, pod, port, scratch, device) for container in pod.containers)
-    works = any(_names_itself(container, pod) for container in pod.containers)
-    init = (*pod.init, _own_sshd(pod, port, scratch)) if works else pod.init
-    return replace(pod, containers=containers, init=init)
+    hosts = " ".join(container.files[HOSTFILE].text for container in pod.containers if HOSTFILE in container.files)
+    if set(pod.draft.names).isdisjoint(re.split(r"[\s:]", hosts)):
+        return replace(pod, containers=containers)
+    # A launcher that is a node too is reached like the others: here it has an address like theirs.
+    main = pod.main
+    env = {name: value for name, value in main.env.items() if not name.startswith(_LAUNCHERS)}
+    env |= {"K_MPI_JOB_ROLE": "worker"} if "K_MPI_JOB_ROLE" in env else {}
+    sshd = replace(
+        main,
+        name="sshd",
+        env={**env, **_env(pod, main, port, scratch), **_apart(scratch)},
+        command=(OURS,),
+        args=("sshd",),
+        files={path: file for path, file in main.files.items() if file.key},
+        sidecar=True,
+    )
+    return replace(pod, containers=containers, init=(*pod.init, sshd))
 
 
 def _changed(container: Container, pod: Pod, port: int, scratch: str, device: str) -> Container:
@@ -233,15 +146,11 @@ def _changed(container: Container, pod: Pod, port: int, scratch: str, device: st
     return replace(container, env=env, command=words[:1], args=words[1:])
 
 
-# What the launcher's words name of its home's files here, each rank names of its own pod's, as on a cluster.
-_OWN_HOME = 'exec "${@//"$0"/"${0%/*/*}/$HOSTNAME/files"}"'
-
-
 def _with_own_homes(words: tuple[str, ...], home: str, scratch: str) -> tuple[str, ...]:
     """The words of an mpirun; else all its ranks would write to the same file, and read it half written."""
     at = next((at for at, word in enumerate(words) if is_mpirun(word)), None)
     if home and at is not None:
-        with contextlib.suppress(UsageError):  # who runs it tells
+        with contextlib.suppress(UsageError):  # mpirun itself refuses them
             program = parse(words[at:]).program
             if any(f"{home}/" in word for word in program):
                 agent = ("bash", "-c", _OWN_HOME, f"{scratch.removesuffix('/tmp')}/files")
@@ -249,19 +158,8 @@ def _with_own_homes(words: tuple[str, ...], home: str, scratch: str) -> tuple[st
     return words
 
 
-def _own_sshd(pod: Pod, port: int, scratch: str) -> Container:
-    """A launcher that is a node too is reached like the others: here it has an address like theirs."""
-    container = pod.main
-    told = {name: value for name, value in container.env.items() if not name.startswith(_LAUNCHERS)}
-    if "K_MPI_JOB_ROLE" in told:
-        told["K_MPI_JOB_ROLE"] = "worker"
-    env = {**told, **_env(pod, container, port, scratch), **_apart(scratch)}
-    keys = {path: file for path, file in container.files.items() if file.key}
-    return replace(container, name="sshd", env=env, command=(OURS,), args=("sshd",), files=keys, sidecar=True)
-
-
 def _env(pod: Pod, container: Container, port: int, scratch: str) -> Mapping[str, str]:
-    """What tells our sshd, and who comes to it, where it is: at the pod's own address."""
+    """The variables by which our sshd, and its clients, find its place: the pod's own address."""
     ssh = {"TRAINER_LAUNCH_SSH_DIR": _key_folder(container) or "", "TRAINER_LAUNCH_SSH_PORT": str(port)}
     return {**ssh, runtime_directory.LISTEN_AT: pod.address, "TMPDIR": scratch}
 
@@ -269,11 +167,6 @@ def _env(pod: Pod, container: Container, port: int, scratch: str) -> Mapping[str
 def _apart(scratch: str) -> Mapping[str, str]:
     """Open MPI takes pods of one machine for machines that share no memory, and its files would meet."""
     return {f"OMPI_MCA_btl_{btl}_backing_directory": scratch for btl in ("vader", "sm")}
-
-
-def _names_itself(container: Container, pod: Pod) -> bool:
-    hosts = container.files[HOSTFILE].text if HOSTFILE in container.files else ""
-    return not set(pod.draft.names).isdisjoint(re.split(r"[\s:]", hosts))
 
 
 def _key_folder(container: Container) -> str | None:
@@ -286,46 +179,16 @@ def _home(container: Container) -> str:
     return folder if name == ".ssh" else ""
 
 
-# -- names, ports and paths on one machine -----------------------------------------------------
-
-
-_MEETING = ("PET_MASTER_ADDR", "PET_RDZV_ENDPOINT", "TRAINER_LAUNCH_MASTER_ADDR")
-_SIZES = ("PET_NNODES", "NNODES")
-_PORT = "29500"  # any: a free one comes in its place
-
-
 def with_meeting(pod: Pod, first: str) -> Pod:
     """The pod whose launchers meet at the address `first`, where neither the operator nor the job says where."""
-    told = {"TRAINER_LAUNCH_MASTER_ADDR": first, v1.MEETING_PORT: _PORT}
+    meeting = {"TRAINER_LAUNCH_MASTER_ADDR": first, v1.MEETING_PORT: _PORT}
 
     def changed(container: Container) -> Container:
         is_node = any(name in container.env for name in _SIZES)
-        is_told = any(name in container.env for name in _MEETING)
-        return replace(container, env={**container.env, **told}) if is_node and not is_told else container
+        has_address = any(name in container.env for name in _MEETING)
+        return replace(container, env={**container.env, **meeting}) if is_node and not has_address else container
 
     return replace(pod, containers=tuple(map(changed, pod.containers)))
-
-
-_HOST = re.compile(  # NAME:PORT, or as MX_CONFIG has it: "url":"NAME","port":PORT
-    r"""(?<![\w.-])([A-Za-z0-9][A-Za-z0-9.-]*)(?:(:|","port":)([0-9]{1,5})(?![0-9]))?(?![\w-])"""
-)
-# The key of a value, or the word before it; of a list each member has the same.
-_KEY = re.compile(r"""([\w.-]*\w)["']?(?:\s*[=:]\s*|\s+)["'\[({]*(?:["']?[^\s=,"']+["']?\s*,\s*["']?)*$""")
-_WORDS = re.compile(r"[A-Z]+(?![a-z])|[A-Z]?[a-z]+")  # of a key: masterAddr, MASTER_ADDR, --master-addr
-_HOST_WORD = re.compile(
-    r"h|ps|rdzv|rendezvous|(addr|address|host|hostname|ip|url|uri|endpoint|server|master|coordinator|scheduler|"
-    r"tracker|leader|head|chief|worker|node|peer|member|seed|broker|target)(s|es)?"
-)
-# Programs whose arguments are hosts, and a loop over some.
-_HOST_COMMAND = re.compile(
-    r"(?:^|[\s;&|(`/])(?:ssh|scp|rsync|ping|nc|ncat|telnet|nslookup|dig|host|getent|curl|wget|for\s+\w+\s+in)\s[^;&|]*$"
-)
-_PATH = re.compile(r"(?<![\w./$-])(/[\w.@%+~/-]*)")
-_ENDS = (".cluster.local",)  # what a name may have behind it in any cluster
-_FIRST_PORT = 1024  # a smaller number behind a host is one of slots, or a port that needs no other number here
-_KEEP = ("/dev/shm", "/tmp", "/")  # mounts that this machine has itself
-
-Endpoint = tuple[str, int]  # pod, port
 
 
 def check_size(workload: Workload) -> None:
@@ -358,37 +221,38 @@ def local_network_of(workload: Workload, pods: tuple[Pod, ...]) -> LocalNetwork:
 
 
 def endpoints(local: LocalNetwork, pods: Iterable[Pod]) -> set[Endpoint]:
-    """Every port of a pod that something in the job names: who listens there needs one of its own."""
-    found: set[Endpoint] = set()
+    """Every port of a pod that the job names anywhere: a server at it needs a port of its own here."""
+    named: set[Endpoint] = set()
     for pod in pods:
         for container in (*pod.init, *pod.containers):
-            for text in _texts(container):
+            files = (file.text for file in container.files.values())
+            for text in (*container.env.values(), *container.command, *container.args, *files):
                 for match in _HOST.finditer(text):
                     owner = _owner(local, match)
-                    if owner is not None and match[3] and int(match[3]) >= _FIRST_PORT:
-                        found.add((owner, int(match[3])))
-            found.update(_told_ports(container, local).values())
-    return found
+                    if owner is not None and match[2] and int(match[2]) >= _FIRST_PORT:
+                        named.add((owner, int(match[2])))
+            named.update(_ports_in_variables(container, local).values())
+    return named
 
 
-def _told_ports(container: Container, local: LocalNetwork) -> dict[str, Endpoint]:
-    """Whose port each variable of the container tells."""
-    told = {name: parse_number(container.env.get(name, ""), 1, 65535) for name in local.variables}
-    return {name: (local.variables[name], port) for name, port in told.items() if port is not None}
+def _ports_in_variables(container: Container, local: LocalNetwork) -> dict[str, Endpoint]:
+    """The endpoint of each variable of the container that is the port of some pod."""
+    values = {name: parse_number(container.env.get(name, ""), 1, 65535) for name in local.variables}
+    return {name: (local.variables[name], port) for name, port in values.items() if port is not None}
 
 
 def localised(container: Container, local: LocalNetwork, folder_of: Callable[[str], str | None]) -> Container:
     """The container with this machine's addresses, ports and paths in it.
 
-    `folder_of` tells where a volume is, or a folder of the image. What mpirun's ranks are told stands in the
-    launcher, which need not mount the claims that they mount.
+    `folder_of` gives the place of a volume, or of a folder of the image. The arguments of mpirun's ranks stand in
+    the launcher, which need not mount the claims that they mount.
     """
     places = {**local.shared_mounts, **_places(container, folder_of)}
 
     def text(value: str, before: str = "") -> str:
         return _paths(_hosts(value, local, before), places)
 
-    ports = {name: str(local.ports.get(at, at[1])) for name, at in _told_ports(container, local).items()}
+    ports = {name: str(local.ports.get(at, at[1])) for name, at in _ports_in_variables(container, local).items()}
 
     def word(value: str, before: str) -> str:
         typed = container.typed.get(value)  # $(MASTER_PORT) is here what that variable is here
@@ -414,16 +278,17 @@ def localised(container: Container, local: LocalNetwork, folder_of: Callable[[st
     )
 
 
-FILES = "/files"  # stands for the folder of what the platform itself puts into a container
-
-
 def _places(container: Container, folder_of: Callable[[str], str | None]) -> Mapping[str, str]:
     """Path in the container -> path here; the longest that fits counts."""
     places = mounted(container, folder_of)
     root = folder_of(FILES)
     if root is not None:
-        own = [path for path, file in container.files.items() if not (file.is_mounted and _within(path, places))]
-        places |= {path: f"{root}{path}" for path in own}
+        in_volumes = {
+            path
+            for path, file in container.files.items()
+            if file.is_mounted and any(path == place or path.startswith(f"{place}/") for place in places)
+        }
+        places |= {path: f"{root}{path}" for path in container.files if path not in in_volumes}
         keys = {path.rpartition("/")[0] for path, file in container.files.items() if file.key}
         places |= {folder: f"{root}{folder}" for folder in keys}
         home = _home(container)
@@ -433,23 +298,11 @@ def _places(container: Container, folder_of: Callable[[str], str | None]) -> Map
 
 
 def mounted(container: Container, folder_of: Callable[[str], str | None]) -> dict[str, str]:
-    """Where it mounts each volume that has a folder here -> that folder; what this machine has itself stays."""
+    """The mount path of each volume that has a folder here -> that folder; a path of this machine's own stays."""
     folders = {mount: folder_of(mount.volume) for mount in container.mounts if mount.path not in _KEEP}
     return {
         mount.path: f"{folder}/{mount.part}".rstrip("/") for mount, folder in folders.items() if folder is not None
     }
-
-
-def _within(path: str, places: Mapping[str, str]) -> bool:
-    return any(path == place or path.startswith(f"{place}/") for place in places)
-
-
-def _texts(container: Container) -> Iterator[str]:
-    yield from container.env.values()
-    yield from container.command
-    yield from container.args
-    for file in container.files.values():
-        yield file.text
 
 
 def _owner(local: LocalNetwork, match: re.Match[str], before: str = "") -> str | None:
@@ -457,13 +310,11 @@ def _owner(local: LocalNetwork, match: re.Match[str], before: str = "") -> str |
 
     None: it is another name, a word, or behind a single slash a part of a path.
     """
-    name = match[1].rstrip(".")
-    for end in _ENDS:
-        name = name.removesuffix(end)
+    name = match[1].rstrip(".").removesuffix(".cluster.local")
     owner, ahead = local.pods.get(name), before + match.string[: match.start()]
     if owner is None or (ahead.endswith("/") and not ahead.endswith("//")):
         return None
-    is_plain = "." in name or match[3] or ahead.endswith(("//", "@"))
+    is_plain = "." in name or match[2] or ahead.endswith(("//", "@"))
     return owner if is_plain or _expects_host(ahead.rpartition("\n")[2], local.pods) else None
 
 
@@ -473,7 +324,7 @@ def _expects_host(ahead: str, pods: Mapping[str, str]) -> bool:
     A name without a key in front of it is an address: a line of a hostfile, an argument.
     """
     key = _KEY.search(ahead)
-    while key is not None and key[1] in pods:  # of a list of names each has the key of the first
+    while key is not None and key[1] in pods:  # all names of a list have the key of the first
         key = _KEY.search(ahead[: key.start(1)])
     if key is None or _HOST_COMMAND.search(ahead):
         return True
@@ -482,7 +333,7 @@ def _expects_host(ahead: str, pods: Mapping[str, str]) -> bool:
 
 
 def _option_before(words: Sequence[str]) -> str:
-    """What stands in front of the next word: an option that may have it for a value, or nothing."""
+    """The word in front of the next: an option that may have the next for a value, or nothing."""
     if any(_HOST_COMMAND.match(f"{word} ") for word in words) or not words:
         return ""
     return f"{words[-1]} " if words[-1].startswith("-") and "=" not in words[-1] else ""
@@ -493,21 +344,21 @@ def _hosts(text: str, local: LocalNetwork, before: str) -> str:
         owner = _owner(local, match, before)
         if owner is None:
             return match[0]
-        between, port = match[2], match[3]
+        port = match[2]
         if port is None:
             return local.addresses[owner]
-        return f"{local.addresses[owner]}{between}{local.ports.get((owner, int(port)), int(port))}"
+        return f"{local.addresses[owner]}:{local.ports.get((owner, int(port)), int(port))}"
 
     return _HOST.sub(replaced, text)
 
 
 def _paths(text: str, places: Mapping[str, str]) -> str:
-    return _PATH.sub(lambda found: _path(found[1], places), text) if places else text
+    return _PATH.sub(lambda match: _path(match[1], places), text) if places else text
 
 
 def _path(path: str, places: Mapping[str, str]) -> str:
     """The place of a whole path, which may have signs that a path in a text ends at."""
-    for known in sorted(places, key=len, reverse=True):
-        if path == known or path.startswith(f"{known}/"):
-            return places[known] + path[len(known) :]
+    for start in sorted(places, key=len, reverse=True):
+        if path == start or path.startswith(f"{start}/"):
+            return places[start] + path[len(start) :]
     return path

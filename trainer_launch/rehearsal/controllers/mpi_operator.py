@@ -96,7 +96,7 @@ def read(document: Field) -> Workload:
         name=name,
         namespace=job.space,
         drafts=tuple(drafts),
-        rules=replace(rules, family="mpi", backoff_limit=None, children=children, may_fail=job.workers),
+        rules=replace(rules, family="mpi", backoff_limit=None, children=children),
     )
 
 

@@ -1,4 +1,4 @@
-"""One pod's life as its kubelet has it: init containers one by one, then all others; restarts with back-off. Pure.
+"""The life of a pod, as its kubelet has it: init containers, then all others; restarts with back-off. Pure.
 
 Times are monotonic seconds. The back-off is a tenth of the kubelet's: a rehearsal is for people who wait.
 """
@@ -37,7 +37,7 @@ class Start(Struct, frozen=True):
 
 
 class Stop(Struct, frozen=True):
-    """Ask this container to end; `kill` does not ask."""
+    """Ask this container to end, or with `kill` end it."""
 
     pod: str
     container: str
@@ -59,7 +59,7 @@ class PodState(Struct, frozen=True, kw_only=True):
     not_before_s: float = 0.0  # of the pod itself, made again
     back_s: float = 0.0  # from its end to its next life, when it was deleted
     starts: int = 0  # lives, this one counted
-    deleted: int = 0  # how many of them somebody has ended by deleting the pod
+    deleted: int = 0  # how many of them a deletion of the pod has ended
     disrupted: bool = False  # this one, too
     removed: bool = False  # the job was scaled down
     stopping: bool = False
@@ -73,12 +73,12 @@ class PodState(Struct, frozen=True, kw_only=True):
 
     @property
     def is_lost(self) -> bool:
-        """Whether somebody has deleted the pod for good, other than by scaling the job."""
+        """Whether the pod was deleted for good, other than by scaling the job."""
         return self.phase is Phase.GONE and self.disrupted and not self.removed
 
     @property
     def is_active(self) -> bool:
-        """Whether it has begun and was not told to end."""
+        """Whether the pod has begun and was not asked to end."""
         return self.phase in (Phase.INIT, Phase.RUNNING) and not self.stopping
 
     @property
@@ -93,7 +93,7 @@ class PodState(Struct, frozen=True, kw_only=True):
 
     @property
     def failures(self) -> int:
-        """Lives that ended, but not because somebody deleted the pod."""
+        """Lives that ended otherwise than by a deletion of the pod."""
         return max(0, self.starts - 1 - self.deleted)
 
 
@@ -155,7 +155,7 @@ def stopped(
 def deleted(
     pod: Pod, state: PodState, now_s: float, grace_s: float, back_s: float | None
 ) -> tuple[PodState, list[Action]]:
-    """Somebody deletes the pod; `back_s` after it is gone it is made anew, never with None. No failure."""
+    """The pod is deleted; `back_s` after it is gone it is made anew, never with None. No failure."""
     if state.is_over:
         return state, []
     asked: list[Action] = []

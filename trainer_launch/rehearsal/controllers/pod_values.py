@@ -1,22 +1,20 @@
-"""What a manifest becomes: pods with their containers, and the rules by which they live and die.
+"""A manifest as values: pods with their containers, and the rules by which they live and die.
 
 Frozen values. A `Draft` is a pod before it has an address; `pods` gives them theirs.
 """
 
 from __future__ import annotations
 
-import os
 import re
 import uuid
 from collections.abc import Callable, Collection, Iterable, Mapping
 
-import psutil
 from msgspec import Struct, field
 from msgspec.structs import replace
 
 from trainer_launch.contracts.source import MAX_VALUE_BYTES
 from trainer_launch.model.errors import UsageError
-from trainer_launch.model.value_parsers import parse_quantity, shown
+from trainer_launch.model.value_parsers import shown
 
 
 class PodFile(Struct, frozen=True):
@@ -55,21 +53,12 @@ class Mount(Struct, frozen=True):
     part: str = ""  # subPath, or subPathExpr with $(NAME) for a variable
 
 
-class ResourceRef(Struct, frozen=True, kw_only=True):
-    """How much of a resource a container has, in units of `divisor`."""
-
-    container: str  # "": the variable's own
-    resource: str  # such as limits.cpu
-    divisor: str
-
-
 class EnvItem(Struct, frozen=True, kw_only=True):
-    """A variable: a value, in which $(NAME) stands for another, or a field or a resource of the pod."""
+    """A variable: a value, in which $(NAME) stands for another, or a field of the pod."""
 
     name: str
     value: str = ""
     field: str | None = None  # such as metadata.name
-    resource: ResourceRef | None = None
 
 
 class ExitRule(Struct, frozen=True, kw_only=True):
@@ -92,8 +81,8 @@ class Container(Struct, frozen=True, kw_only=True):
     command: tuple[str, ...] = ()  # in place of the image's ENTRYPOINT
     args: tuple[str, ...] = ()
     typed: Mapping[str, str] = field(default_factory=dict)  # a word of both that had $(NAME) in it -> with it
-    items: tuple[EnvItem, ...] = ()  # in order; of one name the last counts
-    sources: tuple[EnvItem, ...] = ()  # of envFrom; `items` are stronger, and never replace one in its place
+    items: tuple[EnvItem, ...] = ()  # in order; of the same name the last counts
+    sources: tuple[EnvItem, ...] = ()  # of envFrom; `items` are stronger, and never replace them in their place
     env: Mapping[str, str] = field(default_factory=dict)  # all variables, resolved
     files: Mapping[str, PodFile] = field(default_factory=dict)
     mounts: tuple[Mount, ...] = ()
@@ -114,30 +103,29 @@ class Container(Struct, frozen=True, kw_only=True):
 
     @property
     def serves_ssh(self) -> bool:
-        """Whether it is for sshd: it has the key, and no hosts to reach with it."""
+        """Whether the container is for sshd: it has the key, and no hosts to reach with it."""
         return self.uses_ssh and HOSTFILE not in self.files
 
 
 class Template(Struct, frozen=True, kw_only=True):
-    """What all pods of one role are made from."""
+    """The template of all pods of a role."""
 
     containers: tuple[Container, ...]
     init: tuple[Container, ...] = ()
     restart: str | None = None  # None: as the kind has it
     grace_s: float = 30.0
     volumes: Mapping[str, str] = field(default_factory=dict)  # name -> "pod", or "claim:NAME" for all pods
-    memory: Mapping[str, int] = field(default_factory=dict)  # volumes in memory -> bytes at most, 0: no limit
     labels: Mapping[str, str] = field(default_factory=dict)
     annotations: Mapping[str, str] = field(default_factory=dict)
     service_account: str = "default"
 
     def container(self, name: str) -> Container | None:
         """The main container of this name."""
-        return next((one for one in self.containers if one.name == name), None)
+        return next((each for each in self.containers if each.name == name), None)
 
 
 class Draft(Struct, frozen=True, kw_only=True):
-    """One pod of the job, all but its address."""
+    """A pod of the job, all but its address."""
 
     template: Template
     hostname: str
@@ -153,7 +141,7 @@ class Draft(Struct, frozen=True, kw_only=True):
 
 
 class Pod(Struct, frozen=True, kw_only=True):
-    """One pod, as its kubelet gets it: every variable resolved."""
+    """A pod, as its kubelet gets it: every variable resolved."""
 
     draft: Draft
     namespace: str
@@ -163,7 +151,7 @@ class Pod(Struct, frozen=True, kw_only=True):
 
     @property
     def name(self) -> str:
-        """Its host name, which tells the pods of a job apart."""
+        """The host name, which is different for each pod of a job."""
         return self.draft.hostname
 
     @property
@@ -173,15 +161,7 @@ class Pod(Struct, frozen=True, kw_only=True):
 
     def container(self, name: str) -> Container:
         """The container of this name, main or init."""
-        return next(one for one in (*self.init, *self.containers) if one.name == name)
-
-    @property
-    def shm_bytes(self) -> int | None:
-        """The size of the volume that it mounts at /dev/shm, 0 for one without a limit; None: it mounts none."""
-        mounted = [mount.volume for mount in self.main.mounts if mount.path == "/dev/shm"]
-        return next(
-            (self.draft.template.memory[name] for name in mounted if name in self.draft.template.memory), None
-        )
+        return next(each for each in (*self.init, *self.containers) if each.name == name)
 
 
 class Success(Struct, frozen=True, kw_only=True):
@@ -197,7 +177,6 @@ class SetRule(Struct, frozen=True, kw_only=True):
 
     action: str  # FailJobSet, RestartJobSet, RestartJobSetAndIgnoreMaxRestarts
     reasons: tuple[str, ...] = ()
-    jobs: tuple[str, ...] = ()  # replicatedJobs
 
 
 class ChildRules(Struct, frozen=True, kw_only=True):
@@ -205,7 +184,6 @@ class ChildRules(Struct, frozen=True, kw_only=True):
 
     backoff_limit: int = 6
     exit_rules: tuple[ExitRule, ...] = ()
-    replicated: str = ""  # the replicatedJob that it is of
 
 
 class JobRules(Struct, frozen=True, kw_only=True):
@@ -216,7 +194,6 @@ class JobRules(Struct, frozen=True, kw_only=True):
     backoff_limit: int | None = None  # v1: of restarts in all pods together
     clean: str = "None"  # cleanPodPolicy: None, Running, All
     deadline_s: float | None = None  # activeDeadlineSeconds
-    may_fail: tuple[str, ...] = ()  # pods whose failure fails nothing
     children: Mapping[str, ChildRules] = field(default_factory=dict)
     max_restarts: int = 0  # of the whole JobSet
     set_rules: tuple[SetRule, ...] = ()
@@ -232,10 +209,7 @@ class Workload(Struct, frozen=True, kw_only=True):
     rules: JobRules
     ports: Mapping[str, str] = field(default_factory=dict)  # variable -> host name of the pod that listens there
     ignored: tuple[str, ...] = ()
-    odd: tuple[str, ...] = ()  # sentences: what its author can hardly have meant, and fields that nobody reads
-
-
-# -- from drafts to pods -----------------------------------------------------------------------
+    odd: tuple[str, ...] = ()  # sentences: unlikely settings, and fields that are not read
 
 
 JOBSET_LABEL = "jobset.sigs.k8s.io/"  # what these begin with, JobSet writes as annotations, too
@@ -260,14 +234,14 @@ def pods(workload: Workload, address_of: Callable[[int], str] = address_of) -> t
 def _pod(draft: Draft, namespace: str, address: str, node: str) -> Pod:
     fields = _fields(draft, namespace, address) | {"spec.nodeName": node}
     init, containers = draft.template.init, draft.template.containers
-    if draft.completion_index is not None:  # Indexed Jobs tell every container, unless it has the variable
+    if draft.completion_index is not None:  # of an Indexed Job every container gets it, unless it has the variable
         init, containers = tuple(map(_indexed, init)), tuple(map(_indexed, containers))
     return Pod(
         draft=draft,
         namespace=namespace,
         address=address,
-        init=tuple(_resolved(one, fields, (*init, *containers)) for one in init),
-        containers=tuple(_resolved(one, fields, (*init, *containers)) for one in containers),
+        init=tuple(_resolved(each, fields) for each in init),
+        containers=tuple(_resolved(each, fields) for each in containers),
     )
 
 
@@ -278,7 +252,7 @@ def _indexed(container: Container) -> Container:
     return replace(container, items=(*container.items, index))
 
 
-# Fields of a pod that a variable may have, beside labels and annotations; nobody listens at the host's address.
+# Fields of a pod that a variable may have, beside labels and annotations; no server listens at the host's address.
 FIELDS = (
     *("metadata.name", "metadata.namespace", "metadata.uid", "spec.nodeName", "spec.serviceAccountName"),
     *("status.podIP", "status.podIPs", "status.hostIP", "status.hostIPs"),
@@ -304,16 +278,11 @@ def _fields(draft: Draft, namespace: str, address: str) -> dict[str, str]:
     }
 
 
-def _resolved(container: Container, fields: Mapping[str, str], others: Collection[Container]) -> Container:
+def _resolved(container: Container, fields: Mapping[str, str]) -> Container:
     env: dict[str, str] = {}
     for item in (*container.sources, *container.items):
-        if item.resource is not None:
-            owner = next((each for each in others if each.name == item.resource.container), container)
-            env[item.name] = _amount(owner, item.resource)
-        elif item.field is not None:
-            env[item.name] = fields.get(_plain(item.field), "")
-        else:
-            env[item.name] = expanded(item.value, env)
+        is_field = item.field is not None
+        env[item.name] = fields.get(_plain(item.field or ""), "") if is_field else expanded(item.value, env)
     words = {word: expanded(word, env) for word in (*container.command, *container.args)}
     return replace(
         container,
@@ -325,16 +294,6 @@ def _resolved(container: Container, fields: Mapping[str, str], others: Collectio
     )
 
 
-def _amount(container: Container, ref: ResourceRef) -> str:
-    """Without a limit that of the node, which is this machine; a request is at least the limit."""
-    kind, _, name = ref.resource.partition(".")
-    amount = container.requests.get(name) if kind == "requests" else None
-    amount = amount or container.limits.get(name)
-    if amount is None and kind == "limits":
-        amount = {"cpu": f"{os.cpu_count()}", "memory": f"{psutil.virtual_memory().total}"}.get(name)
-    return str(parse_quantity(amount or "0", ref.divisor))
-
-
 def _part(mount: Mount, env: Mapping[str, str]) -> str:
     part = expanded(mount.part, env)
     if ".." in part.split("/"):
@@ -343,8 +302,8 @@ def _part(mount: Mount, env: Mapping[str, str]) -> str:
 
 
 def _plain(path: str) -> str:
-    found = _SUBSCRIPT.fullmatch(path)
-    return f"metadata.{found[1]}['{found[2]}']" if found else path
+    match = _SUBSCRIPT.fullmatch(path)
+    return f"metadata.{match[1]}['{match[2]}']" if match else path
 
 
 def escaped(text: str) -> str:
@@ -359,19 +318,16 @@ def expanded(text: str, env: Mapping[str, str]) -> str:
         UsageError: it is longer than Linux lets a variable or an argument be.
     """
 
-    def value(found: re.Match[str]) -> str:
-        return "$" if found[1] is None else env.get(found[1], found[0])
+    def value(match: re.Match[str]) -> str:
+        return "$" if match[1] is None else env.get(match[1], match[0])
 
-    size = len(text) + sum(len(value(found)) for found in _REFERENCE.finditer(text))
+    size = len(text) + sum(len(value(match)) for match in _REFERENCE.finditer(text))
     if size > MAX_VALUE_BYTES:  # looked at before it is made: references to references grow without end
         start = shown(text[:40])
         raise UsageError(
             f"the value that begins with {start} is longer than {MAX_VALUE_BYTES} bytes, which is Linux's limit"
         )
     return _REFERENCE.sub(value, text)
-
-
-# -- what controllers do to containers --------------------------------------------------------
 
 
 SSH_ARGS = "-o ConnectionAttempts=10"

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterator, Mapping
 
 from msgspec.structs import replace
@@ -10,7 +9,6 @@ from msgspec.structs import replace
 from trainer_launch.model import signal_policy
 from trainer_launch.model.errors import UsageError
 from trainer_launch.model.value_parsers import parse_quantity, shown
-from trainer_launch.rehearsal.controllers.api_server import MOST
 from trainer_launch.rehearsal.controllers.documents import Field
 from trainer_launch.rehearsal.controllers.pod_values import (
     FIELDS,
@@ -19,7 +17,6 @@ from trainer_launch.rehearsal.controllers.pod_values import (
     ExitRule,
     Mount,
     PodFile,
-    ResourceRef,
     Template,
     escaped,
 )
@@ -61,7 +58,6 @@ _ENV_FROM = {"configMapRef": "ConfigMap", "secretRef": "Secret"}
 _CONTENT = ("configMap", "secret", "projected")  # volumes with files
 _FILE_MODE = 0o644
 _MAX_MODE = 0o777
-_RESOURCE = re.compile(r"(limits|requests)\.[\w./-]+")
 
 
 def read_template(template: Field) -> Template:
@@ -73,26 +69,31 @@ def read_template(template: Field) -> Template:
     if not containers:
         raise spec.get("containers").bad("at least one container")
     init = tuple(map(_init, spec.get("initContainers").items()))
-    _unique(spec, containers, init)
+    names = [container.name for container in (*init, *containers)]
+    if twice := [name for name in names if names.count(name) > 1]:
+        raise spec.get("containers").bad("unique container names", shown(twice[0]))
     volumes = {volume.get("name").name(): _volume(volume) for volume in spec.get("volumes").items()}
-    _mounted(spec, (*containers, *init), volumes)
-    restart = spec.get("restartPolicy")
+    for container in (*containers, *init):
+        for mount in container.mounts:
+            if mount.volume not in volumes:
+                raise spec.get("volumes").bad(f"the volume {mount.volume} that {container.name} mounts")
     contents = {volume.get("name").text(): dict(_content(volume)) for volume in spec.get("volumes").items()}
     return Template(
-        containers=tuple(_with_files(container, contents) for container in containers),
-        init=tuple(_with_files(container, contents) for container in init),
-        restart=restart.choice(RESTARTS, "") or None,
+        containers=tuple(
+            replace(container, files=dict(_mounted_files(container, contents))) for container in containers
+        ),
+        init=tuple(replace(container, files=dict(_mounted_files(container, contents))) for container in init),
+        restart=spec.get("restartPolicy").choice(RESTARTS, "") or None,
         grace_s=float(spec.get("terminationGracePeriodSeconds").number(30)),
         volumes=volumes,
-        memory=dict(_in_memory(spec.get("volumes"))),
-        labels={name: _label(label) for name, label in template.get("metadata", "labels").fields()},
+        labels={name: text.text("") for name, text in template.get("metadata", "labels").fields()},
         annotations={name: text.text("") for name, text in template.get("metadata", "annotations").fields()},
         service_account=spec.get("serviceAccountName").text("") or spec.get("serviceAccount").text("") or "default",
     )
 
 
 def read_container(field: Field) -> Container:
-    """One container, main or init."""
+    """A container, main or init."""
     field.only((*_CONTAINER_READ, *_CONTAINER_SILENT), _CONTAINER_IGNORED)
     resources = field.get("resources")
     resources.only(("limits", "requests", "claims"))
@@ -102,11 +103,14 @@ def read_container(field: Field) -> Container:
         name=field.get("name").name(),
         command=field.get("command").texts(),
         args=field.get("args").texts(),
-        sources=tuple(of_env_from(field.get("envFrom"))),
+        sources=tuple(_of_env_from(field.get("envFrom"))),
         items=read_env(field.get("env")),
         mounts=tuple(_mount(mount) for mount in field.get("volumeMounts").items()),
         workdir=field.get("workingDir").text("") or None,
-        ports=dict(map(_port, field.get("ports").items())),
+        ports={
+            port.get("name").text(""): port.get("containerPort").number(least=1, most=65535)
+            for port in field.get("ports").items()
+        },
         limits=limits,
         requests=requests,
         restart=field.get("restartPolicy").choice(RESTARTS, "") or None,
@@ -165,11 +169,15 @@ def _env_item(field: Field) -> EnvItem | None:
     if not source.given:
         return EnvItem(name=name, value=field.get("value").text(""))
     source.only(("fieldRef", "resourceFieldRef", "secretKeyRef", "configMapKeyRef", "fileKeyRef"))
-    for key, kind in _ENV.items():
-        if source.get(key).given:
-            return _of_key(name, source.get(key), kind)
-    if source.get("resourceFieldRef").given:
-        return EnvItem(name=name, resource=_resource(source.get("resourceFieldRef")))
+    for kind_key, kind in _ENV.items():
+        reference = source.get(kind_key)
+        if reference.given:
+            reference.only(("name", "key", "optional"))
+            config, key = reference.get("name").text(), reference.get("key").text()
+            if not key:
+                raise reference.get("key").bad("the name of a key")
+            values = reference.configs.find(reference, kind, config, key)
+            return _variable(name, values[key], reference) if key in values else None
     path = source.get("fieldRef", "fieldPath").text("")
     if path in FIELDS or path.startswith(("metadata.labels[", "metadata.annotations[")):
         return EnvItem(name=name, field=path)
@@ -177,23 +185,8 @@ def _env_item(field: Field) -> EnvItem | None:
     return None
 
 
-def _resource(field: Field) -> ResourceRef:
-    field.only(("containerName", "resource", "divisor"))
-    resource, divisor = field.get("resource"), field.get("divisor")
-    if not _RESOURCE.fullmatch(resource.text()):
-        raise resource.bad("a resource such as limits.cpu or requests.memory")
-    unit = _quantity(divisor) if divisor.given else "1"
-    if not parse_quantity(unit):  # 0 stands for 1
-        unit = "1"
-    return ResourceRef(container=field.get("containerName").text(""), resource=resource.text(), divisor=unit)
-
-
-def _port(field: Field) -> tuple[str, int]:
-    return field.get("name").text(""), field.get("containerPort").number(least=1, most=65535)
-
-
 def ignore_resources(field: Field, limits: Mapping[str, str], requests: Mapping[str, str]) -> None:
-    """Note that these resources mean nothing here."""
+    """Note that these resources have no effect here."""
     if limits or requests:
         field.ignore(f"resources ({', '.join(dict.fromkeys((*requests, *limits)))})")
 
@@ -221,7 +214,7 @@ def _mount(field: Field) -> Mount:
 
 
 def _volume(field: Field) -> str:
-    """Whose a volume is: one pod's, or all pods' of the job."""
+    """The owner of a volume: "pod", or a claim of all pods of the job."""
     name, kind = field.get("name").text(), next((key for key in field.mapping() if key != "name"), "emptyDir")
     if kind not in ("emptyDir", *_CONTENT):
         field.ignore(f"volume {name} ({kind}): an empty directory instead")
@@ -230,47 +223,7 @@ def _volume(field: Field) -> str:
     return f"claim:{field.get('persistentVolumeClaim', 'claimName').name('') or name}"
 
 
-def _in_memory(volumes: Field) -> Iterator[tuple[str, int]]:
-    for volume in volumes.items():
-        folder = volume.get("emptyDir")
-        if folder.get("medium").text("") == "Memory":
-            yield volume.get("name").text(), parse_quantity(_quantity(folder.get("sizeLimit"))) or 0
-
-
-def _label(field: Field) -> str:
-    if len(field.text("")) > MOST:
-        raise field.bad(f"at most {MOST} characters, as for all labels")
-    return field.text("")
-
-
-def _unique(spec: Field, containers: tuple[Container, ...], init: tuple[Container, ...]) -> None:
-    names = [container.name for container in (*init, *containers)]
-    twice = next((name for name in names if names.count(name) > 1), None)
-    if twice is not None:
-        raise spec.get("containers").bad("unique container names", shown(twice))
-
-
-def _mounted(spec: Field, containers: tuple[Container, ...], volumes: Mapping[str, str]) -> None:
-    for container in containers:
-        for mount in container.mounts:
-            if mount.volume not in volumes:
-                raise spec.get("volumes").bad(f"the volume {mount.volume} that {container.name} mounts")
-
-
-# -- what of ConfigMaps and Secrets becomes variables and files --------------------------------
-
-
-def _of_key(name: str, field: Field, kind: str) -> EnvItem | None:
-    """A variable of one key, None when that is optional and not there."""
-    field.only(("name", "key", "optional"))
-    config, key = field.get("name").text(), field.get("key").text()
-    if not key:
-        raise field.get("key").bad("the name of a key")
-    values = field.configs.find(field, kind, config, key)
-    return _variable(name, values[key], field) if key in values else None
-
-
-def of_env_from(field: Field) -> Iterator[EnvItem]:
+def _of_env_from(field: Field) -> Iterator[EnvItem]:
     """The variables of each member of `envFrom`."""
     for source in field.items():
         source.only(("prefix", *_ENV_FROM))
@@ -290,9 +243,9 @@ def _variable(name: str, value: str, field: Field) -> EnvItem:
 
 
 def _content(volume: Field) -> Iterator[tuple[str, PodFile]]:
-    """What a volume of the kinds configMap, secret and projected holds: path in it -> file."""
+    """The files of a volume of the kinds configMap, secret and projected, by their paths in it."""
     projected = volume.get("projected")
-    mode = _mode(projected.get("defaultMode"), _FILE_MODE)
+    mode = projected.get("defaultMode").number(_FILE_MODE, most=_MAX_MODE)
     for source in projected.get("sources").items():
         for key in source.mapping():
             if key not in _CONTENT:
@@ -306,7 +259,7 @@ def _content(volume: Field) -> Iterator[tuple[str, PodFile]]:
 
 def _files(field: Field, kind: str, name: str, mode: int) -> Iterator[tuple[str, PodFile]]:
     field.only((name, "items", "optional", "defaultMode"))
-    config, mode = field.get(name).text(), _mode(field.get("defaultMode"), mode)
+    config, mode = field.get(name).text(), field.get("defaultMode").number(mode, most=_MAX_MODE)
     chosen = [_chosen(item, mode) for item in field.get("items").items()]
     values = field.configs.find(field, kind, config)
     for key, path, own_mode in chosen or [(key, key, mode) for key in values]:
@@ -321,21 +274,13 @@ def _chosen(item: Field, mode: int) -> tuple[str, str, int]:
     path = item.get("path").text()
     if not path or path.startswith("/") or ".." in path.split("/"):
         raise item.get("path").bad("a path inside the volume")
-    return item.get("key").text(), path, _mode(item.get("mode"), mode)
-
-
-def _mode(field: Field, default: int) -> int:
-    return field.number(default, most=_MAX_MODE)
-
-
-def _with_files(container: Container, contents: Mapping[str, Mapping[str, PodFile]]) -> Container:
-    return replace(container, files=dict(_mounted_files(container, contents)))
+    return item.get("key").text(), path, item.get("mode").number(mode, most=_MAX_MODE)
 
 
 def _mounted_files(
     container: Container, contents: Mapping[str, Mapping[str, PodFile]]
 ) -> Iterator[tuple[str, PodFile]]:
-    """The same by paths in the container."""
+    """The files of the volumes that a container mounts, by their paths in the container."""
     for mount in container.mounts:
         for path, file in contents.get(mount.volume, {}).items():
             if not mount.part:

@@ -6,7 +6,7 @@ kubeflow/trainer pkg/runtime/core/trainingruntime.go and pkg/runtime/framework/p
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -32,7 +32,6 @@ from trainer_launch.rehearsal.controllers.pod_values import (
 )
 from trainer_launch.rehearsal.controllers.podspec import (
     ignore_resources,
-    of_env_from,
     quantities,
     read_env,
     read_template,
@@ -67,7 +66,7 @@ class TrainJob(JobSet, frozen=True, kw_only=True):
 
     @property
     def trainer(self) -> Field:
-        """What the TrainJob wishes for its nodes."""
+        """The TrainJob's own wishes for its nodes."""
         return self.job.get("spec", "trainer")
 
     @property
@@ -98,9 +97,6 @@ def read(document: Field) -> Workload:
     )
 
 
-# -- the TrainJob over its runtime -------------------------------------------------------------
-
-
 def _trainjob(document: Field) -> TrainJob:
     spec, name = document.get("spec"), job_name(document)
     spec.only(_TRAINJOB, _IGNORED)
@@ -119,7 +115,7 @@ def _trainjob(document: Field) -> TrainJob:
     made = TrainJob(
         name=name,
         space=namespace(document),
-        subdomain=jobset.subdomain_of(template, name),
+        subdomain=template.get("network", "subdomain").name("") or name,
         spec=template,
         jobs=tuple(_replicated(_patched(job, spec), nodes) for job in jobs),
         policy=policy,
@@ -151,7 +147,7 @@ def _runtime(document: Field) -> Field:
 
 
 def _scope(runtime: Field, space: str) -> tuple[str, str]:
-    """Its kind, and the namespace of the TrainJobs that may refer to it; `space` is where it is created."""
+    """The runtime's kind, and the namespace of the TrainJobs that may refer to it; it is in `space`."""
     kind = runtime.get("kind").text()
     return kind, space if kind == RUNTIMES[0] else runtime.get("metadata", "namespace").text("") or space
 
@@ -208,7 +204,12 @@ def _patched(job: Field, spec: Field) -> Field:
 def _wished(job: ReplicatedJob, made: TrainJob) -> ReplicatedJob:
     """The trainer's container gets the TrainJob's command, arguments, resources and variables."""
     if _ancestor(job) in INITIALIZERS:
-        return _initializer(job, made.job.get("spec", "initializer", _ancestor(job).partition("-")[0]))
+        for container in job.template.containers:
+            if not container.command and not container.args:
+                job.field.ignore(f"{job.name}: its program is in its image")
+        return _on_containers(
+            job, lambda each: replace(each, platforms=not (each.command or each.args)), _ancestor(job)
+        )
     wish, is_trainer = made.trainer, _ancestor(job) == TRAINER
     works = made.policy == "mpi" and made.policy_field.get("runLauncherAsNode").flag() and job.name == NODE
     if not wish.given or not (is_trainer or works):
@@ -228,25 +229,9 @@ def _wished(job: ReplicatedJob, made: TrainJob) -> ReplicatedJob:
     return _on_containers(job, given)
 
 
-def _initializer(job: ReplicatedJob, wish: Field) -> ReplicatedJob:
-    uri = wish.get("storageUri").text("")
-    items: tuple[EnvItem, ...] = (*(env_items({"STORAGE_URI": uri}) if uri else ()), *read_env(wish.get("env")))
-    secret = [{"secretRef": wish.get("secretRef").value}] if wish.get("secretRef").given else []
-    sources = tuple(of_env_from(replace(wish, value=secret)))
-
-    def given(container: Container) -> Container:
-        if container.name == _ancestor(job):
-            container = replace(upserted(container, items), sources=(*container.sources, *sources))
-        if not container.command and not container.args:
-            wish.ignore(f"{job.name}: its program is in its image")
-        return replace(container, platforms=not (container.command or container.args))
-
-    return replace(job, template=replace(job.template, containers=tuple(map(given, job.template.containers))))
-
-
-def _on_containers(job: ReplicatedJob, change: Callable[[Container], Container]) -> ReplicatedJob:
-    """The job with its container called node changed."""
-    containers = (change(each) if each.name == NODE else each for each in job.template.containers)
+def _on_containers(job: ReplicatedJob, change: Callable[[Container], Container], name: str = NODE) -> ReplicatedJob:
+    """The job with its container of this name changed."""
+    containers = (change(each) if each.name == name else each for each in job.template.containers)
     return replace(job, template=replace(job.template, containers=tuple(containers)))
 
 
@@ -255,7 +240,7 @@ def _resources(wish: Field) -> tuple[Mapping[str, str], Mapping[str, str]]:
     return quantities(resources.get("limits")), quantities(resources.get("requests"))
 
 
-# The field by which members of a list of this name are the same thing; every other list is replaced as a whole.
+# The field by which members of a list of this name are matched; every other list is replaced as a whole.
 _NAMED = ("containers", "initContainers", "ephemeralContainers", "env", "volumes", "imagePullSecrets")
 _KEYS = {
     **dict.fromkeys(_NAMED, "name"),
@@ -285,9 +270,6 @@ def merged(base: Any, patch: Any, name: str = "") -> Any:
     return [*fresh, *made]  # as Kubernetes has it: what is new comes first
 
 
-# -- variables of torch, JAX and XGBoost -------------------------------------------------------
-
-
 def _with_variables(job: TrainJob) -> TrainJob:
     """The policy's variables for the trainer's container, and for the targets of torch's envInjection."""
     items = _variables(job)
@@ -295,8 +277,6 @@ def _with_variables(job: TrainJob) -> TrainJob:
         job.policy_field.only(_TORCH)
         if job.trainer.get("command").texts() == _TUNE:
             job.trainer.ignore("the recipe and configuration that Trainer adds to tune run")
-    if job.policy != "jax":
-        _refuse_reserved(job, [item.name for item in items])
     if job.trainer.given and job.main is not None:
         job = _with(job, _on_containers(job.main, lambda container: upserted(container, items)))
     for target in job.policy_field.get("envInjection", "targets").items():
@@ -305,7 +285,7 @@ def _with_variables(job: TrainJob) -> TrainJob:
 
 
 def _variables(job: TrainJob) -> tuple[EnvItem, ...]:
-    """In the order of the controller; the first one tells whether a container has got them."""
+    """The policy's variables in the order of the controller; a container that has the first has them all."""
     nodes, port = job.main.count if job.main else 1, str(PORT)
     if job.policy == "torch":
         return (
@@ -387,16 +367,6 @@ def _rounded(amounts: Mapping[str, str]) -> Mapping[str, int]:
     return {name: parse_quantity(amount) or 0 for name, amount in amounts.items()}
 
 
-def _refuse_reserved(job: TrainJob, names: Collection[str]) -> None:
-    """The webhook lets nobody set what the controller does."""
-    for item in job.trainer.get("env").items():
-        if item.get("name").value in names:
-            raise item.get("name").bad(f"a variable that the {job.policy} runtime does not set itself")
-
-
-# -- MPI ---------------------------------------------------------------------------------------
-
-
 def _mpi(job: TrainJob) -> TrainJob:
     """Keys for the launcher and the nodes; variables and hostfile for the launcher."""
     policy = job.policy_field
@@ -413,7 +383,6 @@ def _mpi(job: TrainJob) -> TrainJob:
             job = _with(job, replace(each, count=count)) if each.name == NODE else job
     slots = _slots(job)
     env = open_mpi(HOSTFILE, slots)
-    _refuse_reserved(job, [item.name for item in env])
     hosts = [
         f"{child}-{index}.{job.subdomain}"
         for each in job.jobs
@@ -443,17 +412,8 @@ def _slots(job: TrainJob) -> int:
     return devices if slots == 1 and devices > 1 else slots
 
 
-# -- what a user is told -----------------------------------------------------------------------
-
-
 def _odd(job: TrainJob) -> Iterator[str]:
-    """What the author of the job can hardly have meant."""
-    launchers = next((each.count for each in job.jobs if each.name == LAUNCHER), 1)
-    if job.policy == "mpi" and launchers > 1:
-        yield (
-            f"the controller makes {launchers} launchers, each of which runs the command, because "
-            f"mlPolicy.numNodes is {launchers}; set that to 1, and trainer.numNodes to the number of nodes"
-        )
+    """Sentences about what the author of the job can hardly have meant."""
     first = next((item.name for item in _variables(job)), None)
     if first is None:
         return

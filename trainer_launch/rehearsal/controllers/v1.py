@@ -7,7 +7,7 @@ pkg/controller.v1/{jax,paddlepaddle,pytorch,tensorflow,xgboost}.
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 
 from msgspec import Struct
 from msgspec.structs import replace
@@ -29,11 +29,12 @@ from trainer_launch.rehearsal.controllers.podspec import read_template
 
 RESTARTS = ("Always", "OnFailure", "Never", "ExitCode")
 MAX_REPLICAS = 4096
-# Where launchers meet on loopback of which no variable names node 0, as in a PyTorchJob of Workers alone.
+# The port of node 0 on loopback where no variable names node 0, as in a PyTorchJob of Workers alone.
 MEETING_PORT = "TRAINER_LAUNCH_MASTER_PORT"
 _CLEAN = ("None", "Running", "All")
 _RUN_POLICY = ("cleanPodPolicy", "activeDeadlineSeconds", "backoffLimit")
 _RUN_POLICY_IGNORED = ("suspend", "schedulingPolicy", "managedBy", "ttlSecondsAfterFinished")
+_IGNORED = ("enableDynamicWorker",)
 _BACKENDS = ("c10d", "etcd", "etcd-v2")
 _ELASTIC = (
     "minReplicas", "maxReplicas", "rdzvBackend", "rdzvPort", "rdzvHost", "rdzvId", "rdzvConf", "standalone",
@@ -42,7 +43,7 @@ _ELASTIC = (
 
 
 class Replicas(Struct, frozen=True, kw_only=True):
-    """One replica spec."""
+    """A replica spec."""
 
     role: str  # lower case
     count: int
@@ -69,7 +70,7 @@ class V1Job(Struct, frozen=True, kw_only=True):
 
     @property
     def leader(self) -> Replicas | None:
-        """Where all meet: at pod 0 of these."""
+        """The replicas whose pod 0 all others connect to."""
         return next((self.specs[role] for role in self.kind.leaders if role in self.specs), None)
 
     @property
@@ -77,17 +78,14 @@ class V1Job(Struct, frozen=True, kw_only=True):
         """How many pods the job has."""
         return sum(spec.count for spec in self.specs.values())
 
-    def count(self, role: str) -> int:
-        """How many replicas of a role the job has."""
-        return self.specs[role].count if role in self.specs else 0
-
     def pod_name(self, role: str, index: int = 0) -> str:
         """The name of a pod, which is its host name as well."""
         return f"{self.name}-{role}-{index}"
 
     def pod_names(self, role: str) -> tuple[str, ...]:
         """The pods of a role by name."""
-        return tuple(self.pod_name(role, index) for index in range(self.count(role)))
+        count = self.specs[role].count if role in self.specs else 0
+        return tuple(self.pod_name(role, index) for index in range(count))
 
     def values(self, spec: Replicas, index: int) -> dict[str, object]:
         """The values of a pod that all kinds have, see `V1Kind`."""
@@ -99,7 +97,7 @@ class V1Job(Struct, frozen=True, kw_only=True):
         return values
 
 
-# What only one kind has, of a pod; None takes a value away.
+# The values of a pod that only its kind has; None takes a value away.
 Values = Callable[[Replicas, int], Mapping[str, object]]
 
 
@@ -128,7 +126,7 @@ def namespace(document: Field) -> str:
 
 def _job(document: Field, kind: V1Kind) -> V1Job:
     """The job's replica specs, checked. Raises UsageError: something does not fit."""
-    document.get("spec").only(("runPolicy", kind.specs, *kind.fields))
+    document.get("spec").only(("runPolicy", kind.specs, *kind.fields), _IGNORED)
     specs = document.get("spec", kind.specs)
     by_role = {role.lower(): role for role in kind.roles}
     for key, spec in specs.fields():
@@ -168,16 +166,6 @@ def _replicas(role: str, spec: Field, kind: V1Kind, before: int) -> Replicas:
     )
 
 
-def with_env(template: Template, items: Iterable[EnvItem], only: str | None = None) -> Template:
-    """Variables behind those of all main containers, or `only` of this one: of one name the last counts."""
-    fresh = tuple(items)
-    containers = (
-        replace(container, items=(*container.items, *fresh)) if only in (None, container.name) else container
-        for container in template.containers
-    )
-    return replace(template, containers=tuple(containers))
-
-
 def _workload(job: V1Job, values: Values, success: Success) -> Workload:
     """The job with all pods of its replica specs, and its run policy."""
 
@@ -210,10 +198,16 @@ def _draft(job: V1Job, spec: Replicas, index: int, env: Mapping[str, str]) -> Dr
             )
         is_field = job.kind.env[key] == v1_table.POD_IP
         items.append(EnvItem(name=key, field=text) if is_field else EnvItem(name=key, value=text))
-    only = job.kind.container[0] if job.kind is v1_table.TENSORFLOW else None
+    # Variables stand behind those of all main containers, of a TFJob of its own container only.
+    containers = tuple(
+        replace(each, items=(*each.items, *items))
+        if job.kind is not v1_table.TENSORFLOW or each.name == job.kind.container[0]
+        else each
+        for each in spec.template.containers
+    )
     labels = {"job-name": job.name, "replica-type": spec.role, "replica-index": str(index)}
     return Draft(
-        template=with_env(spec.template, items, only=only),
+        template=replace(spec.template, containers=containers),
         hostname=name,
         role=spec.role,
         index=index,
@@ -239,9 +233,6 @@ def rules(document: Field, success: Success) -> JobRules:
     )
 
 
-# -- PyTorchJob --------------------------------------------------------------------------------
-
-
 def _pytorch(job: V1Job) -> Values:
     master = job.specs.get("master")
     if master is not None and master.count != 1:
@@ -250,13 +241,13 @@ def _pytorch(job: V1Job) -> Values:
     shared: dict[str, object] = {"nproc": nproc, **_elastic(job)}
     if master is not None:
         shared["world_size"] = job.pods * (int(nproc) if nproc and nproc.isdigit() else 1)
-    else:  # nothing says where the pods meet, nor which is which
+    else:  # no variable has node 0's address, or the rank
         shared |= dict.fromkeys(("host", "port", "rank"))
     return lambda spec, index: shared
 
 
 def _nproc(spec: Field) -> str | None:
-    """The default is only left out when the elasticPolicy says it in the old place."""
+    """The default is only left out when the elasticPolicy has the old field."""
     given, old = spec.get("nprocPerNode"), spec.get("elasticPolicy", "nProcPerNode")
     if given.given and old.given:
         raise old.bad("nprocPerNode in one place only: spec.nprocPerNode")
@@ -304,9 +295,6 @@ def _finished_pytorch(job: V1Job, made: Workload) -> Workload:
     return replace(made, rules=rules, ports={} if is_elastic else {MEETING_PORT: job.pod_name("worker")})
 
 
-# -- what only one of the other kinds has ------------------------------------------------------
-
-
 def _xgboost(job: V1Job) -> Values:
     workers = ",".join(job.pod_names("worker")) or None
     port = job.specs["worker"].port if workers else None
@@ -326,64 +314,28 @@ def _paddle(job: V1Job) -> Values:
     return values
 
 
-def _mxnet(job: V1Job) -> Values:
-    mode = job.spec.get("jobMode")
-    if mode.text("MXTrain") != "MXTrain":
-        raise mode.bad("MXTrain: jobs of TVM's tuner are not rehearsed")
-    cluster = _cluster(job, lambda name, port: {"url": name, "port": port})
-    shared = {"cluster": cluster, "labels": dict.fromkeys(cluster, "")}
-    return lambda spec, index: {
-        "config": _config({**shared, "task": {"type": spec.role, "index": index}}),
-        "servers": job.count("server"),
-        "workers": job.count("worker"),
-        "worker_index": index if spec.role == "worker" else None,
-    }
-
-
 def _tensorflow(job: V1Job) -> Values:
-    cluster = _cluster(job, lambda name, port: f"{name}.{job.namespace}.svc:{port}")
-    is_dynamic = _is_dynamic(job)
+    cluster = {
+        role: [f"{name}.{job.namespace}.svc:{spec.port}" for name in job.pod_names(role)]
+        for role, spec in sorted(job.specs.items())
+    }
 
     def values(spec: Replicas, index: int) -> Mapping[str, object]:
         if job.pods == 1:
             return {}
         task = {"type": spec.role, "index": index}
-        if is_dynamic:
-            return {"config": _config({"cluster": _own_part(cluster, spec.role, index), "task": task})}
-        return {"config": _config({"cluster": cluster, "task": task, "environment": "cloud"})}
+        config = {"cluster": cluster, "task": task, "environment": "cloud"}
+        return {"config": json.dumps(config, separators=(",", ":"), ensure_ascii=False)}
 
     return values
 
 
-def _cluster(job: V1Job, address: Callable[[str, int], object]) -> dict[str, list[object]]:
-    """The addresses of all pods by their roles."""
-    return {
-        role: [address(name, spec.port) for name in job.pod_names(role)] for role, spec in sorted(job.specs.items())
-    }
-
-
-def _is_dynamic(job: V1Job) -> bool:
-    return job.spec.get("enableDynamicWorker").flag()
-
-
-def _own_part(cluster: Mapping[str, list[object]], role: str, index: int) -> dict[str, object]:
-    """What a pod gets of a sparse cluster: only itself, and a worker all parameter servers."""
-    if role == "worker":
-        return {"worker": {str(index): cluster["worker"][index]}, "ps": cluster.get("ps")}
-    return {"worker": {}, "ps": [cluster["ps"][index]] if role == "ps" else []}
-
-
-def _config(value: object) -> str:
-    return json.dumps(value, separators=(",", ":"), ensure_ascii=False)
-
-
 def _finished_tensorflow(job: V1Job, made: Workload) -> Workload:
-    """Succeeded with its chiefs, else with its first worker or all of them."""
+    """A TFJob has succeeded with its chiefs, else with its first worker or all of them."""
     policy = job.spec.get("successPolicy").choice(("", "AllWorkers"), "")
     chiefs, workers = (*job.pod_names("chief"), *job.pod_names("master")), job.pod_names("worker")
     last = chiefs or (workers if policy == "AllWorkers" else workers[:1])
-    may_fail = workers if _is_dynamic(job) else ()
-    return replace(made, rules=replace(made.rules, success=Success(groups=(last,)), may_fail=may_fail))
+    return replace(made, rules=replace(made.rules, success=Success(groups=(last,))))
 
 
 _VALUES: Mapping[str, Callable[[V1Job], Values]] = {
@@ -391,7 +343,6 @@ _VALUES: Mapping[str, Callable[[V1Job], Values]] = {
     "TFJob": _tensorflow,
     "XGBoostJob": _xgboost,
     "PaddleJob": _paddle,
-    "MXJob": _mxnet,
 }
 _FINISHED: Mapping[str, Callable[[V1Job, Workload], Workload]] = {
     "PyTorchJob": _finished_pytorch,

@@ -1,1 +1,1 @@
-"""What a rehearsal shows: the live table, the history, the costs of faults, the HTML page."""
+"""The report of a rehearsal: its history, the costs of faults, the live table, text, JSON and the HTML page."""

@@ -1,4 +1,4 @@
-"""What happened in a rehearsal, in its order: reports and checks of the script are made of it. Pure."""
+"""The history of a rehearsal, of which reports and checks of the script are made. Pure."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from msgspec import Struct
 
 
 class What(str, Enum):
-    """What can happen."""
+    """The kinds of entries."""
 
     STATUS = (
         "status"  # `text` is what the pod does from now on, as kubectl shows it: Pending, Running, Restarting, …
@@ -16,17 +16,19 @@ class What(str, Enum):
     STARTED = "started"  # the container that trains, its pod's main one
     ENDED = "ended"  # the same container, with its exit code in `code`
     STOP_ASKED = "stop asked"  # a fault makes the kubelet send it SIGTERM, or the signal that `text` names
-    GENERATION = "generation"  # the pod's workers have met (again)
+    GENERATION = "generation"  # the pod's workers have met (again); `text` is KEPT where ranks keep their state
     STEP = "step"  # training has reached `step`; `text` is the line that says so, empty when the pod reports it
-    PHASE = "phase"  # `text` is what the pod's launcher does from now on, as in its goodput ledger
     FAULT = "fault"  # `text` is the fault as it was written; `pod` None: of all
     FAULT_OVER = "fault over"  # a fault that lasts has ended, same `text`
     FAULT_MISSED = "fault missed"  # it never happened, and `why`
     CONDITION = "condition"  # the job has ended; `text` says how, `code` is 0 if it succeeded
 
 
+KEPT = "kept"  # by ranks that survive: the step in flight is done again, and none is repeated
+
+
 class HistoryEntry(Struct, frozen=True, kw_only=True):
-    """One thing that happened."""
+    """An entry: something that happened, with its time."""
 
     at_s: float  # seconds since the rehearsal began
     what: What
@@ -66,14 +68,14 @@ _GAPS = 2_000  # and of a rehearsal's time: a long one keeps a few thousand of e
 
 
 class Recorder:
-    """What has happened so far."""
+    """The history so far."""
 
     def __init__(self) -> None:
         self._entries: list[HistoryEntry] = []
         self._runs: dict[str | None, list[int]] = {}  # by pod: where its steps are, since something else happened
 
     def add(self, entry: HistoryEntry) -> None:
-        """Take in what has happened. Of steps in quick succession the last is kept."""
+        """Take in an entry. Of steps in quick succession the last is kept."""
         if entry.what is not What.STEP:
             self._runs.pop(entry.pod, None)
             if entry.pod is None:
@@ -87,7 +89,7 @@ class Recorder:
         self._entries.append(entry)
 
     def entries(self) -> tuple[HistoryEntry, ...]:
-        """All of it, in order of time: what pods report is read a little later."""
+        """All entries, in order of time: reports of pods are read a little later."""
         return tuple(sorted(self._entries, key=lambda entry: entry.at_s))
 
     def _replaces(self, run: list[int], entry: HistoryEntry) -> bool:

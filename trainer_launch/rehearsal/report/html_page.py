@@ -7,16 +7,25 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from html import escape
-from itertools import pairwise
 
 from trainer_launch.model.units import counted, listed
 from trainer_launch.observability.html import Scale, axis, clean, document, seconds, table
-from trainer_launch.rehearsal.report.fault_costs import FaultReport
-from trainer_launch.rehearsal.report.pod_rows import COLUMNS, UNKNOWN
-from trainer_launch.rehearsal.report.rehearsal_report import PodReport, RehearsalReport, StepLine, TimelineSegment
-from trainer_launch.rehearsal.report.text import MOST_FAULTS, condition, downtime, effect, pod_cells
+from trainer_launch.rehearsal.report.rehearsal_report import (
+    COLUMNS,
+    MOST_FAULTS,
+    UNKNOWN,
+    PodReport,
+    RehearsalReport,
+    StepLine,
+    TimelineSegment,
+    condition,
+    downtime,
+    effect,
+    pod_cells,
+)
+from trainer_launch.rehearsal.report.training import FaultReport
 
-# Okabe and Ito's colours, told apart with any kind of colour vision, and the ink that is read on each.
+# Okabe and Ito's colours, distinct for any kind of colour vision, and the ink that is readable on each.
 ATTEMPTS = (
     ("#0072b2", "#ffffff"),
     ("#e69f00", "#000000"),
@@ -38,8 +47,6 @@ _LOOKS = {
 }
 _FAULT_COLUMNS = ("#", "at", "fault", "pod", "downtime", "repeated steps", "effect")
 _MANY_PODS = 16  # beyond, lanes are thinner
-_MARK_ROWS = 6
-_ROW_PX = 24
 _NUMBERED = 4.5  # percent: shorter segments have no number
 _MOST_POINTS = 1200  # of the steps' lines
 _SHOWN_PODS = 3
@@ -129,17 +136,13 @@ def _legend(report: RehearsalReport) -> str:
         (f"running a{_colour(number)}", f"attempt {number}")
         for number in range(1, min(report.attempts, len(ATTEMPTS)) + 1)
     ]
-    if report.attempts > len(ATTEMPTS):
-        shown[-1] = (shown[-1][0], f"attempt {len(ATTEMPTS)}; later attempts start again with blue")
     states = {segment.state for pod in report.pods for segment in pod.timeline}
     shown += [(f"{look} a0", words) for state, (look, words) in _LOOKS.items() if state in states and words]
     items = [f'<li><i class="{kind}"></i>{words}</li>' for kind, words in shown]
     if report.happened:
-        items.append('<li><i class="fault">1</i>a fault; a bar on the pod it hit</li>')
+        items.append('<li><i class="fault"></i>a fault, on the pod it hit</li>')
     if report.steps and report.happened:
         items.append('<li><i class="band"></i>no new step</li>')
-    if len(report.steps) > 1:
-        items.append('<li><i class="dashes"></i>back to the step from which training resumed</li>')
     return f'<ul class="legend">{"".join(items)}</ul>'
 
 
@@ -156,33 +159,14 @@ def _chart(report: RehearsalReport) -> str:
     )
     lines = "".join(f'<span style="left:{scale.at(fault.at_s)}"></span>' for fault in hits)
     return (
-        f'<div class="chart{many}" style="--chars:{chars}">{_marks(hits, scale)}'
-        f'<div class="plot"><div class="row lines"><i></i><div class="track all">{lines}</div></div>'
+        f'<div class="chart{many}" style="--chars:{chars}"><div class="plot">'
+        f'<div class="row lines"><i></i><div class="track all">{lines}</div></div>'
         f"{lanes}{_steps(report, scale)}</div>{axis(scale)}</div>"
     )
 
 
 def _colour(attempt: int) -> int:
     return (max(1, attempt) - 1) % len(ATTEMPTS)
-
-
-def _marks(hits: Sequence[FaultReport], scale: Scale) -> str:
-    """The faults' numbers; the table below has their words."""
-    if not hits:
-        return ""
-    marks = "".join(_mark(fault, row % _MARK_ROWS * _ROW_PX, scale) for row, fault in enumerate(hits))
-    height = min(len(hits), _MARK_ROWS) * _ROW_PX
-    return f'<div class="row"><i></i><div class="marks" style="height:{height}px">{marks}</div></div>'
-
-
-def _mark(fault: FaultReport, top_px: int, scale: Scale) -> str:
-    wide = " wide" if (fault.number or 0) > 99 else ""
-    place = f"left:{scale.at(fault.at_s)};top:{top_px}px"
-    return f'<b class="fault{wide}" style="{place}" title="{_title(fault)}">{fault.number}</b>'
-
-
-def _title(fault: FaultReport) -> str:
-    return escape(f"{fault.number}: {clean(fault.fault)}, at {seconds(fault.at_s)}")
 
 
 def _lane(pod: PodReport, label: str, scale: Scale, hits: Sequence[FaultReport]) -> str:
@@ -193,7 +177,8 @@ def _lane(pod: PodReport, label: str, scale: Scale, hits: Sequence[FaultReport])
 
 
 def _hit(fault: FaultReport, scale: Scale) -> str:
-    mark = f'<span class="hit" style="left:{scale.at(fault.at_s)}" title="{_title(fault)}"></span>'
+    title = escape(f"{fault.number}: {clean(fault.fault)}, at {seconds(fault.at_s)}")
+    mark = f'<span class="hit" style="left:{scale.at(fault.at_s)}" title="{title}"></span>'
     if fault.over_s is not None:
         mark += f'<span class="lasts" style="{scale.span(fault.at_s, fault.over_s)}"></span>'
     return mark
@@ -226,10 +211,9 @@ def _steps(report: RehearsalReport, scale: Scale) -> str:
     )
     grid = f'<line class="grid" x1="0" x2="100" y1="{_height(middle, top)}" y2="{_height(middle, top)}"/>'
     lines = "".join(_line(line, len(report.steps), scale, top) for line in report.steps)
-    backs = "".join(_back(line, after, scale, top) for line, after in pairwise(report.steps))
     return (
         f'<div class="row steps"><div class="scale">{sides}</div><div class="track">{still}'
-        f'<svg viewBox="0 0 100 100" preserveAspectRatio="none" aria-label="steps over time">{grid}{backs}{lines}'
+        f'<svg viewBox="0 0 100 100" preserveAspectRatio="none" aria-label="steps over time">{grid}{lines}'
         '</svg><b class="of">step</b></div></div>'
     )
 
@@ -244,10 +228,3 @@ def _line(line: StepLine, lines: int, scale: Scale, top: int) -> str:
     kept = [*line.points[::each], line.points[-1]]
     text = " ".join(f"{scale.percent(at_s):.3f},{_height(step, top)}" for at_s, step in kept)
     return f'<polyline class="a{_colour(line.attempt)}" stroke-linecap="round" points="{text}"/>'
-
-
-def _back(line: StepLine, after: StepLine, scale: Scale, top: int) -> str:
-    """From the last step of an attempt to the first of the next: what is repeated goes down."""
-    (from_s, high), (to_s, low) = line.points[-1], after.points[0]
-    ends = f'x1="{scale.percent(from_s):.3f}" y1="{_height(high, top)}"'
-    return f'<line class="back" {ends} x2="{scale.percent(to_s):.3f}" y2="{_height(low, top)}"/>'

@@ -1,4 +1,4 @@
-"""What people are told of each pod: its row in the live table and at the end, its restarts, why the job failed."""
+"""Each pod for people: its row in the live table and at the end, its restarts, why the job failed."""
 
 from __future__ import annotations
 
@@ -10,25 +10,23 @@ from trainer_launch.model.redaction import redact_text
 from trainer_launch.model.units import counted
 from trainer_launch.observability.html import clean, seconds
 from trainer_launch.pytorch.worker_ends import SEE_NODE
-from trainer_launch.rehearsal.controllers.job_lifecycle import Exited
+from trainer_launch.rehearsal.controllers.job_lifecycle import Exited, JobState
 from trainer_launch.rehearsal.controllers.pod_lifecycle import Phase, PodState
 from trainer_launch.rehearsal.controllers.pod_values import Pod
-from trainer_launch.rehearsal.controllers.restart_decisions import State
 from trainer_launch.rehearsal.report.history import PodResult
 from trainer_launch.supervisor.outcome import WHAT_TO_DO
 
 UNKNOWN = "-"
-COLUMNS = ("POD", "STATUS", "CREATED", "RESTARTS", "EXIT", "MESSAGE")
 _STOPPED = "reason=Stopped"
-_OF_OTHERS = (_STOPPED, "reason=PeerLost", "reason=Succeeded")  # other pods tell why
+_OF_OTHERS = (_STOPPED, "reason=PeerLost", "reason=Succeeded")  # the cause is in other pods
 _MOST_ADVICE = 3
 _GOODPUT = "Goodput: "
-_LIVE_COLUMNS = ("POD", "STATUS", "STEP", *COLUMNS[2:5], "LAST LINE")
+_LIVE_COLUMNS = ("POD", "STATUS", "STEP", "CREATED", "RESTARTS", "EXIT", "LAST LINE")
 _WORST_FIRST = ("Failed", "Restarting", "Terminating", "Terminated", "Pending", "Init", "Running")
 
 
-def status(state: State, name: str) -> str:
-    """What a pod does now, as kubectl shows it; a pod that is removed after the job succeeded did its part."""
+def status(state: JobState, name: str) -> str:
+    """The state of a pod, as kubectl shows it; a pod that is removed after the job succeeded is completed."""
     pod = state.states[name]
     if _is_completed(state, pod):
         return "Completed"
@@ -37,12 +35,12 @@ def status(state: State, name: str) -> str:
     return "Terminating" if pod.stopping and not pod.is_over else pod.phase.value
 
 
-def results(state: State, messages: Mapping[str, str], last_line: Callable[[Pod], str]) -> tuple[PodResult, ...]:
+def results(state: JobState, messages: Mapping[str, str], last_line: Callable[[Pod], str]) -> tuple[PodResult, ...]:
     """How each pod stands at the end; `messages` are the termination messages, empty where there is none."""
     return tuple(_result(state, name, messages[name], last_line(pod)) for name, pod in state.pods.items())
 
 
-def _result(state: State, name: str, message: str, last_line: str) -> PodResult:
+def _result(state: JobState, name: str, message: str, last_line: str) -> PodResult:
     pod = state.states[name]
     is_completed = _is_completed(state, pod)
     return PodResult(
@@ -56,7 +54,7 @@ def _result(state: State, name: str, message: str, last_line: str) -> PodResult:
     )
 
 
-def remarks(state: State, messages: Mapping[str, str]) -> tuple[str, ...]:
+def remarks(state: JobState, messages: Mapping[str, str]) -> tuple[str, ...]:
     """Lines below the table: why the job failed and what to do about it, and what its time was spent on."""
     spent = [line for text in messages.values() for line in text.splitlines() if line.startswith(_GOODPUT)]
     if state.condition is None or state.condition.succeeded:
@@ -64,15 +62,15 @@ def remarks(state: State, messages: Mapping[str, str]) -> tuple[str, ...]:
     return (*_cause(state, messages), *_advice(messages), *spent[:1])
 
 
-def _cause(state: State, messages: Mapping[str, str]) -> list[str]:
-    """One line about the pod for which the job failed, unless that pod only lost another one."""
+def _cause(state: JobState, messages: Mapping[str, str]) -> list[str]:
+    """A line about the pod for which the job failed, unless that pod only lost another pod."""
     end = state.condition
     failed = [name for name, pod in state.states.items() if pod.phase is Phase.FAILED]
     for name in (end.pod, *failed) if end is not None and end.pod in state.states else ():
         container, message = deciding_container(state, name), messages[name].partition("\n")[0]
         code = state.states[name].codes.get(container)
-        is_told = bool(message) or container != state.pods[name].draft.main
-        if code and is_told and not _is_of_others(messages[name]):
+        has_reason = bool(message) or container != state.pods[name].draft.main
+        if code and has_reason and not _is_of_others(messages[name]):
             why = _message(state, name, message.partition(" | ")[2] or message)
             return [f"Cause: {name} ended with exit code {code}: {why}"]
     return []
@@ -83,7 +81,7 @@ def _is_of_others(message: str) -> bool:
 
 
 def _advice(messages: Mapping[str, str]) -> list[str]:
-    """What to do about the pods that failed by themselves, as their messages have it; each thing once."""
+    """Advice about the pods that failed by themselves, as their messages have it; the same text once."""
     pods: dict[str, str] = {}
     for name, text in messages.items():
         if not _is_of_others(text):
@@ -93,19 +91,19 @@ def _advice(messages: Mapping[str, str]) -> list[str]:
     return [f"What to do ({name}): {text}" for text, name in list(pods.items())[:_MOST_ADVICE]]
 
 
-def deciding_container(state: State, name: str) -> str:
-    """The container whose end is told: the main one, or an init container that kept it from starting."""
+def deciding_container(state: JobState, name: str) -> str:
+    """The container whose end counts: the main one, or an init container that kept it from starting."""
     pod, codes = state.pods[name], state.states[name].codes
     failed = [container.name for container in pod.init if codes.get(container.name, 0) != exit_codes.SUCCEEDED]
     return failed[-1] if failed and pod.draft.main not in codes else pod.draft.main
 
 
-def _is_completed(state: State, pod: PodState) -> bool:
+def _is_completed(state: JobState, pod: PodState) -> bool:
     has_succeeded = state.condition is not None and state.condition.succeeded
     return has_succeeded and pod.phase is Phase.GONE and not pod.disrupted
 
 
-def _message(state: State, name: str, message: str) -> str:
+def _message(state: JobState, name: str, message: str) -> str:
     container = deciding_container(state, name)
     if _is_completed(state, state.states[name]) and (not message or message.startswith(_STOPPED)):
         return "stopped after the job succeeded"
@@ -116,23 +114,20 @@ def _message(state: State, name: str, message: str) -> str:
     return text if container == state.pods[name].draft.main or not text else f"init container {container}: {text}"
 
 
-def live_title(title: str, state: State, took_s: float, top: int | None, came: int, to_come: Sequence[str]) -> str:
-    """The line above the live table: the job, its highest step, how many faults came, and which come next."""
+def live_title(title: str, state: JobState, took_s: float, top: int | None, faults: int) -> str:
+    """The line above the live table: the job, its highest step, and how many faults came."""
     parts = [title, seconds(took_s)]
     if top is not None:
         parts.append(f"step {top:,}")
-    if came:
-        parts.append(f"{counted(came, 'fault')} injected")
-    if to_come:
-        more = f" (and {len(to_come) - 1} more)" if len(to_come) > 1 else ""
-        parts.append(f"next: {to_come[0]}{more}")
+    if faults:
+        parts.append(f"{counted(faults, 'fault')} injected")
     if state.condition is not None:
         parts.append(state.condition.text)
     return clean(" · ".join(parts))
 
 
 def live_rows(
-    state: State, steps: Mapping[str, int], last_line: Callable[[Pod], str], most: int
+    state: JobState, steps: Mapping[str, int], last_line: Callable[[Pod], str], most: int
 ) -> list[Sequence[str]]:
     """A heading and at most `most` rows; where there are more pods, those in trouble, and a count of the others."""
     statuses = {name: status(state, name) for name in state.states}
@@ -151,7 +146,7 @@ def live_rows(
     return rows + [(f"and {len(others)} more: {summary}",)] * bool(others)
 
 
-def ending(before: State, after: State, event: Exited, message: str) -> str:
+def ending(before: JobState, after: JobState, event: Exited, message: str) -> str:
     """How a container ended and what follows, in a sentence; empty where there is nothing to explain.
 
     `message` is the first line that its launcher left at its end.

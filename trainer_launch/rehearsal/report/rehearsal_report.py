@@ -13,13 +13,15 @@ from msgspec.structs import asdict, replace
 
 from trainer_launch.model import Json, exit_codes
 from trainer_launch.model.units import counted
-from trainer_launch.observability.html import clean
+from trainer_launch.observability.html import clean, seconds
 from trainer_launch.rehearsal import script_checks
-from trainer_launch.rehearsal.report.fault_costs import FaultReport, downtime_s, fault_reports
 from trainer_launch.rehearsal.report.history import History, HistoryEntry, PodResult, What
-from trainer_launch.rehearsal.report.training import training_of
+from trainer_launch.rehearsal.report.training import FaultReport, downtime_s, fault_reports, training_of
 from trainer_launch.rehearsal.script_checks import FailedCheck
 
+UNKNOWN = "-"
+MOST_FAULTS = 200  # that are shown
+COLUMNS = ("POD", "STATUS", "CREATED", "RESTARTS", "EXIT", "MESSAGE")
 _NAME_CHARS = 63  # of a pod
 _OVER = ("Succeeded", "Completed", "Failed")  # states that are no part of a timeline
 
@@ -120,6 +122,53 @@ def report_of(history: History, max_lost_steps: int = script_checks.MAX_LOST_STE
             for number, attempt in enumerate(training.attempts, 1)
         ),
     )
+
+
+def condition(report: RehearsalReport) -> str:
+    """How the job ended, and when."""
+    verdict, _, why = report.condition.partition(" ")
+    end = f"{verdict or 'stopped'} after {report.took_s:.1f} s {why}"
+    return f"{report.job.kind} {report.job.name}: {end}".rstrip()
+
+
+def pod_cells(report: RehearsalReport) -> list[tuple[str, ...]]:
+    """A row for each pod, in the order of COLUMNS."""
+    return [
+        (
+            pod.name,
+            pod.status,
+            str(pod.created),
+            str(pod.restarts),
+            UNKNOWN if pod.exit_code is None else str(pod.exit_code),
+            pod.message,
+        )
+        for pod in report.pods
+    ]
+
+
+def downtime(fault: FaultReport) -> str:
+    """How long there was no new step."""
+    return (
+        UNKNOWN if fault.downtime_s is None else f"{'' if fault.recovered else 'over '}{seconds(fault.downtime_s)}"
+    )
+
+
+def effect(fault: FaultReport) -> str:
+    """Where training stood still, and where it resumed."""
+    if not fault.happened:
+        return f"it never happened: {clean(fault.why_not)}"
+    if fault.downtime_s is None:
+        return "steps unknown"
+    reached, resumed = fault.reached_step, fault.resumed_step
+    if not fault.recovered:
+        steps = "no step at all" if reached is None else f"no step after step {reached:,}"
+    elif reached is None:
+        steps = "no step yet"
+    elif resumed is None:
+        steps = f"continued after step {reached:,}"
+    else:
+        steps = f"reached step {reached:,}, resumed from step {max(0, resumed):,}"
+    return f"{steps}; surviving ranks kept their state" if fault.state_kept else steps
 
 
 def as_json(report: RehearsalReport) -> Json:

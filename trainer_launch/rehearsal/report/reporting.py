@@ -1,4 +1,4 @@
-"""What is shown of a rehearsal: a live table while it runs, reports at its end."""
+"""The output of a rehearsal: a live table while it runs; at its end the report, on the terminal and in files."""
 
 from __future__ import annotations
 
@@ -7,30 +7,46 @@ import json
 import os
 import sys
 import tempfile
-from collections.abc import Callable, Mapping, Sequence
+import textwrap
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from trainer_launch.host import files, logs
 from trainer_launch.model import removed
 from trainer_launch.model.errors import NodeError, UsageError
+from trainer_launch.model.units import aligned, counted, listed
 from trainer_launch.model.value_parsers import parse_number, shown
 from trainer_launch.observability import live
+from trainer_launch.observability.html import clean, seconds
 from trainer_launch.preflight.report_formats import check_ending
 from trainer_launch.rehearsal.report.history import History
 from trainer_launch.rehearsal.report.html_page import page
-from trainer_launch.rehearsal.report.rehearsal_report import as_json, report_of
-from trainer_launch.rehearsal.report.text import text
+from trainer_launch.rehearsal.report.rehearsal_report import (
+    COLUMNS,
+    MOST_FAULTS,
+    RehearsalReport,
+    as_json,
+    condition,
+    downtime,
+    effect,
+    pod_cells,
+    report_of,
+)
+from trainer_launch.rehearsal.report.training import FaultReport
 from trainer_launch.rehearsal.script_checks import MAX_LOST_STEPS
 
 _MODE = 0o644
 _MOST_PODS = 12  # in the live table
 _MOST_STEPS = 10**12
+_LEGEND = "CREATED: how often the pod was created. RESTARTS: container restarts in the pod that was created last."
+_SHOWN_PODS = 3
+_WIDTH = 100
 Rows = Callable[[int], tuple[str, Sequence[Sequence[str]]]]  # title, heading and rows, with at most so many pods
 
 
 class Reporting:
-    """What is shown and written of one rehearsal."""
+    """The live table and the reports of a rehearsal, as the command line asks for them."""
 
     def __init__(self, paths: Sequence[str], max_lost_steps: int) -> None:
         self._paths, self._max_lost_steps = paths, max_lost_steps
@@ -52,7 +68,7 @@ class Reporting:
         return bool(self._paths) or self._has_table
 
     def table(self, rows: Rows) -> contextlib.AbstractContextManager[None]:
-        """The live table until the block ends, if somebody looks; `rows` is called in another thread."""
+        """The live table until the block ends, if it goes to a terminal; `rows` is called in another thread."""
         return live.table(lambda most: rows(min(most, _MOST_PODS))) if self._has_table else contextlib.nullcontext()
 
     def conclude(self, history: History) -> int:
@@ -96,7 +112,7 @@ def check(path: str) -> None:
 
 
 def _write(path: str, content: str) -> None:
-    """One report; no rehearsal ends otherwise for want of it."""
+    """Write a report; a rehearsal that fails to does not end otherwise."""
     try:
         files.replace(os.path.realpath(path), content.encode(errors="replace"), _MODE)
     except (NodeError, OSError) as problem:
@@ -104,3 +120,46 @@ def _write(path: str, content: str) -> None:
         logs.warn(f"--report: {path} was not written: {why}")
     else:
         logs.warn(f"report: {path}")
+
+
+def text(report: RehearsalReport) -> str:
+    """The report on the terminal: pods, how the job ended, faults, failed checks."""
+    lines = [
+        *_table(report),
+        condition(report),
+        *report.remarks,
+        *(f"fault did not happen: {fault.fault}: {fault.why_not}" for fault in report.faults if not fault.happened),
+        *(_cost(report, fault) for fault in report.happened[:MOST_FAULTS]),
+        *_failed_checks(report),
+    ]
+    return "".join(f"{line}\n" for line in lines)
+
+
+def _table(report: RehearsalReport) -> Iterator[str]:
+    rows = [COLUMNS, *pod_cells(report)]
+    yield from (row.rstrip() for row in aligned(rows))
+    if any(pod.created > 1 or pod.restarts for pod in report.pods):
+        yield _LEGEND
+
+
+def _cost(report: RehearsalReport, fault: FaultReport) -> str:
+    """The cost of a fault, in one line."""
+    where = "" if fault.pod is None else f", {report.short_name(fault.pod)}"
+    head = f"Fault {fault.number} ({clean(fault.fault)}{where}, at {seconds(fault.at_s)}) cost"
+    if fault.downtime_s is None:
+        return f"{head} an unknown time: steps unknown"
+    repeated = "" if fault.repeated_steps is None else f", {counted(fault.repeated_steps, 'repeated step')}"
+    return f"{head} {downtime(fault)} without a new step{repeated}; {effect(fault)}"
+
+
+def _failed_checks(report: RehearsalReport) -> Iterator[str]:
+    if report.failed_checks:
+        yield f"This job does not survive preemption: {counted(len(report.failed_checks), 'check')} failed."
+    for failure in report.failed_checks:
+        pods = listed(failure.pods, _SHOWN_PODS)
+        sentence = f"FAILED: {failure.check.value}, {pods} at {failure.at_s:.1f} s: {failure.evidence}"
+        yield from textwrap.wrap(sentence, _WIDTH, initial_indent="  ", subsequent_indent="    ")
+        advice = f"What to do: {failure.advice}"
+        yield from textwrap.wrap(advice, _WIDTH, initial_indent="    ", subsequent_indent="    ")
+    for remark in report.not_checked:
+        yield from textwrap.wrap(f"Not checked: {remark}", _WIDTH, subsequent_indent="  ")

@@ -1,7 +1,7 @@
 """Outlives a rehearsal that is killed by SIGKILL, ends its pods, removes its folder: `watchdog_process.py FOLDER`.
 
 Runs by itself, of the standard library alone. It reads its standard input, whose other end only the rehearsal
-holds: any byte means that it has cleaned up, the end without one that nobody is left to do it.
+holds: any byte means that the rehearsal has cleaned up, the end of input that it was killed before.
 """
 
 from __future__ import annotations
@@ -20,11 +20,11 @@ _DEAF = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT)
 
 def main(folder: str) -> None:
     """Wait, and clean up if need be."""
-    for number in _DEAF:  # whoever ends the rehearsal's group means the rehearsal, which tells us
+    for number in _DEAF:  # a signal to the rehearsal's group means the rehearsal, which ends this process
         signal.signal(number, signal.SIG_IGN)
     if sys.stdin.buffer.read(1):
         return
-    for _ in range(_ROUNDS):  # what is forked meanwhile is found in the next round
+    for _ in range(_ROUNDS):  # what is forked meanwhile is met in the next round
         left = _processes_of(folder.encode())
         for pid in left:
             with contextlib.suppress(OSError):
@@ -39,7 +39,7 @@ def main(folder: str) -> None:
 
 
 def _forget(folder: str) -> None:
-    """Remove the private folder of a launcher that was killed: nobody locks it any more."""
+    """Remove the private folder of a launcher that was killed: its lock is free."""
     opened = os.O_RDONLY | os.O_NONBLOCK | os.O_NOFOLLOW  # whatever a worker has put there
     with contextlib.suppress(OSError), open(os.open(f"{folder}/lock", opened), "rb") as lock:
         if os.fstat(lock.fileno()).st_uid == os.geteuid():
@@ -50,7 +50,7 @@ def _forget(folder: str) -> None:
 def _processes_of(mark: bytes) -> set[int]:
     """All whose environment names the folder, or, as an sshd's does, whose command line; and all below them."""
     parents: dict[int, int] = {}
-    found: set[int] = set()
+    marked: set[int] = set()
     for name in filter(str.isdigit, os.listdir("/proc")):
         with contextlib.suppress(OSError, ValueError, IndexError):
             state, parent = _read(f"/proc/{name}/stat").rpartition(b")")[2].split()[:2]
@@ -58,10 +58,10 @@ def _processes_of(mark: bytes) -> set[int]:
                 continue
             parents[int(name)] = int(parent)
             if mark in _read(f"/proc/{name}/cmdline") or mark in _read(f"/proc/{name}/environ"):
-                found.add(int(name))
-    while below := {pid for pid, parent in parents.items() if parent in found} - found:
-        found |= below
-    return found
+                marked.add(int(name))
+    while below := {pid for pid, parent in parents.items() if parent in marked} - marked:
+        marked |= below
+    return marked
 
 
 def _read(path: str) -> bytes:
@@ -70,6 +70,6 @@ def _read(path: str) -> bytes:
 
 
 if __name__ == "__main__":
-    if os.fork():  # an orphan is nobody's child: the rehearsal reaps and counts only its pods
+    if os.fork():  # an orphan is no child of the rehearsal, which reaps and counts only its pods
         os._exit(0)
     main(sys.argv[1])

@@ -23,26 +23,27 @@ from trainer_launch.model.value_parsers import MAX_COUNT, parse_number
 from trainer_launch.mpi import ssh_client
 from trainer_launch.planning.command import CommandKind, parse_command
 from trainer_launch.planning.reading import check_command, recognise
+from trainer_launch.rehearsal import pod_isolation
 from trainer_launch.rehearsal.controllers import local_jobs, v1
 from trainer_launch.rehearsal.controllers.local_jobs import FILES, OURS, RUN, LocalNetwork, own_environment
 from trainer_launch.rehearsal.controllers.pod_lifecycle import own_init
 from trainer_launch.rehearsal.controllers.pod_values import Container, Pod, PodFile, Workload
 from trainer_launch.rehearsal.controllers.pod_values import pods as pods_of
-from trainer_launch.rehearsal.kubelet import pod_isolation
-from trainer_launch.rehearsal.kubelet.pod_isolation import OwnNetwork
+from trainer_launch.rehearsal.pod_isolation import OwnNetwork
 
 _KEYS = "keys"  # folder of the job's own pair of keys
+_log = logging.getLogger(__name__)
 MARK = "TRAINER_LAUNCH_TERMINATION_LOG"  # different in each container, and inherited by all that it starts
 
 
 class Setting(Struct, frozen=True, kw_only=True):
-    """What the pods have from outside their job."""
+    """The surroundings of the pods, from outside their job."""
 
     launchers: Mapping[str, str]  # TRAINER_LAUNCH_* for our own launchers in them
     path: str  # where programs are looked for that a container does not say itself
     command: str | None = None  # run in place of what the containers that count would
     folders: tuple[str, ...] = ()  # of the manifests: a script that is not here may lie beside them
-    labels: bool = True  # whether lines are marked with their pod here; where not, who writes them may
+    labels: bool = True  # whether lines are marked with their pod here; where not, the writer may
     own_network: bool = False  # whether each pod has a network, names and /dev/shm of its own
 
 
@@ -64,7 +65,7 @@ class Kubelet:
         self.scale(workload)
         machine = {"OMP_NUM_THREADS": str(threads(self.pods)), "GLOO_SOCKET_IFNAME": self._device}
         self._base = {**machine, **own_environment(os.environ), "PATH": setting.path}
-        # Paddle's launcher asks for the address of this machine's name, unless it is told.
+        # Paddle's launcher takes the address of this machine's name, unless it has POD_IP.
         self._tells_address = workload.kind == "PaddleJob"
 
     def scale(self, workload: Workload) -> tuple[Pod, ...]:
@@ -81,30 +82,32 @@ class Kubelet:
                 first = next(pod for pod in self.pods if pod.name == workload.ports[v1.MEETING_PORT])
                 self.pods = tuple(local_jobs.with_meeting(pod, first.address) for pod in self.pods)
             old, new = self._local, local_jobs.local_network_of(workload, self.pods)
-            names, addresses = {**old.pods, **new.pods}, {**old.addresses, **new.addresses}
-            self._local = _with_ports(replace(new, pods=names, addresses=addresses, ports=old.ports), self.pods)
+            local = replace(new, pods={**old.pods, **new.pods}, addresses={**old.addresses, **new.addresses})
+            ports = dict(old.ports)
+            for endpoint in sorted(local_jobs.endpoints(local, self.pods) - ports.keys()):
+                ports[endpoint] = next(port for port in iter(network.free_port, 0) if port not in ports.values())
+            self._local = replace(local, ports=ports)
         else:
             for pod in self.pods:
                 if pod.name in fresh:
-                    self.network.add(pod.name, self._numbers[pod.name], pod.draft.names, pod.shm_bytes)
-        self._local = replace(self._local, shared_mounts=self._shared_mounts())
-        return self.pods
-
-    def _shared_mounts(self) -> dict[str, str]:
-        """The folder of each path at which some pod of the job mounts a claim."""
-        found: dict[str, str] = {}
+                    has_own = any(mount.path == "/dev/shm" for mount in pod.main.mounts)
+                    self.network.add(pod.name, self._numbers[pod.name], pod.draft.names, 0 if has_own else None)
+        mounts: dict[str, str] = {}  # the folder of each path at which some pod of the job mounts a claim
         for pod in self.pods:
             shared = {name for name, kind in pod.draft.template.volumes.items() if kind.startswith("claim:")}
             folder_of = {name: self._folder(pod, name, 1) for name in shared}.get
             for container in pod.containers:
-                found = {**local_jobs.mounted(container, folder_of), **found}
-        return found
+                mounts = {**local_jobs.mounted(container, folder_of), **mounts}
+        self._local = replace(self._local, shared_mounts=mounts)
+        return self.pods
 
     def _equipped(self, made: tuple[Pod, ...]) -> tuple[Pod, ...]:
-        """With what stands for a cluster's own: another command, keys and ports for ssh."""
+        """The pods with another command, and with keys and ports for ssh, as asked for."""
         if self._setting.command is not None:
             words = words_of(self._setting.command)
-            made = tuple(pod if local_jobs.is_worker(pod) else with_command(pod, words) for pod in made)
+            is_pythons = parse_command(words).is_worker and not parse_command(words).python
+            typed = {"command": (), "args": words} if is_pythons else {"command": words, "args": ()}
+            made = tuple(pod if local_jobs.is_worker(pod) else _with_main(pod, typed) for pod in made)
         if any(map(local_jobs.uses_ssh, made)):
             if self._ssh_port is None:
                 ssh_client.make_key(str(self._scratch / _KEYS), ssh_client.find("ssh-keygen", self._setting.path))
@@ -116,12 +119,12 @@ class Kubelet:
 
     def check(self) -> None:
         """Find every program before anything starts. Raises UsageError: one is not there."""
-        seen: set[tuple[str, ...]] = set()
+        checked: set[tuple[str, ...]] = set()
         for pod in self.pods:
             for container in (*own_init(pod), *pod.containers):
                 process = self.process(pod, container.name, 1)
-                if process.argv not in seen:
-                    seen.add(process.argv)
+                if process.argv not in checked:
+                    checked.add(process.argv)
                     here = self._localised(pod, container, 1)
                     check(pod, here, process, str(self._scratch), self._setting.folders)
 
@@ -129,6 +132,7 @@ class Kubelet:
         """A container of a pod in one of its lives, as a process of this machine."""
         container = pod.container(name)
         here = self._localised(pod, container, life)
+        words = ("true",) if here.platforms else words_in(here)
         env = {
             **self._base,
             **{f"TRAINER_LAUNCH_{key}": value for key, value in self._setting.launchers.items()},
@@ -139,14 +143,18 @@ class Kubelet:
             MARK: str(self.termination_message(pod, name)),
             runtime_directory.VARIABLE: self.runtime_directory_of(pod),
         }
+        # The working directory: the container's own, or that of a manifest where a script lies beside it.
+        is_here = bool(here.workdir) and Path(here.workdir or "").is_dir()
+        beside = None if is_here else _beside(here, self._setting.folders)
+        cwd = here.workdir if is_here else beside and beside[0]
         label = pod.name if name == pod.draft.main else f"{pod.name}/{name}"
         if not self._setting.labels:
             label = ""  # whole lines of one container at a time
         return Process(
             name=f"{pod.name}/{name}",
-            argv=argv_of(here),
+            argv=(sys.executable, "-c", RUN, *words[1:]) if Path(words[0]).name == OURS else words,
             env=env,
-            cwd=home_of(here, self._setting.folders),
+            cwd=cwd,
             label=label,
         )
 
@@ -176,7 +184,7 @@ class Kubelet:
         self.termination_message(pod, name).parent.mkdir(parents=True, exist_ok=True)
 
     def follow(self, running: frozenset[str]) -> None:
-        """Rewrite what controllers do when pods come and go: scripts that tell who runs now."""
+        """Rewrite the scripts that list the running pods, as controllers do when pods come and go."""
         if running == self._running:
             return
         self._running = running
@@ -193,14 +201,14 @@ class Kubelet:
         return self._scratch / pod.name / f"{name}.termination-log"
 
     def runtime_directory_of(self, pod: Pod) -> str:
-        """Where `report()` leaves what a program without a launcher says; a launcher has a folder of its own."""
+        """Where `report()` of a program without a launcher writes; a launcher has a folder of its own."""
         return str(self._scratch / pod.name / "run")
 
     def processes_of(self, pod: Pod, name: str) -> list[psutil.Process]:
-        """What still runs of a container whose first process has ended, other sessions and orphans too.
+        """The processes of a container, other sessions and orphans too, also after its first process has ended.
 
-        On a cluster nothing would; here the environment of a process, or of those above it, tells whose it is. What
-        came in by ssh has no more than the pod's name, and sshd itself writes its title over its environment.
+        A process has its container in its environment, or in that of a process above it. A session by ssh has no
+        more than the pod's name, and sshd itself writes its title over its environment.
         """
         processes: dict[int, tuple[psutil.Process, int, str | None, bool]] = {}
         folder, mark = f"{self._scratch / pod.name}/", str(self.termination_message(pod, name))
@@ -210,7 +218,10 @@ class Kubelet:
                 own = env.get(MARK)
                 is_here = own is None and (env.get("HOSTNAME") == pod.name or folder in " ".join(process.cmdline()))
                 processes[process.pid] = process, process.ppid(), own, is_here
-        unmarked = str(self.termination_message(pod, _sshd_of(pod)))
+        # Sessions come to sshd, or where none runs to the main container.
+        words = ((each.name, words_in(each)) for each in (*pod.init, *pod.containers))
+        sshd = next((container for container, argv in words if argv[:2] == (OURS, "sshd")), pod.draft.main)
+        unmarked = str(self.termination_message(pod, sshd))
 
         def container_of(pid: int) -> str | None:
             """The mark of the process, or of the nearest above it; of an orphan of this pod its sshd's."""
@@ -225,7 +236,7 @@ class Kubelet:
         return [process for pid, (process, *_) in processes.items() if container_of(pid) == mark]
 
     def temporary_folders(self, pods: Collection[Pod]) -> tuple[str, ...]:
-        """Where these pods put what is temporary, if not where we do."""
+        """The folders for temporary files of these pods, if not our own."""
         own = (pod.main.env.get("TMPDIR") for pod in pods)
         return (*(str(self._scratch / pod.name / "tmp") for pod in pods), *dict.fromkeys(filter(None, own)))
 
@@ -246,30 +257,10 @@ class Kubelet:
         return str(self._scratch / pod.name / f"life-{life}" / volume)
 
 
-def _sshd_of(pod: Pod) -> str:
-    """The container that sessions come to: where none runs sshd, the main one."""
-    words = ((each.name, words_in(each)) for each in (*pod.init, *pod.containers))
-    return next((name for name, argv in words if argv[:2] == (OURS, "sshd")), pod.draft.main)
-
-
 def _write(place: Path, file: PodFile, running: frozenset[str]) -> None:
     """Whole or not at all, as a reader may come at any time."""
     data = file.while_running(running).encode(errors="surrogateescape")
     replace_file(str(place), data, 0o600 if file.key == "private" else file.mode)
-
-
-def _with_ports(local: LocalNetwork, pods: tuple[Pod, ...]) -> LocalNetwork:
-    """A free port for each that the job names, and that has none yet."""
-    ports = dict(local.ports)
-    for endpoint in sorted(local_jobs.endpoints(local, pods) - ports.keys()):
-        ports[endpoint] = next(port for port in iter(network.free_port, 0) if port not in ports.values())
-    return replace(local, ports=ports)
-
-
-# -- containers as processes -------------------------------------------------------------------
-
-
-_log = logging.getLogger(__name__)
 
 
 def words_in(container: Container) -> tuple[str, ...]:
@@ -278,36 +269,20 @@ def words_in(container: Container) -> tuple[str, ...]:
     return words if container.command or words[:1] == (OURS,) else (OURS, "run", "--", *words)
 
 
-def argv_of(container: Container) -> tuple[str, ...]:
-    """The container's words on this machine, where our launcher is this one."""
-    words = words_in(container)
-    if container.platforms:
-        return ("true",)
-    return (sys.executable, "-c", RUN, *words[1:]) if Path(words[0]).name == OURS else words
-
-
 def program_of(container: Container) -> tuple[str, ...]:
-    """What runs in the container, behind our launcher if it starts with that; () where only the launcher knows."""
+    """The program of the container, behind our launcher if that comes first; () where only the launcher knows."""
     words = words_in(container)
     if Path(words[0]).name != OURS:
         return words
     return words[words.index("--") + 1 :] if words[1:2] == ("run",) and "--" in words else ()
 
 
-def home_of(container: Container, folders: Iterable[str]) -> str | None:
-    """The folder that it runs in, None for this one; `folders` are those of the manifests."""
-    if container.workdir and Path(container.workdir).is_dir():
-        return container.workdir
-    beside = _beside(container, folders)
-    return None if beside is None else beside[0]
-
-
 def _beside(container: Container, folders: Iterable[str]) -> tuple[str, str] | None:
-    """One of these folders, and a file that the command names and that lies there but not here."""
+    """A folder among these, and a file that the command names and that lies there but not here."""
     words = (name for word in program_of(container) for name in word.split())
     missing = [name for name in words if "." in name and not os.path.isabs(name) and not os.path.exists(name)]
-    found = ((folder, name) for folder in folders for name in missing if os.path.isfile(os.path.join(folder, name)))
-    return next(found, None)
+    pairs = ((folder, name) for folder in folders for name in missing)
+    return next((pair for pair in pairs if os.path.isfile(os.path.join(*pair))), None)
 
 
 def words_of(command: str) -> tuple[str, ...]:
@@ -321,14 +296,10 @@ def words_of(command: str) -> tuple[str, ...]:
     return words
 
 
-def with_command(pod: Pod, words: tuple[str, ...]) -> Pod:
-    """Another command for the container that counts; the launcher runs a script or a module."""
-    is_pythons = parse_command(words).is_worker and not parse_command(words).python
-    command, args = ((), words) if is_pythons else (words, ())
-    changed = tuple(
-        replace(one, command=command, args=args) if one.name == pod.draft.main else one for one in pod.containers
-    )
-    return replace(pod, containers=changed)
+def _with_main(pod: Pod, typed: Mapping[str, tuple[str, ...]]) -> Pod:
+    """The pod with another command and other arguments of the container that counts."""
+    containers = (replace(each, **typed) if each.name == pod.draft.main else each for each in pod.containers)
+    return replace(pod, containers=tuple(containers))
 
 
 def threads(pods: tuple[Pod, ...]) -> int:
@@ -343,7 +314,8 @@ def image_path() -> str:
     """Our own Python is the first one, as in an image that this package is installed in; shims stay before it."""
     folders = os.environ.get("PATH", os.defpath).split(os.pathsep)
     names = ("python", "python3", "trainer-launch")
-    at = next((at for at, one in enumerate(folders) if any(os.path.exists(f"{one}/{name}") for name in names)), 0)
+    with_python = (at for at, each in enumerate(folders) if any(os.path.exists(f"{each}/{name}") for name in names))
+    at = next(with_python, 0)
     return os.pathsep.join([*folders[:at], os.path.dirname(sys.executable), *folders[at:]])
 
 
@@ -360,8 +332,13 @@ def check(pod: Pod, container: Container, process: Process, scratch: str, folder
         )
     words = program_of(container)
     is_ours = process.argv[0] == sys.executable
-    if is_ours or "torchrun" in words:
-        _check_gpus(process)
+    if (is_ours or "torchrun" in words) and process.env.get("PET_NPROC_PER_NODE") == "gpu":
+        gpus = machine.count(process.env)
+        if not gpus.cuda:  # as many workers as GPUs cannot be: each of seven tries would fail
+            raise UsageError(
+                f"PET_NPROC_PER_NODE is gpu, but this machine has no GPU ({gpus.reason}); "
+                "add --nproc-per-node 1 to rehearse with one worker per node"
+            )
     may_be_made = is_ours and pod.init  # by an init container
     if process.cwd is not None or not words or may_be_made:
         return
@@ -380,19 +357,8 @@ def check(pod: Pod, container: Container, process: Process, scratch: str, folder
             text = f"{words[0]!r} is not an executable in PATH; start it with 'python {words[0]}'"
             raise NotRunnableError(text, found=os.path.exists(words[0]))
     except NotRunnableError as problem:
-        found = problem.exit_code == 126
+        exists = problem.exit_code == 126
         is_init = any(each.name == container.name for each in pod.init)
         advice = f"--skip-init {container.name} leaves it out" if is_init else "--command runs another program here"
         text = f"container {container.name} of {pod.name}: {problem} ({advice})"
-        raise NotRunnableError(text, found=found) from None
-
-
-def _check_gpus(process: Process) -> None:
-    """As many workers as GPUs cannot be where there is none; seven tries would each say so."""
-    asks = process.env.get("PET_NPROC_PER_NODE") == "gpu"
-    gpus = machine.count(process.env) if asks else None
-    if gpus is not None and not gpus.cuda:
-        raise UsageError(
-            f"PET_NPROC_PER_NODE is gpu, but this machine has no GPU ({gpus.reason}); "
-            "add --nproc-per-node 1 to rehearse with one worker per node"
-        )
+        raise NotRunnableError(text, found=exists) from None

@@ -18,7 +18,7 @@ from trainer_launch.model.errors import UsageError
 from trainer_launch.model.suggestions import did_you_mean
 from trainer_launch.model.value_parsers import DURATION, MAX_COUNT, parse_number, shown
 from trainer_launch.rehearsal.controllers.local_jobs import MAX_PODS
-from trainer_launch.rehearsal.faults.kinds import KINDS, InjectedFault, When
+from trainer_launch.rehearsal.faults import KINDS, InjectedFault, When
 
 MAX_TEXT = 2_000  # characters of one fault
 MAX_S = 7 * 86_400.0  # no rehearsal lasts a week
@@ -29,18 +29,28 @@ _POD_NAME = re.compile(r"[a-z0-9A-Z]([a-z0-9A-Z.-]{0,251}[a-z0-9A-Z])?")
 
 
 def parse(text: str, where: str = "--fault") -> InjectedFault:
-    """One fault from its text; `where` is what messages call it.
+    """The fault of a text, which messages call `where`.
 
     Raises:
-        UsageError: it is none, in one sentence that says what is wrong and what fits.
+        UsageError: the text is no fault, in one sentence that says what is wrong and what fits.
     """
     if len(text) > MAX_TEXT:
         raise UsageError(f"{where} is longer than {MAX_TEXT} characters: {shown(text)}")
     name = f"{where} {shown(text)}"
     kind, words = _kind(split(text, where), name)
+    bare, takes = KINDS[kind].bare, (*KINDS[kind].keys, "at")
+    fitting = f"{kind} takes {', '.join(takes)}"
     given: dict[str, str] = {}
-    for key, value in [_pair(word, kind, name) for word in words]:
-        _check_key(key, kind, name)
+    for word in words:
+        key, equals, value = word.partition("=")
+        if not equals and bare and _VALUES[bare].parse(word) is not None:
+            key, value = bare, word
+        elif not equals:
+            raise UsageError(f"{name}: {shown(word)} is not KEY=VALUE; {fitting}")
+        if key not in takes:
+            hint = f"{did_you_mean(key, takes)} {fitting}".strip()
+            problem = f"{kind} has no {key}" if key in _VALUES else f"there is no {shown(key)}"
+            raise UsageError(f"{name}: {problem}; {fitting if key in _VALUES else hint}")
         if key in given:
             raise UsageError(f"{name}: {key} is given twice")
         given[key] = value
@@ -51,7 +61,10 @@ def parse(text: str, where: str = "--fault") -> InjectedFault:
         raise UsageError(f"{name}: node and pod exclude each other; give one of them")
     fields: dict[str, Any] = {"when": KINDS[kind].first}
     for key, value in given.items():
-        fields |= _value(key, value, name)
+        how = _VALUES[key]
+        fields[how.field] = None if (key, value) == ("back", "never") else how.parse(value)
+        if fields[how.field] is None and (key, value) != ("back", "never"):
+            raise UsageError(f"{name}: invalid value {shown(value)} for {key}=: expected {how.expected}")
     return InjectedFault(kind=kind, text=" ".join((kind, *map(shlex.quote, words))), **fields)
 
 
@@ -79,31 +92,7 @@ def _kind(words: list[str], name: str) -> tuple[str, list[str]]:
     raise UsageError(f"{name}: unknown fault; {hint}" if kind else f"{name}: missing fault; {hint}")
 
 
-def _pair(word: str, kind: str, name: str) -> tuple[str, str]:
-    key, equals, value = word.partition("=")
-    if equals:
-        return key, value
-    bare = KINDS[kind].bare
-    if not bare or _VALUES[bare].parse(word) is None:
-        raise UsageError(f"{name}: {shown(word)} is not KEY=VALUE; {_takes(kind)}")
-    return bare, word
-
-
-def _check_key(key: str, kind: str, name: str) -> None:
-    fitting = (*KINDS[kind].keys, "at")
-    if key in fitting:
-        return
-    if key in _VALUES:
-        raise UsageError(f"{name}: {kind} has no {key}; {_takes(kind)}")
-    hint = f"{did_you_mean(key, fitting)} {_takes(kind)}".strip()
-    raise UsageError(f"{name}: there is no {shown(key)}; {hint}")
-
-
-def _takes(kind: str) -> str:
-    return f"{kind} takes {', '.join((*KINDS[kind].keys, 'at'))}"
-
-
-class _Value(Struct, frozen=True):
+class _FaultValue(Struct, frozen=True):
     """How the value of a key is read; `parse` gives None for one that does not fit."""
 
     field: str
@@ -145,26 +134,18 @@ def _is_pattern(text: str) -> bool:
 
 
 _VALUES = {
-    "node": _Value("node", _number(0, MAX_COUNT), "the index of a pod, such as 1"),
-    "pod": _Value("pod", lambda text: text if _POD_NAME.fullmatch(text) else None, "the name of a pod"),
-    "worker": _Value("local_rank", _number(0, MAX_COUNT), "a worker's local rank, such as 0"),
-    "for": _Value("for_s", _duration(0.001, MAX_S), DURATION, "10s"),
-    "grace": _Value("grace_s", _duration(0.0, _MAX_GRACE_S), f"{DURATION}, one hour at most"),
-    "back": _Value("back_s", _duration(0.0, MAX_S), f"{DURATION}, or never"),
-    "workers": _Value("workers", _number(1, MAX_PODS), f"a number of Worker replicas from 1 to {MAX_PODS}", "4"),
-    "at": _Value(
+    "node": _FaultValue("node", _number(0, MAX_COUNT), "the index of a pod, such as 1"),
+    "pod": _FaultValue("pod", lambda text: text if _POD_NAME.fullmatch(text) else None, "the name of a pod"),
+    "worker": _FaultValue("local_rank", _number(0, MAX_COUNT), "a worker's local rank, such as 0"),
+    "for": _FaultValue("for_s", _duration(0.001, MAX_S), DURATION, "10s"),
+    "grace": _FaultValue("grace_s", _duration(0.0, _MAX_GRACE_S), f"{DURATION}, one hour at most"),
+    "back": _FaultValue("back_s", _duration(0.0, MAX_S), f"{DURATION}, or never"),
+    "workers": _FaultValue(
+        "workers", _number(1, MAX_PODS), f"a number of Worker replicas from 1 to {MAX_PODS}", "4"
+    ),
+    "at": _FaultValue(
         "when",
         _when,
         "a time with its unit (12s, 1m), step:NUMBER, or line:REGEX, in quotes if it has blanks",
     ),
 }
-
-
-def _value(key: str, text: str, name: str) -> dict[str, Any]:
-    how = _VALUES[key]
-    if key == "back" and text == "never":
-        return {how.field: None}
-    value = how.parse(text)
-    if value is None:
-        raise UsageError(f"{name}: invalid value {shown(text)} for {key}=: expected {how.expected}")
-    return {how.field: value}

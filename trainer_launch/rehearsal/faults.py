@@ -1,0 +1,427 @@
+"""Faults: which pods each kind is for, how it is injected when its moment has come, and how it ends."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import re
+import signal
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Protocol
+
+import psutil
+from msgspec import Struct
+
+from trainer_launch.model.errors import NodeError, UsageError
+from trainer_launch.model.suggestions import did_you_mean
+from trainer_launch.model.units import listed
+from trainer_launch.model.value_parsers import MAX_LINE, shown
+from trainer_launch.rehearsal import pod_isolation
+from trainer_launch.rehearsal.controllers.job_lifecycle import JobState
+from trainer_launch.rehearsal.controllers.local_jobs import check_size
+from trainer_launch.rehearsal.controllers.pod_lifecycle import Phase
+from trainer_launch.rehearsal.controllers.pod_values import Draft, Workload
+from trainer_launch.rehearsal.kubelet import Kubelet
+from trainer_launch.rehearsal.pod_watch import PodProcesses
+from trainer_launch.rehearsal.report.history import HistoryEntry, What
+
+_LAUNCHER = "launcher"  # a role that is no node of the job: it only starts ranks elsewhere
+_TRAINER = "node"  # the role of a TrainJob's nodes, beside which there may be initializers
+_NO_STEP_S = 60.0  # without any step, after which faults that wait for a step warn
+_RETRY_S = 0.3  # between two tries of a fault whose target is not there yet
+_log = logging.getLogger(__name__)
+
+
+class Rehearsed(Protocol):
+    """The part of a rehearsal (`driver.py`) that faults act on."""
+
+    state: JobState
+    kubelet: Kubelet
+    processes: PodProcesses
+
+    def now_s(self) -> float:
+        """Seconds since the rehearsal began."""
+
+    def record(self, entry: HistoryEntry) -> None:
+        """Take an entry into the history."""
+
+    def leader(self, pod: str) -> int | None:
+        """The first process of the main container, while it runs."""
+
+    def scale(self, workers: int | None) -> None:
+        """The controller sees another number of Worker replicas; None: one more than now."""
+
+    def delete(self, pod: str, grace_s: float, back_s: float | None) -> None:
+        """Delete a pod, which is created again after `back_s`; None: never."""
+
+
+class When(Struct, frozen=True, kw_only=True):
+    """The moment of a fault: exactly one of the three is set."""
+
+    at_s: float | None = None  # after the beginning of the rehearsal
+    step: int | None = None  # when the job reaches this step, by report() or by a line such as "step 40"
+    line: str | None = None  # when a pod prints a line that this regular expression is found in
+
+
+class InjectedFault(Struct, frozen=True, kw_only=True):
+    """A fault that comes once."""
+
+    kind: str  # of KINDS
+    when: When
+    node: int | None = None  # index of the pod; None with no `pod`: the last node of the job
+    pod: str | None = None  # by name, in place of `node`
+    local_rank: int = 0  # which worker of the node
+    for_s: float | None = None  # how long it lasts; None: as long as the job, or it is over at once
+    grace_s: float | None = None  # of "term pod": until SIGKILL
+    back_s: float | None = 1.0  # of "kill pod" and "term pod": until it is made anew; None: never
+    workers: int | None = None  # of "scale": how many Worker replicas the job has from then on
+    text: str = ""  # in the words typed: what people are shown
+
+
+class NotNow(Exception):
+    """The fault cannot be injected as things stand; the text says why."""
+
+
+class Never(NotNow):
+    """Nor will it be possible later."""
+
+
+class Effect(Struct, frozen=True):
+    """The act of a fault, which follows its log line, and how it is undone."""
+
+    do: Callable[[], None]
+    undo: Callable[[], None] | None = None
+
+
+def _kill_worker(rehearsal: Rehearsed, fault: InjectedFault, pod: str | None) -> Effect:
+    process = _worker(rehearsal, fault, pod)
+    return Effect(lambda: _send([process], signal.SIGKILL))
+
+
+def _stop_worker(rehearsal: Rehearsed, fault: InjectedFault, pod: str | None) -> Effect:
+    worker = _worker(rehearsal, fault, pod)
+    processes = [worker]
+    with contextlib.suppress(psutil.Error):
+        processes += worker.children(recursive=True)
+    return Effect(lambda: _send(processes, signal.SIGSTOP), lambda: _send(processes, signal.SIGCONT))
+
+
+def _delete_pod(rehearsal: Rehearsed, fault: InjectedFault, pod: str | None) -> Effect:
+    name = _living(rehearsal, pod)
+    grace_s = 0.0
+    if fault.kind == "term pod":
+        grace_s = rehearsal.state.pods[name].draft.template.grace_s if fault.grace_s is None else fault.grace_s
+    return Effect(lambda: rehearsal.delete(name, grace_s, fault.back_s))
+
+
+def _scale(rehearsal: Rehearsed, fault: InjectedFault, pod: str | None) -> Effect:
+    _refuse_after_end(rehearsal)
+    return Effect(lambda: rehearsal.scale(fault.workers))
+
+
+def _partition(rehearsal: Rehearsed, fault: InjectedFault, pod: str | None) -> Effect:
+    network = rehearsal.kubelet.network
+    assert network is not None, "asked for before anything was started"
+    return Effect(lambda: network.cut_off(pod or ""), lambda: network.reconnect(pod or ""))
+
+
+def _delay_dns(rehearsal: Rehearsed, fault: InjectedFault, pod: str | None) -> Effect:
+    network = rehearsal.kubelet.network
+    assert network is not None, "asked for before anything was started"
+    return Effect(lambda: network.hide_names(True), lambda: network.hide_names(False))
+
+
+class FaultKind(Struct, frozen=True):
+    """The words of a kind of fault, and how it is injected."""
+
+    inject: Callable[[Rehearsed, InjectedFault, str | None], Effect]  # raises NotNow
+    keys: tuple[str, ...]  # besides at=
+    needs: str = ""  # a key that must be given
+    bare: str = ""  # the key whose value may stand alone
+    first: When = When(step=1)  # without at=
+    is_of_job: bool = False  # of no single pod
+    scales: bool = False  # the number of pods
+    needs_network: bool = False  # each pod has its own, in namespaces
+
+
+_POD = ("node", "pod")
+KINDS: Mapping[str, FaultKind] = {
+    "kill worker": FaultKind(_kill_worker, (*_POD, "worker")),
+    "stop worker": FaultKind(_stop_worker, (*_POD, "worker", "for"), bare="for"),
+    "kill pod": FaultKind(_delete_pod, (*_POD, "back")),
+    "term pod": FaultKind(_delete_pod, (*_POD, "grace", "back")),
+    "add node": FaultKind(_scale, (), is_of_job=True, scales=True),
+    "scale": FaultKind(_scale, ("workers",), needs="workers", is_of_job=True, scales=True),
+    "partition": FaultKind(_partition, (*_POD, "for"), bare="for", needs_network=True),
+    "delay dns": FaultKind(
+        _delay_dns, ("for",), needs="for", bare="for", first=When(at_s=0.0), is_of_job=True, needs_network=True
+    ),
+}
+
+
+def _refuse_after_end(rehearsal: Rehearsed) -> None:
+    if rehearsal.state.condition is not None or rehearsal.state.asked:
+        raise Never("the job has ended")
+
+
+def _living(rehearsal: Rehearsed, pod: str | None) -> str:
+    state = rehearsal.state.states[pod or ""]
+    _refuse_after_end(rehearsal)
+    if state.is_over:
+        raise Never(f"{pod} is {state.phase.value} and will not be created again")
+    if state.phase is Phase.PENDING or state.stopping:
+        raise NotNow(f"{pod} is not running")
+    return pod or ""
+
+
+def _worker(rehearsal: Rehearsed, fault: InjectedFault, pod: str | None) -> psutil.Process:
+    name = _living(rehearsal, pod)
+    process = rehearsal.processes.worker(rehearsal.state.pods[name], rehearsal.leader(name), fault.local_rank)
+    if process is None:
+        raise NotNow(f"{name} has no worker {fault.local_rank}")
+    return process
+
+
+def _send(processes: Sequence[psutil.Process], number: int) -> None:
+    """Signal all of them that are still there."""
+    for process in processes:
+        with contextlib.suppress(psutil.Error):
+            process.send_signal(number)
+
+
+def nodes_of(drafts: Iterable[Draft]) -> tuple[str, ...]:
+    """The pods that are nodes of the job, node 0 first; all of them where every pod only starts others."""
+    drafts = tuple(drafts)
+    nodes = [draft for draft in drafts if draft.role != _LAUNCHER]
+    trainers = [draft for draft in nodes if draft.role == _TRAINER]
+    return tuple(draft.hostname for draft in trainers or nodes or drafts)
+
+
+def workers_of(drafts: Iterable[Draft]) -> int:
+    """How many Worker replicas a job has."""
+    return sum(draft.role == "worker" for draft in drafts)
+
+
+def target(fault: InjectedFault, nodes: Sequence[str], pods: Sequence[str]) -> str | None:
+    """The name of the pod; None for a fault of the whole job.
+
+    `nodes` are those with an index, in its order; `pods` all, a launcher too. Of a name its end suffices: worker-0.
+
+    Raises:
+        UsageError: the job has no such pod.
+    """
+    if KINDS[fault.kind].is_of_job:
+        return None
+    where = f"--fault {shown(fault.text)}"
+    if fault.pod is None:
+        place = -1 if fault.node is None else fault.node
+        if place < len(nodes):
+            return nodes[place]
+        there = f"nodes 0 to {len(nodes) - 1}" if len(nodes) > 1 else "one node, 0"
+        raise UsageError(f"{where}: there is no node {place}; the job has {there}")
+    fitting = [pod for pod in pods if pod == fault.pod] or [pod for pod in pods if pod.endswith(f"-{fault.pod}")]
+    if len(fitting) == 1:
+        return fitting[0]
+    if fitting:
+        raise UsageError(f"{where}: {fault.pod} is ambiguous: {' or '.join(fitting[:5])}; give the full name")
+    hint = did_you_mean(fault.pod, pods) or f"the job has {listed(pods)}"
+    raise UsageError(f"{where}: the job has no pod {fault.pod}; {hint}")
+
+
+def check_targets(
+    faults: Sequence[InjectedFault], drafts: Sequence[Draft], grown: Callable[[int], Workload] | None
+) -> None:
+    """Check the faults against this job; `grown` makes it with so many more nodes, None where it cannot.
+
+    Raises:
+        UsageError: a fault is for a pod that the job has not, or scales a job of a fixed size.
+    """
+    scales = [fault for fault in faults if KINDS[fault.kind].scales]
+    if scales and grown is None:
+        raise UsageError(
+            f"--fault {shown(scales[0].text)} needs a job that can grow, and this one has a fixed number of nodes; "
+            "use a range such as --nodes 1:2, or with -f a job with Worker replicas"
+        )
+    if scales and grown is not None:
+        workers, added = workers_of(drafts), sum(fault.workers is None for fault in scales)
+        largest = grown(max(workers, *(fault.workers or 0 for fault in scales)) + added - workers)
+        check_size(largest)
+        drafts = largest.drafts
+    for fault in faults:
+        target(fault, nodes_of(drafts), tuple(draft.hostname for draft in drafts))
+
+
+class _WaitingFault(Struct, frozen=True, kw_only=True):
+    """A fault that has yet to come."""
+
+    fault: InjectedFault
+    when: When  # the fault's own, or the time of the next try
+    why_late: str = ""  # its moment has come, but it cannot be injected yet
+
+
+class Faults:
+    """All faults that are asked for, and what has become of each. Times are the rehearsal's."""
+
+    def __init__(self, faults: Iterable[InjectedFault], rehearsal: Rehearsed) -> None:
+        self._rehearsal = rehearsal
+        self._waiting = [_WaitingFault(fault=fault, when=fault.when) for fault in faults]
+        # Until when, and how to undo it.
+        self._lasting: list[tuple[float, InjectedFault, str | None, Callable[[], None]]] = []
+        self.injected = 0
+        self._last_step: int | None = None  # the highest that was reported
+        self._warns_at_s: float | None = _NO_STEP_S  # None: the warning was given, or there are steps
+
+    @property
+    def patterns(self) -> tuple[re.Pattern[str], ...]:
+        """The lines that faults wait for."""
+        return tuple(re.compile(waiting.when.line) for waiting in self._waiting if waiting.when.line is not None)
+
+    def due_s(self) -> float | None:
+        """When `pass_time` wants to be called; None: never."""
+        times = [waiting.when.at_s for waiting in self._waiting] + [until_s for until_s, *_ in self._lasting]
+        times += [self._warns_at_s] if any(waiting.when.step is not None for waiting in self._waiting) else []
+        return min((at_s for at_s in times if at_s is not None), default=None)
+
+    def precede(self) -> None:
+        """No pod has started yet: names that come late are not there from the beginning."""
+        self._take(lambda waiting: waiting.when.at_s == 0.0 and KINDS[waiting.fault.kind].needs_network)
+
+    def pass_time(self) -> None:
+        """Time has passed."""
+        now_s = self._rehearsal.now_s()
+        over = [lasting for lasting in self._lasting if lasting[0] <= now_s]
+        self._lasting = [lasting for lasting in self._lasting if lasting[0] > now_s]
+        for _, fault, pod, undo in over:
+            self._end(fault, pod, undo)
+        self._take(lambda waiting: waiting.when.at_s is not None and waiting.when.at_s <= now_s)
+        late = next((waiting for waiting in self._waiting if waiting.when.step is not None), None)
+        if late is not None and self._warns_at_s is not None and now_s >= self._warns_at_s:
+            self._warns_at_s = None
+            _log.warning(
+                "no step in the first %g s; fault %r waits for step %s. %s",
+                _NO_STEP_S,
+                late.fault.text,
+                late.when.step,
+                _how_to_report(late.when.step or 1),
+            )
+
+    def reached(self, step: int) -> None:
+        """A pod has reached a step."""
+        self._last_step, self._warns_at_s = max(step, self._last_step or 0), None
+        self._take(lambda waiting: waiting.when.step is not None and waiting.when.step <= step)
+
+    def printed(self, line: str) -> None:
+        """A pod has printed a line."""
+        self._take(
+            lambda waiting: (
+                waiting.when.line is not None and re.search(waiting.when.line, line[:MAX_LINE]) is not None
+            )
+        )
+
+    def finish(self) -> None:
+        """The rehearsal is over: record the faults that never came."""
+        for waiting in self._waiting:
+            why = waiting.why_late or _why_never(waiting.fault, self._last_step)
+            self._note(What.FAULT_MISSED, waiting.fault, why=why)
+        self._waiting = []
+
+    def _take(self, comes: Callable[[_WaitingFault], bool]) -> None:
+        """Inject the faults that come now, each once and in the order they were given."""
+        now = [waiting for waiting in self._waiting if comes(waiting)]
+        self._waiting = [waiting for waiting in self._waiting if waiting not in now]
+        for waiting in now:
+            self._inject(waiting.fault)
+
+    def _inject(self, fault: InjectedFault) -> None:
+        rehearsal = self._rehearsal
+        try:
+            pod = self._target(fault)
+            effect = KINDS[fault.kind].inject(rehearsal, fault, pod)
+        except Never as problem:
+            self._miss(fault, str(problem))
+            return
+        except NotNow as problem:
+            when = When(at_s=rehearsal.now_s() + _RETRY_S)
+            self._waiting.append(_WaitingFault(fault=fault, when=when, why_late=str(problem)))
+            return
+        _log.warning("fault: %s", fault.text)
+        self._note(What.FAULT, fault, pod)
+        self.injected += 1
+        try:
+            effect.do()
+        except NodeError as problem:
+            self._miss(fault, str(problem))
+            return
+        if effect.undo is not None and fault.for_s is not None:
+            self._lasting.append((rehearsal.now_s() + fault.for_s, fault, pod, effect.undo))
+
+    def _target(self, fault: InjectedFault) -> str | None:
+        pods = self._rehearsal.state.there
+        try:
+            return target(fault, nodes_of(pod.draft for pod in pods.values()), tuple(pods))
+        except UsageError as problem:  # a node that is to be added first
+            raise NotNow(str(problem)) from None
+
+    def _end(self, fault: InjectedFault, pod: str | None, undo: Callable[[], None]) -> None:
+        _log.warning("fault ended: %s", fault.text)
+        self._note(What.FAULT_OVER, fault, pod)
+        try:
+            undo()
+        except NodeError as problem:
+            _log.warning("the fault could not be undone: %s", problem)
+
+    def _miss(self, fault: InjectedFault, why: str) -> None:
+        _log.warning("fault did not happen: %s: %s", fault.text, why)
+        self._note(What.FAULT_MISSED, fault, why=why)
+
+    def _note(self, what: What, fault: InjectedFault, pod: str | None = None, why: str = "") -> None:
+        now_s = self._rehearsal.now_s()
+        self._rehearsal.record(HistoryEntry(at_s=now_s, what=what, pod=pod, text=fault.text, why=why))
+
+
+def _why_never(fault: InjectedFault, last_step: int | None) -> str:
+    """Why a fault never came, and how it would have."""
+    when = fault.when
+    if when.at_s is not None:
+        return f"the job ended before {when.at_s:g} s"
+    if when.step is None:
+        return f"no line matched {when.line!r}"
+    if last_step is not None:
+        return f"step {when.step} was not reached; the last one was {last_step}"
+    return f"step {when.step} was not reached, because the steps are unknown. {_how_to_report(when.step)}"
+
+
+def _how_to_report(step: int) -> str:
+    return (
+        f"Print lines such as 'step {step}' or call trainer_launch.report(step=...), or use at=20s or at=line:REGEX"
+    )
+
+
+def isolate(faults: Sequence[InjectedFault]) -> bool:
+    """Whether the pods have a network of their own; for that the same command begins once more, in namespaces.
+
+    Raises:
+        UsageError: a fault cannot be carried out on this machine.
+    """
+    if pod_isolation.is_inside():
+        return True
+    on_network = next((fault for fault in faults if KINDS[fault.kind].needs_network), None)
+    if on_network is None and not wants_names(faults):
+        return False
+    capability = pod_isolation.capability()
+    if not capability.why_not:
+        pod_isolation.enter(as_user=capability.as_user)  # does not return
+    if on_network is not None:
+        raise UsageError(f"--fault {shown(on_network.text)} is not possible on this machine: {capability.why_not}")
+    _log.warning(
+        "the loss of node 0 cannot be survived here, because pods have no names of their own: %s",
+        capability.why_not,
+    )
+    return False
+
+
+def wants_names(faults: Iterable[InjectedFault]) -> bool:
+    """Whether node 0 is lost for good: the survivors look for each other by their pods' names."""
+    return any(
+        fault.kind in ("kill pod", "term pod") and fault.back_s is None and fault.node == 0 for fault in faults
+    )

@@ -1,1 +1,0 @@
-"""The kubelet of a rehearsal: pods as local processes, with networks and folders of their own."""
