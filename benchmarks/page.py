@@ -9,6 +9,7 @@ from benchmarks import (
     coordinator,
     idle,
     incidents,
+    keeping_state,
     mpi,
     output,
     preflight,
@@ -36,6 +37,7 @@ SECTIONS: tuple[Section, ...] = (
     incidents.SECTION,
     stragglers.SECTION,
     schedule.SECTION,
+    keeping_state.SECTION,
     *survival.SECTIONS,
 )
 HEAD = """\

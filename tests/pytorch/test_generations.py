@@ -81,6 +81,31 @@ def test_after_a_kill_the_others_keep_their_processes_and_all_is_equal_to_the_la
     )
 
 
+@LONG
+@pytest.mark.parametrize(
+    "command",
+    [
+        ("run", "--nproc-per-node", "4", "--max-restarts", "50", "--incident-dir", "none"),
+        ("run", "--nproc-per-node", "8", "--max-restarts", "50", "--incident-dir", "none"),
+        ("rehearse", "--nodes", "3", "--nproc-per-node", "2", "--set", "restarts=50"),
+        ("rehearse", "--nodes", "2:3", "--nproc-per-node", "2", "--fault", "kill pod node=2 at=line:generation"),
+    ],
+    ids=["1x4", "1x8", "3x2", "elastic"],
+)
+def test_twenty_kills_change_no_bit_of_the_losses(
+    tmp_path: Path, undisturbed: str, command: tuple[str, ...]
+) -> None:
+    """Ranks 0 to 3 are there with each number of nodes."""
+    faults = {step: (step % 4, "kill") for step in range(3, 3 + 20)}
+    (tmp_path / "faults").mkdir()
+    words = (SCRIPT, str(STEPS), str(tmp_path / "faults"), json.dumps(faults))
+    ended = launch(*command, "--", *words, env={"TMPDIR": str(tmp_path)})
+    output = ended.stdout + ended.stderr
+    assert (ended.returncode, ends(output)) == (0, {undisturbed}), output
+    assert len(os.listdir(tmp_path / "faults")) == 20
+    assert {each["kept"] for each in shown(output) if each["generation"] > 1} >= {3}, output
+
+
 def test_the_programs_own_error_is_raised_and_told_as_ever(tmp_path: Path) -> None:
     code, output = train(tmp_path, {7: (2, "raise")}, "--max-restarts", "0")
     assert code == 1, output
