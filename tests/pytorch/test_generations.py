@@ -87,8 +87,11 @@ def test_after_a_kill_the_others_keep_their_processes_and_all_is_equal_to_the_la
     [
         ("run", "--nproc-per-node", "4", "--max-restarts", "50", "--incident-dir", "none"),
         ("run", "--nproc-per-node", "8", "--max-restarts", "50", "--incident-dir", "none"),
-        ("rehearse", "--nodes", "3", "--nproc-per-node", "2", "--set", "restarts=50"),
-        ("rehearse", "--nodes", "2:3", "--nproc-per-node", "2", "--fault", "kill pod node=2 at=line:generation"),
+        ("rehearse", "--nodes", "3", "--nproc-per-node", "2", "--max-restarts", "50"),
+        (
+            *("rehearse", "--nodes", "2:3", "--nproc-per-node", "2", "--max-restarts", "50"),
+            *("--fault", "kill pod node=2 at=line:generation"),
+        ),
     ],
     ids=["1x4", "1x8", "3x2", "elastic"],
 )
@@ -103,7 +106,7 @@ def test_twenty_kills_change_no_bit_of_the_losses(
     output = ended.stdout + ended.stderr
     assert (ended.returncode, ends(output)) == (0, {undisturbed}), output
     assert len(os.listdir(tmp_path / "faults")) == 20
-    assert {each["kept"] for each in shown(output) if each["generation"] > 1} >= {3}, output
+    assert 0 not in {each["kept"] for each in shown(output) if each["generation"] > 1}, output
 
 
 def test_the_programs_own_error_is_raised_and_told_as_ever(tmp_path: Path) -> None:
