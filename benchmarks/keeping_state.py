@@ -225,8 +225,8 @@ SECTION = Section(
     about=(
         "8 workers with gloo on one node, 104 MB of state in each; one gets SIGKILL in step 15. A checkpoint is "
         "saved each 10 steps. torchft's ranks are replica groups, each with a torchrun; *expert*: its heartbeat "
-        "timeout is 0.5 s. nvidia-resiliency-ext's wrapper (nvrx) goes on without the rank; *expert*: its intervals "
-        "are 0.1 s. The schedule of faults is that of the section above."
+        "timeout is 0.5 s. nvidia-resiliency-ext's wrapper (nvrx) goes on without the rank; *expert*: its "
+        "intervals are 0.1 s. The schedule of faults is that of the section above."
     ),
     open=opened,
     whos=NAMES,
