@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import os
+import platform
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -14,7 +15,7 @@ import psutil
 
 from benchmarks import contestants, peers, schedule, trees
 from benchmarks.measuring import Case, Reading, Section, Setup, wait_for
-from benchmarks.peers import Absent, Launcher, versions_of_launchers
+from benchmarks.peers import Launcher, version_here, versions_of_peers
 from tests.pods import missing
 from trainer_launch.host import network
 
@@ -214,9 +215,10 @@ def on_schedule() -> Mapping[str, Reading | float | str]:
 
 def versions() -> dict[str, str]:
     """Of all that take part."""
-    with contextlib.suppress(Absent):
-        return {**versions_of_launchers(), "torchft": peers.version_in(peers.python_of("torchft"), "torchft")}
-    return versions_of_launchers()
+    here = {name: version_here(name) for name in ("trainer-launch", "torch")} | {
+        "Python": platform.python_version()
+    }
+    return here | versions_of_peers({"torchft": "torchft", "nvrx": "nvidia-resiliency-ext"})
 
 
 SECTION = Section(

@@ -173,10 +173,11 @@ def test_a_second_death_while_the_ranks_meet_again_costs_only_that_rank(tmp_path
 
 
 CHECKPOINTED = """
-    import json, os, signal, sys, torch
+    import json, os, signal, sys, time, torch
     from torch import distributed
     import trainer_launch
-    rank_0 = os.path.join(os.path.dirname(__file__), "rank-0")
+    folder = os.path.dirname(__file__)
+    rank_0, inside = os.path.join(folder, "rank-0"), os.path.join(folder, "inside")
 
     class Position:
         def state_dict(self):
@@ -192,7 +193,11 @@ CHECKPOINTED = """
     for generation in trainer_launch.generations():
         with generation:
             if where == "before share" and (generation.number, generation.rank) == (2, 0):
+                while not os.path.exists(inside):
+                    time.sleep(0.01)
                 os.kill(os.getpid(), signal.SIGKILL)
+            if generation.number == 2:
+                open(inside, "w").close()
             distributed.init_process_group("gloo")
             if not generation.kept:
                 state["sum"], state["step"] = torch.full((4,), 10.0), 5
