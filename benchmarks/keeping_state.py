@@ -23,7 +23,7 @@ RANKS = 8
 KILLS = {15: 3, 35: 4}  # steps, and the ranks that are killed in them
 TURNS = tuple(f"{step}:{rank}" for step, rank in KILLS.items())
 JOB = str(Path(__file__).with_name("keeping_state_job.py"))
-BEGIN_S, BACK_S = 60.0, 60.0
+BEGIN_S, BACK_S = 120.0, 60.0  # a start takes long on a busy machine
 LOOK_S = 0.05  # between two looks at the memory
 NAMES = (
     "trainer-launch, keeps state",
@@ -42,7 +42,7 @@ ON_SCHEDULE = {row: f"schedule of faults: {row}" for row in schedule.ROWS}
 REPLICAS = r"""
 n=$1; port=$2; shift 2
 for ((i = 0; i < n; i++)); do
-    REPLICA_GROUP_ID=$i "$@" --master_port=$((port + i)) "$JOB" replica $TURNS &
+    NUM_REPLICA_GROUPS=$n REPLICA_GROUP_ID=$i "$@" --master_port=$((port + i)) "$JOB" replica $TURNS &
 done
 wait
 """
@@ -232,7 +232,6 @@ SECTION = Section(
     ),
     open=opened,
     whos=NAMES,
-    repeats=3,
     versions=versions,
     is_by_default=False,
 )

@@ -9,6 +9,7 @@ are in `killed-0`, `killed-1` and so on. The ways that need a checkpoint save on
 
 from __future__ import annotations
 
+import glob
 import os
 import signal
 import sys
@@ -132,6 +133,9 @@ def replica() -> None:
         timeout=timedelta(seconds=10),
         init_sync=False,  # all begin alike
     )
+    open(f"replica-{rank}", "w").close()
+    while len(glob.glob("replica-*")) < int(os.environ["NUM_REPLICA_GROUPS"]):
+        time.sleep(STEP_S)  # or the first would train alone
     while True:
         manager.start_quorum()
         may_die(rank, manager.current_step() + 1)
