@@ -162,12 +162,14 @@ def _torchrun(name: str) -> Way:
 def _torchft(name: str) -> Way:
     python = peers.python_of("torchft")
     torchrun = (python, "-m", "torch.distributed.run", "--nnodes=1", "--nproc_per_node=1", "--max_restarts=10")
+    is_expert = name == NAMES[4]
     # The first are those of its README.
-    expert = ("--heartbeat_timeout_ms", "500") if name == NAMES[4] else ()
-    options = ("--min_replicas", "1", "--quorum_tick_ms", "100", "--join_timeout_ms", "10000", *expert)
+    options = ("--min_replicas", "1", "--quorum_tick_ms", "100", "--join_timeout_ms", "10000")
+    options += ("--heartbeat_timeout_ms", "500") if is_expert else ()
     words = ("bash", "-c", REPLICAS, "replicas", str(RANKS), str(network.free_port()), *torchrun)
+    env = {"JOB": JOB, "TURNS": " ".join(TURNS)} | ({"TUNED": "1"} if is_expert else {})
     beside = functools.partial(_lighthouse, str(Path(python).with_name("torchft_lighthouse")), options)
-    return Way(Launcher(name, lambda _: words, {"JOB": JOB, "TURNS": " ".join(TURNS)}, 30.0, beside))
+    return Way(Launcher(name, lambda _: words, env, 30.0, beside))
 
 
 @contextlib.contextmanager
@@ -226,9 +228,9 @@ SECTION = Section(
     title="Keeping state",
     about=(
         "8 workers with gloo on one node, 104 MB of state in each; one gets SIGKILL in step 15. A checkpoint is "
-        "saved each 10 steps. torchft's ranks are replica groups, each with a torchrun; *expert*: its heartbeat "
-        "timeout is 0.5 s. nvidia-resiliency-ext's wrapper (nvrx) goes on without the rank; *expert*: its "
-        "intervals are 0.1 s. The schedule of faults is that of the section above."
+        "saved each 10 steps. torchft's ranks are replica groups, each with a torchrun; *expert*: 0.5 s without a "
+        "heartbeat, 1 s for a collective. nvidia-resiliency-ext's wrapper (nvrx) goes on without the rank; "
+        "*expert*: its intervals are 0.1 s. The schedule of faults is that of the section above."
     ),
     open=opened,
     whos=NAMES,

@@ -120,12 +120,15 @@ def in_process() -> None:
 
 
 def replica() -> None:
-    """torchft's manager, as its own example of replicas has it: one worker is a replica group."""
+    """torchft's manager, as its own example of replicas has it: one worker is a replica group.
+
+    TUNED: a collective with a lost replica fails after 1 s.
+    """
     from torchft import Manager, ProcessGroupGloo
 
     rank, state = int(os.environ["REPLICA_GROUP_ID"]), empty_state()
     manager = Manager(
-        pg=ProcessGroupGloo(timeout=timedelta(seconds=5)),
+        pg=ProcessGroupGloo(timeout=timedelta(seconds=1 if "TUNED" in os.environ else 5)),
         min_replica_size=1,
         load_state_dict=state.update,
         state_dict=lambda: dict(state),
