@@ -6,7 +6,7 @@ import contextlib
 import functools
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from benchmarks import peers
 from benchmarks.peers import SHARED_OFF, TORCHRUN
@@ -101,6 +101,12 @@ def ours(python: str = sys.executable, names: Sequence[str] = NAMES[:2]) -> list
         Contestant(name=name, contract=contract, words=words)
         for name, contract in zip(names, (jobs.FIXED, jobs.ELASTIC), strict=True)
     ]
+
+
+def keeping() -> Contestant:
+    """This project, in an elastic job whose ranks keep their state."""
+    [_, elastic] = ours()
+    return replace(elastic, name="trainer-launch, keeps state", more={"KEEPS_STATE": "1"})
 
 
 def _release(name: str) -> Contestant:

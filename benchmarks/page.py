@@ -9,6 +9,7 @@ from benchmarks import (
     coordinator,
     idle,
     incidents,
+    keeping_state,
     mpi,
     output,
     picture,
@@ -28,6 +29,7 @@ PAGE = Path(__file__).with_name("RESULTS.md")
 SECTIONS: tuple[Section, ...] = (
     *survival.SECTIONS,
     schedule.SECTION,
+    keeping_state.SECTION,
     recovery.SECTION,
     startup.SECTION,
     coordinator.SECTION,

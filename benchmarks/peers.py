@@ -211,14 +211,15 @@ def _master(python: str) -> Iterator[Mapping[str, str]]:
     with tempfile.TemporaryFile() as sink:
         process = subprocess.Popen(master(python, port, 1), env=clean_env(), stdout=sink, stderr=sink, cwd="/")
         try:
-            wait_for(lambda: _answers(port), "DLRover's master", 30.0, 0.05)
+            wait_for(lambda: answers(port), "DLRover's master", 30.0, 0.05)
             yield {"DLROVER_MASTER_ADDR": f"127.0.0.1:{port}", "NODE_ID": "0", "NODE_RANK": "0", "NODE_NUM": "1"}
         finally:
             process.kill()
             process.wait()
 
 
-def _answers(port: int) -> bool:
+def answers(port: int) -> bool:
+    """Whether a server listens there."""
     with contextlib.suppress(OSError), socket.create_connection(("127.0.0.1", port), 0.5):
         return True
     return False

@@ -68,10 +68,10 @@ class World:
         """A node sends a note, of the present generation unless it is said otherwise."""
         self.say(peer, msg.Note(self.number if generation is None else generation, topic, body))
 
-    def join(self, *peers, after=None, prepared=True):
+    def join(self, *peers, after=None, **fields):
         for peer in peers:
             generation = self.number if after is None else after
-            self.say(peer, msg.Join(self.incarnations[peer], generation, prepared=prepared))
+            self.say(peer, msg.Join(self.incarnations[peer], generation, **fields))
 
     def come(self, *ranks, **fields):
         """Nodes call and join, in this order."""

@@ -1,6 +1,9 @@
 """A training script whose survivors keep their state: each rank shows its generations, and at last a hash of all.
 
 usage: keeping.py STEPS FOLDER FAULTS; FAULTS is JSON, {step: [rank, what]}, and each comes once.
+
+A step has as many samples as any job has ranks, or more, and adds their gradients in one order: the result is equal
+to the last bit however many ranks there are.
 """
 
 from __future__ import annotations
@@ -18,12 +21,14 @@ from torch import distributed
 
 import trainer_launch
 
+SAMPLES = 8
 steps, folder, faults = int(sys.argv[1]), Path(sys.argv[2]), json.loads(sys.argv[3])
 torch.set_num_threads(1)
 torch.manual_seed(0)
 model = torch.nn.Sequential(torch.nn.Linear(8, 16), torch.nn.LayerNorm(16), torch.nn.ReLU(), torch.nn.Linear(16, 1))
 optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
 scheduler = torch.optim.lr_scheduler.StepLR(optimizer, 5, 0.9)
+sizes = [each.numel() for each in model.parameters()]
 state = {"model": model, "optimizer": optimizer, "scheduler": scheduler, "step": 0, "losses": []}
 
 
@@ -46,17 +51,27 @@ def fails(step: int, rank: int) -> None:
             time.sleep(600)
 
 
-def average(rank_loss: torch.Tensor, size: int) -> float:
-    """Make gradients and the loss the mean of all ranks, in an order that is always the same."""
-    tensors = [each.grad for each in model.parameters()]
-    flat = torch.cat([*(each.reshape(-1) for each in tensors), rank_loss.reshape(1)])
-    distributed.all_reduce(flat)
-    flat /= size
-    at = 0
-    for each in tensors:
-        each.copy_(flat[at : at + each.numel()].view_as(each))
-        at += each.numel()
-    return float(flat[-1])
+def gradients(step: int, rank: int, world_size: int) -> torch.Tensor:
+    """Each sample's gradients, and its loss as the last number: one row for each, of all ranks."""
+    parameters = [*model.parameters()]
+    rows = torch.zeros(SAMPLES, sum(sizes) + 1)
+    for sample in range(rank, SAMPLES, world_size):
+        inputs = torch.randn(4, 8, generator=torch.Generator().manual_seed(step * 100 + sample))
+        loss = model(inputs).pow(2).mean()
+        own = torch.autograd.grad(loss, parameters)
+        rows[sample] = torch.cat([*(each.reshape(-1) for each in own), loss.detach().reshape(1)])
+    distributed.all_reduce(rows)
+    return rows
+
+
+def apply(rows: torch.Tensor) -> float:
+    """Take the optimizer's step with the mean of all samples; their mean loss."""
+    mean = rows.sum(0) / SAMPLES
+    for parameter, gradient in zip(model.parameters(), mean[:-1].split(sizes), strict=True):
+        parameter.grad = gradient.view_as(parameter)
+    optimizer.step()
+    scheduler.step()
+    return float(mean[-1])
 
 
 for generation in trainer_launch.generations():
@@ -68,16 +83,7 @@ for generation in trainer_launch.generations():
         print(f"generation {json.dumps(shown)}", flush=True)
         while state["step"] < steps:
             fails(state["step"], generation.rank)
-            inputs = torch.randn(
-                4, 8, generator=torch.Generator().manual_seed(state["step"] * 100 + generation.rank)
-            )
-            loss = model(inputs).pow(2).mean()
-            optimizer.zero_grad()
-            loss.backward()
-            with torch.no_grad():
-                mean = average(loss.detach(), generation.world_size)
-            optimizer.step()
-            scheduler.step()
+            mean = apply(gradients(state["step"], generation.rank, generation.world_size))
             state["losses"] = [*state["losses"], mean]
             state["step"] += 1
 content = b"".join(each.detach().numpy().tobytes() for each in model.state_dict().values())

@@ -64,7 +64,7 @@ def test_every_kind_of_state_arrives_as_it_was_and_in_place(tmp_path: Path) -> N
         state = made({0: 0, 1: 3, 2: 1, 3: 3}[rank])
         model, large = state["model"], state["large"]
         before, where = plain(state), [each.data_ptr() for each in (*model.parameters(), large)]
-        assert share(state, "step", is_new=False, kept=4) == 3
+        assert share(state, "step", has_state=True, kept=4) == 3
         assert where == [each.data_ptr() for each in (*model.parameters(), large)], "in place"
         giver = 3 if rank == 3 else 1
         assert (state["name"], state["count"], state["position"].taken) == (f"rank {giver}", giver, giver)
@@ -80,7 +80,7 @@ def test_every_kind_of_state_arrives_as_it_was_and_in_place(tmp_path: Path) -> N
 def test_of_equal_steps_a_rank_that_has_kept_its_state_is_newer_than_a_new_process(tmp_path: Path) -> None:
     body = """
         state = {"step": 7, "value": torch.full((3,), float(rank))}
-        assert share(state, "step", is_new=rank != 2, kept=1) == 7
+        assert share(state, "step", has_state=rank == 2, kept=1) == 7
         assert state["value"].tolist() == [2.0, 2.0, 2.0]
     """
     code, output = run(tmp_path, body)
@@ -90,7 +90,7 @@ def test_of_equal_steps_a_rank_that_has_kept_its_state_is_newer_than_a_new_proce
 def test_where_nobody_is_behind_nothing_is_sent(tmp_path: Path) -> None:
     body = """
         state = {"step": 7, "value": torch.full((3,), float(rank))}
-        assert share(state, "step", is_new=True, kept=0) == 7
+        assert share(state, "step", has_state=False, kept=0) == 7
         assert state["value"].tolist() == [float(rank)] * 3
     """
     code, output = run(tmp_path, body)
@@ -100,14 +100,17 @@ def test_where_nobody_is_behind_nothing_is_sent(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("body", "error"),
     [
-        ('share({"value": 1}, "step", is_new=False, kept=0)', "ValueError: share() needs the number of steps done"),
-        ('share({"step": 1.5}, "step", is_new=False, kept=0)', "as state['step'], and has 1.5"),
         (
-            'share({"step": rank, "other" if rank else "one": 1}, "step", is_new=False, kept=0)',
+            'share({"value": 1}, "step", has_state=True, kept=0)',
+            "ValueError: share() needs the number of steps done",
+        ),
+        ('share({"step": 1.5}, "step", has_state=True, kept=0)', "as state['step'], and has 1.5"),
+        (
+            'share({"step": rank, "other" if rank else "one": 1}, "step", has_state=True, kept=0)',
             "ValueError: share(): the newest state has ['other', 'step'], and this rank's has ['one', 'step']",
         ),
         (
-            'share({"step": rank}, "step", is_new=True, kept=2)',
+            'share({"step": rank}, "step", has_state=False, kept=2)',
             "RuntimeError: the last rank that had kept its state has ended",
         ),
     ],

@@ -96,11 +96,17 @@ def saving(env_of: Callable[[int], dict[str, str]]) -> Callable[[int], dict[str,
     return lambda node: env_of(node) | {"SAVES_ON_SIGTERM": "1"}
 
 
+def keeping(env_of: Callable[[int], dict[str, str]]) -> Callable[[int], dict[str, str]]:
+    """The same variables, for a script whose ranks keep their state, which is in no checkpoint."""
+    return lambda node: env_of(node) | {"KEEPS_STATE": "1", "CHECKPOINT_STEPS": "1000000"}
+
+
 CONTRACTS = {
     "fixed": FIXED,
     "elastic": ELASTIC,
     "saving": Contract(FIXED.names, saving(FIXED.env_of)),
     "saving-elastic": Contract(ELASTIC.names, saving(ELASTIC.env_of)),
+    "keeping": Contract(FIXED.names, keeping(FIXED.env_of)),
 }
 MARKS = [pytest.mark.torch, pytest.mark.process, pytest.mark.timeout(300)]
 LONG = pytest.mark.long("tests/survival/test_survival.py")

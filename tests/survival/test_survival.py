@@ -19,6 +19,7 @@ from tests.survival.jobs import (
     LEAVES_EARLY,
     LONG,
     MARKS,
+    Fault,
     Recovery,
     Standing,
     begun,
@@ -29,6 +30,7 @@ from tests.survival.jobs import (
     kill_store,
     kill_worker,
     lose_pod,
+    lost_or_done_twice,
     move_pod,
     need_hosts,
     node_states,
@@ -52,6 +54,9 @@ FAULTS = {
     "pod-1-comes-back-with-a-new-address": (move_pod(1), [0, 1, 0]),
     "pod-0-comes-back-with-a-new-address": (move_pod(0), [1, 0, 0]),
 }
+
+HANGS = "worker-of-node-1-hangs"
+HANG: dict[str, tuple[Fault, list[int]]] = {HANGS: (hang_worker(1), [0, 0, 0])}
 
 
 @pytest.fixture(scope="module", params=["fixed", ELASTIC_TOO])
@@ -95,8 +100,21 @@ def test_it_costs_no_more_where_the_script_saves_on_sigterm_and_exits_with_0(sta
         assert time.monotonic() < start_s + SECONDS
 
 
+@LONG
+@pytest.mark.parametrize("name", [*(name for name in FAULTS if "address" not in name), HANGS])
+@pytest.mark.parametrize("standing", ["keeping"], indirect=True)
+def test_where_state_is_kept_the_other_workers_live_on_and_no_step_is_lost(standing: Standing, name: str) -> None:
+    """There is no checkpoint, so that a step after the last one proves that the state was kept."""
+    with standing.job() as running:
+        before = [pod.workers() for pod in running.pods]
+        _fault_restarts_only_its_own_pod(running, name)
+        live_on = [pod.workers() == workers for pod, workers in zip(running.pods, before, strict=True)]
+        assert live_on == [f"-{node}-" not in name for node in range(3)]
+        assert lost_or_done_twice(running.folder) == []
+
+
 def _fault_restarts_only_its_own_pod(running: Job, name: str) -> None:
-    recovery = restarts_only_its_own_pod(running, name, *FAULTS[name])
+    recovery = restarts_only_its_own_pod(running, name, *(FAULTS | HANG)[name])
     is_failure = "worker" in name or "store" in name
     assert recovery.failures == is_failure, "only failed workers, and a lost store, cost the budget"
 

@@ -3,9 +3,9 @@
 Copied into the job's folder, where it keeps all it writes: `checkpoint`, `steps` (time, step, number of workers, a
 word that differs for each start of the workers), and `worker-HOST-LOCAL_RANK` with its process id.
 With SAVES_ON_SIGTERM, all workers exit with 0 after the step in which one of them gets SIGTERM. CHECKPOINT_STEPS
-lie between two checkpoints, one by default. With LEAVES_THINGS_BEHIND it trains as a soak wants it: slowly, with
-gradients, reporting its step; and when it dies others have to clear a shared memory segment, and a helper in a
-session of its own.
+lie between two checkpoints, one by default. With KEEPS_STATE, workers that lose another keep their step. With
+LEAVES_THINGS_BEHIND it trains as a soak wants it: slowly, with gradients, reporting its step; and when it dies
+others have to clear a shared memory segment, and a helper in a session of its own.
 """
 
 from __future__ import annotations
@@ -28,25 +28,46 @@ SEGMENT_BYTES = 262_144
 
 
 def main() -> None:
-    """All steps from the checkpoint on."""
+    """Take all steps from the checkpoint on."""
     _write(f"worker-{os.environ['HOSTNAME']}-{os.environ['LOCAL_RANK']}", str(os.getpid()))
     if IS_SOAK:
         torch.set_num_threads(1)
         _leave_things_behind()
-    dist.init_process_group("gloo")
     signals: list[int] = []
     if "SAVES_ON_SIGTERM" in os.environ:
         signal.signal(signal.SIGTERM, lambda signum, _frame: signals.append(signum))
+    if "KEEPS_STATE" in os.environ:
+        _keep_state(signals)
+    else:
+        dist.init_process_group("gloo")
+        step = torch.tensor([_checkpoint() if dist.get_rank() == 0 else 0])
+        dist.broadcast(step, 0)
+        _train({"step": int(step)}, signals)
+    os._exit(0)  # torch 2.13's gloo may abort while Python shuts down; not what is tested here
+
+
+def _keep_state(signals: list[int]) -> None:
+    import trainer_launch
+
+    state = {"step": 0}
+    for generation in trainer_launch.generations():
+        with generation:
+            dist.init_process_group("gloo")
+            if not generation.kept:
+                state["step"] = _checkpoint()
+            generation.share(state)
+            _train(state, signals)
+
+
+def _train(state: dict[str, int], signals: list[int]) -> None:
     is_first, start = dist.get_rank() == 0, secrets.token_hex(4)
-    step = torch.tensor([_checkpoint() if is_first else 0])
-    dist.broadcast(step, 0)
-    number = int(step)
     while True:
-        number += 1
+        number = state["step"] + 1
         is_enough = is_first and os.path.exists(os.path.join(FOLDER, "enough"))
         total = torch.tensor([1, int(is_enough), len(signals)])
         dist.all_reduce(total)
         assert int(total[0]) == dist.get_world_size()
+        state["step"] = number
         if IS_SOAK:
             _do_what_others_do(number)
         if is_first:
@@ -59,7 +80,6 @@ def main() -> None:
             break
         time.sleep(STEP_S)
     dist.barrier()
-    os._exit(0)  # torch 2.13's gloo may abort while Python shuts down; not what is tested here
 
 
 def _do_what_others_do(number: int) -> None:

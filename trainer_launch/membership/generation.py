@@ -89,7 +89,7 @@ def _form(state: JobState, now_s: float) -> None:
     size, restarts = counted(len(chosen), "node"), counted(state.restarts, "restart")
     state.say(f"generation {number}: {size}, {restarts} so far", logging.DEBUG)
     _say_places(state, number, chosen)
-    kept = sum(node.kept for node in chosen)
+    kept = sum(node.kept for node in chosen if node.last_generation == number - 1)  # others have trained since
     formed = msg.Formed(number, 0, len(chosen), state.restarts, False, claim, kept=kept)
     for i, (node, (first, world, first_role, role_world)) in enumerate(zip(chosen, _ranks(chosen), strict=True)):
         own = replace(formed, group_rank=i, is_store_host=i == 0, first_rank=first, world_size=world)

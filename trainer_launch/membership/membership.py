@@ -161,7 +161,7 @@ def _join(state: JobState, node: NodeRecord, join: msg.Join, now_s: float) -> No
         state.joined_s = now_s
     state.set_joined(node, True)
     node.prepared, node.notes, node.joined_s = join.prepared, node_notes, now_s
-    node.kept, node.step = join.kept, join.step
+    node.kept, node.step, node.last_generation = join.kept, join.step, join.generation
     node.is_faulty = quarantine.why_not(state, node.host, node.machine) is not None
     if node.node_rank != (state.settings.candidate or 0):
         quarantine.evict(state, node)

@@ -149,7 +149,7 @@ class Join(Tagged, frozen=True):
     device_fault: Text = ""  # the worker's last error, which proves that a device failed
     notes: _Notes = field(default_factory=dict)
     may_be_asked: bool = False  # whether one that finished may have been told to, by a signal from elsewhere
-    kept: _Workers = 0  # workers that wait here with their state
+    kept: _Workers = 0  # workers that wait here with their state of that generation
     step: Count = 0  # of the newest state that its ranks have shared
 
 
@@ -281,7 +281,7 @@ class Formed(Tagged, frozen=True):
     role_world_size: _AllWorkers = 0
     node_rank: NodeRank | None = None  # of this node, which may have come without one
     notes: _Notes = field(default_factory=dict)
-    kept: _AllWorkers = 0  # workers of all nodes that have their state
+    kept: _AllWorkers = 0  # workers of all nodes that have the state of the generation before this one
 
 
 class Go(Tagged, frozen=True):

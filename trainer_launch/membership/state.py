@@ -72,7 +72,8 @@ class NodeRecord(Struct, kw_only=True, eq=False):
     lost_s: float | None = None  # when its connection ended
     claims: tuple[Claim, ...] = ()  # the generations that it has taken
     workers: int = 0  # 0: it has not said
-    kept: int = 0  # of them that have kept their state
+    kept: int = 0  # of them that have kept their state of the last generation that the node was in
+    last_generation: int = 0
     step: int = 0  # the newest that they have shared
     notes: Mapping[str, Any] = field(default_factory=dict)  # of its last Join, by topic
     joined_s: float = 0.0  # when that came

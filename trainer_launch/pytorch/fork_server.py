@@ -412,11 +412,11 @@ class Starter:
             self._system.rename(moved)
         lost = [process for process in processes if all(process is not new for _, _, new in kept)]
         deaths = self._start(lost, places) if lost else []
-        group.kept_places = {}
-        for pid, _, process in kept:
+        for pid, old, process in kept:
             group.processes.take(pid, process)
             own = {name: value for name, value in process.env.items() if self._workers.env.get(name) != value}
-            group.survivors.enter(process.name, own)
+            group.survivors.enter(process.name, own, has_state=old.name in group.holders)
+        group.kept_places, group.holders = {}, set()
         return deaths
 
     def _kept(

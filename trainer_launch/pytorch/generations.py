@@ -40,7 +40,7 @@ _WORDS = 1000  # of an error
 
 
 class Inside(Tagged, frozen=True):
-    """This worker can keep its state from now on."""
+    """The worker can be told to leave from now on, in place of being stopped."""
 
 
 class LostPeer(Tagged, frozen=True):
@@ -50,7 +50,9 @@ class LostPeer(Tagged, frozen=True):
 
 
 class OutOfGroups(Tagged, frozen=True):
-    """This worker is out of all process groups, and waits."""
+    """The worker is out of all process groups, and waits."""
+
+    has_state: bool  # it has shared its state with all ranks, or got theirs, whole
 
 
 class SharedState(Tagged, frozen=True):
@@ -74,6 +76,7 @@ class EnterGeneration(Tagged, frozen=True):
     """The next one: what has changed in the environment."""
 
     environment: Mapping[str, str]
+    has_state: bool  # False: the state is not that of the last generation, which was formed without this worker
 
 
 OfWorker: TypeAlias = Inside | LostPeer | OutOfGroups | SharedState | Outside
@@ -91,7 +94,7 @@ def connect(fd: int) -> None:
 
 
 def environment() -> Mapping[str, str]:
-    """What PID 1 has told of the present generation; nothing in the first one."""
+    """The variables of the present generation that differ from the first one's."""
     return {} if _channel is None else _channel.environment
 
 
@@ -141,9 +144,10 @@ class Generation:
         `state` has modules, optimizers, tensors, numbers, and whatever has `state_dict` and `load_state_dict`, by
         names that are alike on all ranks; tensors and objects are changed in place, other values are replaced,
         so that it has to be a dict where there are any. `state[step]` is the number of steps that are done: count
-        it up at once after the optimizer's step. The rank with the highest one gives; of equal ones a rank that has
-        kept its state is newer than a new process. Where nobody is behind nothing is sent. Tensors are equal to the
-        last bit afterwards, and travel in pieces of 16 MiB.
+        it up at once after the optimizer's step. Of the ranks that have kept their state the one with the highest
+        step gives; without any, that of all ranks. Where nobody is behind nothing is sent. Tensors are equal to the
+        last bit afterwards, and travel in pieces of 16 MiB. Where a rank is lost meanwhile, those that have the new
+        state only in part end as well, and are replaced.
 
         Return the step.
 
@@ -152,9 +156,13 @@ class Generation:
         """
         from trainer_launch.pytorch import shared_state
 
-        newest = shared_state.share(state, step, is_new=self.is_new, kept=self.kept)
-        if self._channel is not None:
-            self._channel.tell(SharedState(newest, self.kept))
+        channel = self._channel
+        newest = shared_state.share(
+            state, step, has_state=channel is not None and channel.has_state, kept=self.kept
+        )
+        if channel is not None:
+            channel.has_state = True
+            channel.tell(SharedState(newest, self.kept))
         return newest
 
     def __enter__(self) -> Generation:  # noqa: PYI034
@@ -183,10 +191,11 @@ _SHUT = re.compile(r"gloo|NCCL|Socket|socket|[Cc]onnection|Broken pipe|[Aa]bort|
 
 def _is_of_a_lost_peer(error: BaseException) -> bool:
     """Whether an error only says that a peer, or the store, is gone; or that this worker's group has been left."""
+    from trainer_launch.pytorch.shared_state import PartialStateError
     from trainer_launch.supervisor.error_lines import recognise
 
     distributed = sys.modules.get("torch.distributed")
-    if distributed is None or not isinstance(error, RuntimeError):
+    if distributed is None or not isinstance(error, RuntimeError) or isinstance(error, PartialStateError):
         return False
     symptom = recognise(f"{type(error).__name__}: {error}")
     if symptom is not None and symptom[0].reason in ("PeerLost", "Hung"):
@@ -197,7 +206,7 @@ def _is_of_a_lost_peer(error: BaseException) -> bool:
 
 
 class _Channel:
-    """This worker's side: a thread hears PID 1, and ends what the main thread waits for when it has to leave."""
+    """The worker's side: a thread hears PID 1, and ends what the main thread waits for when it has to leave."""
 
     def __init__(self, fd: int) -> None:
         self.pid = os.getpid()
@@ -208,9 +217,8 @@ class _Channel:
         self._groups = _GroupSockets()
         self._number = self._main_thread = 0
         self.is_leaving = False
+        self.has_state = False  # of the last generation, whole
         self.environment: Mapping[str, str] = {}
-
-    # -- the main thread ----------------------------------------------------------------------
 
     def begin(self) -> None:
         """The program's loop begins."""
@@ -230,14 +238,14 @@ class _Channel:
 
     def leave(self) -> None:
         """The block has ended: leave all process groups, and say so."""
-        self._groups.shut()  # who waits for us has to notice that we are gone
+        self._groups.shut()  # ranks that wait for this one have to notice
         with flight_recorder.nobody_asking():
             _forget_groups()
         reports: Any = sys.modules.get("trainer_launch.observability.report")  # of a program that reports its steps
         if reports is not None:
             reports.begin_again()
         self._groups.end()
-        self.tell(OutOfGroups())
+        self.tell(OutOfGroups(self.has_state))
 
     def enter_next(self) -> None:
         """Wait for the next generation, and be who this process is in it."""
@@ -247,7 +255,7 @@ class _Channel:
             entered, self._next = self._next, None
         if entered is None:
             raise RuntimeError("the launcher is gone")
-        self.environment = entered.environment
+        self.environment, self.has_state = entered.environment, entered.has_state
         os.environ.update(self.environment)
         flight_recorder.begin_generation()
 
@@ -255,8 +263,6 @@ class _Channel:
         """Tell PID 1, unless it is gone: then this process ends, too."""
         with contextlib.suppress(OSError):
             os.write(self._fd, of_worker.encode(message))
-
-    # -- the thread ---------------------------------------------------------------------------
 
     def _hear(self) -> None:
         while True:
@@ -351,13 +357,13 @@ class _GroupSockets:
 
 def _sockets() -> dict[int, str]:
     """The sockets of this process: by descriptor their names, which no other socket has meanwhile."""
-    found = {}
+    sockets = {}
     for name in os.listdir("/proc/self/fd"):
         with contextlib.suppress(OSError):
             place = os.readlink(f"/proc/self/fd/{name}")
             if place.startswith("socket:"):
-                found[int(name)] = place
-    return found
+                sockets[int(name)] = place
+    return sockets
 
 
 def _watch_groups(sockets: _GroupSockets) -> None:

@@ -253,8 +253,9 @@ class TorchNode(RunLoop):
                     place = self._group.places[name]
                     lost = Death(process=name, code=exit_codes.FAILED, at_s=now_s, message=text)
                     self._lost = replace(lost, rank=place.rank, local_rank=place.local_rank)
-                case OutOfGroups():
+                case OutOfGroups(has_state=has_state):
                     self._left.add(name)
+                    self._group.holders |= {name} if has_state else set()
                     awaited = self._ending.awaited & self._processes.pids().keys()
                     if awaited and awaited <= self._left:
                         self._stop(now_s)
@@ -351,7 +352,7 @@ class TorchNode(RunLoop):
         proof = next((death.fault for death in group.deaths if death.fault), "")
         join = say.Join(group.incarnation, group.generation, ends.finished, ends.failed, self._was_prepared)
         join = replace(join, device_fault=proof, may_be_asked=ends.may_be_asked)
-        self._tell(replace(join, kept=len(self._processes.kept), step=self._shared_step))
+        self._tell(replace(join, kept=self._group.kept_states, step=self._shared_step))
 
     def on_restart(self, restart: say.Restart, now_s: float) -> None:
         """The coordinator ends the generation, also while draining: who waits for a lost peer never ends."""
@@ -543,6 +544,8 @@ class TorchNode(RunLoop):
         """A worker has ended: the first failure ends the generation, here and by the coordinator everywhere."""
         if self.phase in (NodePhase.JOINING, NodePhase.FORMED):
             _log.warning("%s ended with %s while it waited for the next generation", death.process, how(death))
+            if self.phase is NodePhase.JOINING and death.process in self._group.holders:
+                self._join()  # with one state fewer
             return
         self._group.deaths.append(death)
         _log.debug("%s ended with %s", death.process, how(death))

@@ -11,16 +11,33 @@ from msgspec import Struct
 _PIECE_BYTES = 16 << 20
 
 
+class PartialStateError(RuntimeError):
+    """The state has arrived only in part, so that this process has none any more."""
+
+
 class _Hole(Struct, frozen=True):
-    """Where a tensor was in a state."""
+    """The place of a tensor in a state."""
 
     shape: tuple[int, ...]
     dtype: Any
     on_device: bool
 
 
-def share(state: Mapping[str, Any], step: str, *, is_new: bool, kept: int) -> int:
-    """See `Generation.share`; the default process group has to be there."""
+def share(state: Mapping[str, Any], step: str, *, has_state: bool, kept: int) -> int:
+    """Do as `Generation.share` promises; the default process group has to be there.
+
+    Args:
+        state: what is shared.
+        step: the name of the number of steps in it.
+        has_state: whether this process has the state of the last generation.
+        kept: how many processes have it, as far as the launcher knows.
+
+    Returns:
+        The step of the newest state.
+
+    Raises:
+        PartialStateError: a rank was lost while this one received.
+    """
     import torch
     from torch import distributed
 
@@ -32,23 +49,35 @@ def share(state: Mapping[str, Any], step: str, *, is_new: bool, kept: int) -> in
     rank, world_size = distributed.get_rank(), distributed.get_world_size()
     device = _device()
     steps = torch.zeros(world_size, 2, dtype=torch.int64, device=device)
-    steps[rank] = torch.tensor([count, not is_new])
+    steps[rank] = torch.tensor([has_state, count])
     distributed.all_reduce(steps)
-    all_steps = [(int(done), bool(kept)) for done, kept in steps.tolist()]
-    newest = max(all_steps)
-    if kept and not any(own for _, own in all_steps):
-        raise RuntimeError("the last rank that had kept its state has ended; restart from the last checkpoint")
-    giver = all_steps.index(newest)
-    chain = [giver, *(each for each, own in enumerate(all_steps) if own < newest)]
+    all_steps = [(bool(is_kept), int(done)) for is_kept, done in steps.tolist()]
+    chain = chain_of(all_steps, kept)
     if len(chain) > 1 and rank in chain:
         at = chain.index(rank)
         link = _Link(chain[at - 1] if at else None, chain[at + 1] if at + 1 < len(chain) else None, device)
-        _give(state, link) if rank == giver else _take(state, link)
-    return newest[0]
+        _take(state, link) if at else _give(state, link)
+    return all_steps[chain[0]][1]
+
+
+def chain_of(steps: Sequence[tuple[bool, int]], kept: int) -> list[int]:
+    """The rank with the newest state, then the ranks that lack it.
+
+    Args:
+        steps: for each rank whether it has kept its state, and the step of what it has.
+        kept: how many have kept theirs, as far as the launcher knows.
+
+    Raises:
+        RuntimeError: all of those have ended meanwhile.
+    """
+    newest = max(steps)
+    if kept and not newest[0]:
+        raise RuntimeError("the last rank that had kept its state has ended; restart from the last checkpoint")
+    return [steps.index(newest), *(rank for rank, own in enumerate(steps) if own < newest)]
 
 
 def _device() -> Any:
-    """Where the default group sends from."""
+    """The device from which the default group sends."""
     import torch
     from torch import distributed
 
@@ -59,7 +88,7 @@ def _device() -> Any:
 
 
 class _Link:
-    """This rank's place in the chain: bytes come from the rank before, and go on to the next one."""
+    """A rank's place in the chain: bytes come from the rank before, and go on to the next one."""
 
     def __init__(self, before: int | None, after: int | None, device: Any) -> None:
         self._before, self._after, self.device = before, after, device
@@ -96,9 +125,6 @@ class _Link:
         return bytes(data.numpy())
 
 
-# -- the whole state -----------------------------------------------------------------------------
-
-
 def _give(state: Mapping[str, Any], link: _Link) -> None:
     tensors: list[Any] = []
     plan = {name: _emptied(_content(value), tensors) for name, value in state.items()}
@@ -114,7 +140,11 @@ def _take(state: Mapping[str, Any], link: _Link) -> None:
         raise ValueError(f"share(): the newest state has {sorted(plan)}, and this rank's has {sorted(state)}")
     for name, emptied in plan.items():
         own = state[name]
-        content = _filled(emptied, _content(own), link)
+        content = _content(own)
+        try:
+            content = _filled(emptied, content, link)
+        except RuntimeError as error:
+            raise PartialStateError(f"share(): the state has arrived only in part: {error}") from error
         if hasattr(own, "load_state_dict"):
             own.load_state_dict(content)
         elif content is not own:

@@ -63,28 +63,28 @@ class Survivors:
         for name in names:
             self._tell(name, LeaveGeneration(generation))
 
-    def enter(self, name: str, environment: Mapping[str, str]) -> None:
-        """Tell a worker who it is in the next one."""
-        self._tell(name, EnterGeneration(environment))
+    def enter(self, name: str, environment: Mapping[str, str], *, has_state: bool) -> None:
+        """Tell a worker who it is in the next one, and whether its state is that of the last one."""
+        self._tell(name, EnterGeneration(environment, has_state))
 
     def _tell(self, name: str, message: OfLauncher) -> None:
         with contextlib.suppress(OSError):  # it has ended, or does not read: its time will be over
             self._connections[name].send(of_launcher.encode(message))
 
     def hear(self) -> list[tuple[str, OfWorker]]:
-        """What workers have said since the last time."""
-        said: list[tuple[str, OfWorker]] = []
+        """The messages of workers since the last time, with their names."""
+        messages: list[tuple[str, OfWorker]] = []
         for name in [*self._connections]:
-            while (message := self._heard(name)) is not None:
+            while (message := self._next_of(name)) is not None:
                 if isinstance(message, Inside):
                     self.able.add(name)
                     continue
                 if isinstance(message, Outside):
                     self.able.discard(name)
-                said.append((name, message))
-        return said
+                messages.append((name, message))
+        return messages
 
-    def _heard(self, name: str) -> OfWorker | None:
+    def _next_of(self, name: str) -> OfWorker | None:
         connection = self._connections.get(name)
         try:
             data = b"" if connection is None else connection.recv(MAX_BYTES)

@@ -34,6 +34,7 @@ class WorkerGroup:
         self.recorders = Recorders()
         self.survivors = Survivors(system)
         self.kept_places: dict[str, int] = {}  # the local ranks of workers that wait for the next generation
+        self.holders: set[str] = set()  # those that have the state of the last generation
         self.generation = 0  # the last one that this node was in
         self.places: Mapping[str, WorkerPlace] = {}  # by the names of the processes
         self.deaths: list[Death] = []  # in their order
@@ -47,6 +48,8 @@ class WorkerGroup:
 
     def enter_generation(self, formed: Formed) -> None:
         """A generation was formed with this node in it; none of its workers has been started yet."""
+        if formed.generation != self.generation + 1:
+            self.holders.clear()  # others have trained since then
         self.generation, self.hosts_store, self.deaths = formed.generation, formed.is_store_host, []
         if formed.node_rank is not None:
             self.node_rank = formed.node_rank
@@ -61,6 +64,11 @@ class WorkerGroup:
         """A worker has left its process groups, and waits for the next generation."""
         self.processes.keep(name)
         self.kept_places[name] = self.places[name].local_rank
+
+    @property
+    def kept_states(self) -> int:
+        """How many workers that wait have the state of the last generation."""
+        return sum(process.name in self.holders for process in self.processes.kept.values())
 
     def left_unasked(self) -> set[str]:
         """Workers that no signal can have told to leave: they had no handler of one, at the end of their programs.
