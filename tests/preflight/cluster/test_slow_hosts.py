@@ -33,7 +33,6 @@ def preflights(
     *words: str,
     rate: int = 0,
     flip_at: int = 0,
-    level: str = "standard",
 ) -> tuple[list[int], list[list[dict[str, Any]]]]:
     """A job in which the way from host `at` to its `peers` is as told: exit codes, and what each node reports."""
     require(middleman.missing() is None, str(middleman.missing()))
@@ -42,7 +41,7 @@ def preflights(
         with middleman.between(pods[at].enter("net"), addresses, rate=rate, flip_at=flip_at):
             job = Pods(pods, folder, 60, (*WORDS, *words))
             for node in range(NODES):
-                job.start(node, level=level)
+                job.start(node)
             ended = [job.end(node) for node in range(NODES)]
     return [code for code, _ in ended], [found for _, found in ended]
 
@@ -87,13 +86,3 @@ def test_with_gloo_a_node_with_a_slow_network_is_named(tmp_path: Path) -> None:
     assert named(found[0]) == [("pairs", "node 2 (job-node-0-2)")]
     assert measured(found[0]) == pytest.approx(SLOW / 1e6, rel=0.5)
     assert codes == [20] * NODES
-
-
-@pytest.mark.torch
-def test_deep_a_healthy_job_passes_and_all_nodes_have_reduced_together(tmp_path: Path) -> None:
-    patient = ("--threshold", "pair=0.01")  # two cores are not shared fairly by four nodes
-    codes, found = preflights(tmp_path, 1, (2,), *GLOO, *patient, level="deep")
-    assert named(found[0]) == []
-    assert codes == [0] * NODES
-    told = {one["check"]: one["text"] for one in found[0]}
-    assert "all 4 nodes together (gloo) reduce correctly" in told["full-job"]

@@ -16,10 +16,9 @@ from tests.preflight.gpus import FACTS
 from tests.preflight.world import HEALTHY
 from trainer_launch.host.deadline_subprocess import Ended
 from trainer_launch.host.network import AdapterPort, adapter_ports
-from trainer_launch.model import settings
 from trainer_launch.model.findings import Fault, Finding, Status
 from trainer_launch.preflight import check, gpu_checks, gpu_collect
-from trainer_launch.preflight.cluster import node_facts, participation
+from trainer_launch.preflight.cluster import node_facts
 from trainer_launch.preflight.cluster.node_facts import NCCL, differences
 from trainer_launch.preflight.gpu_collect import Cards, Gpu, GpuFacts, parse_facts, parse_test, visible
 
@@ -167,19 +166,6 @@ def test_gpus_are_tested_as_the_jobs_workers_will_use_them(monkeypatch: pytest.M
         assert cards is not None
         cards.facts()
     assert seen == ["1", None]
-
-
-@pytest.mark.parametrize(("free", "told"), [(1 << 20, "1"), (16 << 30, None)])
-def test_so_are_pairs_of_nodes(free: int, told: str | None, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Where a deep preflight tests all GPUs of all nodes together, those of a node meet as well."""
-    made: list[str | None] = []
-    monkeypatch.setattr(
-        participation, "Collectives", lambda python, env, ports: made.append(env.get("NCCL_SHM_DISABLE"))
-    )
-    node = replace(HEALTHY, host=replace(HEALTHY.host, shm_free_bytes=free))
-    words = settings.load({"pair_test": "nccl", "level": "deep"}, {})
-    participation._collectives(node, words, participation._cluster_settings(node, words, ()))
-    assert made == [told]
 
 
 def test_what_the_log_has_of_a_card_warns_unless_programs_cause_it() -> None:
