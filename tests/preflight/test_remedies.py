@@ -12,14 +12,14 @@ from tests.preflight.cluster.job import Simulation
 from tests.preflight.world import Names, run_all, subject
 from tests.schemas.validator import schema
 from trainer_launch.model.findings import OF_MACHINES, REMEDIES, Fault, Finding, Report, Scope, Status
-from trainer_launch.preflight import external_check, registry, remedies, report_formats, report_page
+from trainer_launch.preflight import external_check, registry, report_formats, report_page, rules
 from trainer_launch.preflight.check import Where
 from trainer_launch.preflight.cluster import node_facts
 from trainer_launch.preflight.cluster.participation import failing_nodes
 from trainer_launch.preflight.node_preflight import Selection
 from trainer_launch.preflight.policy import Policy
-from trainer_launch.preflight.remedies import with_remedy
 from trainer_launch.preflight.report_formats import ReportPlace
+from trainer_launch.preflight.rules import with_remedy
 
 HERE = ReportPlace(host="pod-1", node_rank=1, nodes="4", contract="trainer-v2-torch")
 BAD_GPU = Finding(
@@ -48,9 +48,9 @@ def cluster(job: Simulation) -> dict[str, str]:
 
 
 def test_all_names_are_of_checks_and_words_of_the_list() -> None:
-    words = {word for rules in remedies.REMEDIES.values() for word in rules.values()}
+    words = {word for its in rules.REMEDIES.values() for word in its.values()}
     words |= {rule.remedy for rule in node_facts.RULES.values() if rule.remedy}
-    assert remedies.REMEDIES.keys() <= set(registry.ids(*Where))
+    assert rules.REMEDIES.keys() <= set(registry.ids(*Where))
     assert words <= set(REMEDIES)
 
 

@@ -96,7 +96,7 @@ def version_in(text: str) -> str:
 
 
 class SshStage(Struct, frozen=True):
-    """What a host has to pass, and what is told of hosts that do not."""
+    """A stage that a host has to pass, and the finding about hosts that do not."""
 
     name: str
     check: str  # its name
@@ -167,7 +167,7 @@ def refusal(code: int | None, err: str, facts: Facts) -> Refusal | None:
 
 
 class Own(Struct, frozen=True):
-    """What the launcher itself has, by which the hosts are measured."""
+    """The programs of the launcher, with which the hosts are compared."""
 
     mpirun: str  # as typed; "": ranks are started without MPI
     versions: Facts
@@ -223,7 +223,7 @@ def asked(subject: Subject, settings: Settings, typed: Typed, folder: str, wait_
 
 
 def _wait(hosts: Sequence[str], port: int, wait_s: float) -> dict[str, Refusal]:
-    """Wait until every host has shown its banner; who has not in time, and where each is stuck."""
+    """Wait until every host has shown its banner; the hosts that have not in time, and where each is stuck."""
     until_s = time.monotonic() + max(wait_s, 5.0)
     threads = Threads(_THREADS)
     with selectors.DefaultSelector() as selector:
@@ -289,7 +289,7 @@ def named(subject: Subject) -> str:
 def findings(
     subject: Subject, settings: Settings, checks: Collection[Check[HostAnswers]], left_s: float
 ) -> tuple[Finding, ...]:
-    """What these checks find; `left_s` is how long hosts have to come."""
+    """The findings of these checks; `left_s` is how long hosts have to come."""
     why = _obstacle(subject, settings)
     if why is not None:
         return (mpi_hosts.skipped(why),)
@@ -348,7 +348,7 @@ def mpi_programs(hosts: HostAnswers) -> Iterator[Finding]:
 
 
 def reached(refusals: Mapping[str, Refusal | None], *, check_host_keys: bool = True) -> Iterator[Finding]:
-    """Who is reached and who lets us in: one finding for each stage and reason at which hosts are stuck."""
+    """Findings about connections and keys of hosts: one for each stage and reason where hosts are stuck."""
     stuck = grouped((refusal, host) for host, refusal in refusals.items() if refusal is not None)
     at = {refusal.stage.check for refusal in stuck}
     if mpi_hosts.id not in at:
@@ -405,7 +405,7 @@ def _missing(own: Own, answers: Mapping[str, Facts]) -> Iterator[Finding]:
 
 
 def _other_versions(own: Own, answers: Mapping[str, Facts]) -> Iterator[Finding]:
-    """Who does not have a program, or does not tell its version, is not compared."""
+    """Compare versions; a host without a program, or without its version, is left out."""
     for fact, (name, fault) in _ALIKE.items():
         expected = own.versions.get(fact)
         versions = grouped((facts.get(fact), host) for host, facts in answers.items())

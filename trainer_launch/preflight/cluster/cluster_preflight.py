@@ -1,6 +1,6 @@
 """Node 0's part in the cluster preflight: gather reports, have pairs tested, judge once, tell all nodes.
 
-It knows neither sockets nor a clock: what nodes say and what time it is come as arguments of its calls.
+It has neither sockets nor a clock: messages and times come as arguments of its calls.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ class PreflightPhase(Enum):
 
 
 def judge(cluster: Cluster) -> list[Finding]:
-    """What the reports of all nodes, and the tests of pairs of them, come to. Pure."""
+    """The findings about the reports of all nodes and the tests of pairs. Pure."""
     checks = [check for check in registry.at(Where.CLUSTER) if check.id not in cluster.settings.left_out]
     runs = dict.fromkeys(check.run for check in checks)
     return [finding for run in runs for finding in run(cluster)]
@@ -146,7 +146,7 @@ class ClusterPreflight:
         return PairTests() if self._rounds is None else self._rounds.tests
 
     def measured(self) -> list[Measure]:
-        """What all nodes have measured."""
+        """The measures of all nodes."""
         of_nodes = (measure for node in self._nodes.values() for measure in node.report.measures)
         return [*of_nodes, *self.pair_tests.measures]
 

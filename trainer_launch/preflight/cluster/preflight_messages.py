@@ -19,7 +19,7 @@ from trainer_launch.membership.protocol import Renew as Renew
 from trainer_launch.model.codec import Codec, Count, Name, Port, Real, Tagged, Text, encode
 from trainer_launch.model.findings import Checksums, Finding, Measures, Severity, Status
 from trainer_launch.model.units import counted, listed
-from trainer_launch.preflight.report_formats import in_one_line
+from trainer_launch.preflight.report_formats import single_line
 
 MAX_RAILS = 64
 MAX_FACTS = 400
@@ -140,7 +140,7 @@ def parse(line: bytes) -> Message:
     """
     message = _CODEC.decode(line)
     if isinstance(message, NodeReport | Decided):
-        return replace(message, findings=tuple(map(in_one_line, message.findings)))
+        return replace(message, findings=tuple(map(single_line, message.findings)))
     return message
 
 

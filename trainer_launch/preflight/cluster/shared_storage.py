@@ -59,10 +59,10 @@ def _judged(folder: str, groups: Sequence[Sequence[str]], must: bool) -> Finding
 
 
 class Tokens:
-    """Those of one node, under a name that only it has: whoever finds one looks into the same folder.
+    """The files of a node, under a name that only it has: a node that sees the file has the same folder.
 
-    Nobody has looked for the name before, so no client of a file server remembers that it is not there, and every
-    node writes a file of its own: not all file systems let only one of two nodes create a file.
+    The name is new, so no client of a file server remembers that it is absent, and every node writes a file of its
+    own: not all file systems let a single node win a race to create a file.
     """
 
     def __init__(self, folders: Sequence[str], own: str, try_out: Callable[[str, str, float], Tried]) -> None:
