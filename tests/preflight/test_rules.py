@@ -171,6 +171,28 @@ def test_a_device_says_itself_what_helps(facts: dict[str, Any], remedy: str) -> 
     assert [finding.remedy for finding in every if finding.status is Status.FAIL] == [remedy]
 
 
+NO_ROOM = "NCCL error: Error while creating shared memory segment /dev/shm/nccl-1: No space left on device"
+HARD: list[tuple[Subject, str, str]] = [
+    *((of_gpu(fabric={**FABRIC, "health": health}), "gpu-nvlink", "fail") for health in (0xA9, 0x9A)),
+    (of_gpu(fabric={**FABRIC, "health": 0xA6}), "gpu-nvlink", "warn"),
+    (of_gpu(fabric={**FABRIC, "state": 2}), "gpu-nvlink", "warn"),
+    (of_gpu(nvlinks=[0] * 18), "gpu-nvlink", "fail"),
+    *((of_gpu(**{CLOCKS: {"looks": 9, "times": {bit: 9}}}), "gpu-clocks", "fail") for bit in ("8", "32")),
+    (with_tests(ending=LoadEnding.FAILED, stage="device", why="CUDA error: unknown"), "gpu-load", "fail"),
+    (with_tests(**APART, why="NCCL error: Bootstrap : no socket interface found"), "gpu-peers", "fail"),
+    (with_tests(**APART, why="NCCL error: remote process exited"), "gpu-peers", "fail"),
+    (with_tests(**APART, why=NO_ROOM), "gpu-peers", "warn"),
+]
+
+
+@pytest.mark.parametrize(("node", "check", "status"), HARD)
+def test_what_a_card_tells_is_as_bad_as_it_is(node: Subject, check: str, status: str) -> None:
+    (finding,) = [one for one in findings(node, check) if one.status is not Status.PASS]
+    assert finding.status.value == status
+    misled = "no socket interface" in finding.text
+    assert finding.fault is (None if status == "warn" else Fault.JOB if misled else Fault.NODE)
+
+
 def test_cards_that_need_different_remedies_have_findings_of_their_own() -> None:
     gone, erring = ({**gpu.facts, f"{LOAD}xids": [xid]} for gpu, xid in zip(FACTS.gpus, (79, 48), strict=True))
     node = with_gpus((replace(FACTS.gpus[0], facts=gone), replace(FACTS.gpus[1], facts=erring)))
