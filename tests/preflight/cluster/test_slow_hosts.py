@@ -23,7 +23,6 @@ NODES = 4
 SLOW = 2_000_000  # bytes per second; hosts on one machine have a hundred times as much
 WORDS = ("--threshold", "pair-mbps=5")
 FLIP_AT = 300_000  # of a connection's bytes: no control message is as long
-GLOO = ("--pair-test", "gloo")
 
 
 def preflights(
@@ -65,12 +64,6 @@ def test_a_node_with_a_slow_network_is_named(tmp_path: Path) -> None:
     assert all(one == found[0] for one in found)
 
 
-def test_a_slow_way_between_two_nodes_is_named_as_that(tmp_path: Path) -> None:
-    codes, found = preflights(tmp_path, 1, (2,), rate=SLOW)
-    assert named(found[0]) == [("pairs", "node 1 (job-node-0-1) - node 2 (job-node-0-2)")]
-    assert codes == [20] * NODES
-
-
 @pytest.mark.parametrize("way", ["socket", "gloo"])
 def test_a_way_that_flips_a_bit_is_named_and_what_it_does(tmp_path: Path, way: str) -> None:
     codes, found = preflights(tmp_path, 2, (3,), "--pair-test", way, flip_at=FLIP_AT)
@@ -78,11 +71,3 @@ def test_a_way_that_flips_a_bit_is_named_and_what_it_does(tmp_path: Path, way: s
     assert codes == [20] * NODES
     (failed,) = [one for one in found[0] if one["status"] == "fail"]
     assert "the data arrives damaged" in failed["evidence"][0]
-
-
-@pytest.mark.torch
-def test_with_gloo_a_node_with_a_slow_network_is_named(tmp_path: Path) -> None:
-    codes, found = preflights(tmp_path, 2, (0, 1, 3), *GLOO, rate=SLOW)
-    assert named(found[0]) == [("pairs", "node 2 (job-node-0-2)")]
-    assert measured(found[0]) == pytest.approx(SLOW / 1e6, rel=0.5)
-    assert codes == [20] * NODES
