@@ -10,7 +10,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from trainer_launch.model.findings import Basis, Fault, Finding, Measure, Scope, Status
-from trainer_launch.preflight.cluster.pairs import below_reference
 from trainer_launch.preflight.gpu_judgement import findings
 from trainer_launch.preflight.thresholds import KINDS, Reference, SpeedKind, Table, load_table, parse_flag, table
 
@@ -209,16 +208,3 @@ def test_what_a_healthy_h200_gave_passes_and_half_of_it_does_not(name: str, valu
     found = judged(h200(name, [value] * 4, unit), BUILT_IN)
     assert [one.status for one in found] == [Status.PASS]
     assert failed(judged(h200(name, [value, value, value / 2], unit), BUILT_IN)) == ["node 2 (host-2), GPU 0"]
-
-
-def test_a_fabric_that_lost_most_of_its_bandwidth_is_told_where_a_constant_of_100_would_pass() -> None:
-    """NVSentinel's 100 GB/s for eight NICs is 12.5 GB/s for each: an H200's 45 GB/s may lose 72 % unseen."""
-    (one,) = below_reference([12.6] * 8, H200, BUILT_IN)
-    assert (one.check, one.scope, one.status) == ("pairs", Scope.JOB, Status.WARN)
-    assert "28% of the reference" in one.text
-
-
-def test_healthy_fabrics_that_awss_800_gb_s_would_fail_pass() -> None:
-    """480 GB/s is what NVLink gives on an H100; a floor that no healthy node reaches is always red."""
-    for per_gpu in (45.0, 41.9, 0.76 * 45):  # AWS EFA measured 335 GB/s for eight
-        assert list(below_reference([per_gpu] * 8, H200, BUILT_IN)) == []

@@ -66,14 +66,6 @@ def test_the_schemas_list_the_same_words() -> None:
 # -- who has one ------------------------------------------------------------------------------
 
 
-def test_what_the_job_set_wrongly_is_for_the_job_to_fix() -> None:
-    broken = subject(
-        host={"memory_limit_bytes": 1 << 28, "shm_bytes": None}, env={"GLOO_SOCKET_IFNAME": "eth9"}, pids=(20, 10)
-    )
-    told = remedies_of(run_all(broken).findings)
-    assert {told[check] for check in ("memory", "shm", "pids")} == {"FIX_JOB"}
-
-
 def test_nodes_with_other_images_are_for_the_image() -> None:
     job = Simulation(4)
     job.facts = {2: {"torch": "2.8.0"}}

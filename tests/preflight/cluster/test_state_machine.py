@@ -10,10 +10,9 @@ from msgspec.structs import replace
 from tests.preflight.cluster.job import JOB, Simulation, failure, present
 from trainer_launch import __version__
 from trainer_launch.model.codec import encode
-from trainer_launch.model.findings import Fault, Measure, Scope, Status
+from trainer_launch.model.findings import Fault, Scope, Status
 from trainer_launch.preflight.cluster import preflight_messages as msg
 from trainer_launch.preflight.cluster.present_nodes import NodeStage
-from trainer_launch.preflight.thresholds import load_table
 
 OTHER_VERSION = (
     f"node 0 (trainer-launch {__version__}) uses protocol version {msg.VERSION}, this node {msg.VERSION - 1}; "
@@ -177,22 +176,6 @@ def test_the_kubernetes_node_of_a_pod_at_fault_is_told_where_it_is_known() -> No
     (found,) = job.loud()
     assert found.subject == "node 1 (job-node-0-1), node 2 (job-node-0-2)"
     assert found.evidence == ("node 1 (job-node-0-1) is on gpu-node-7",)
-
-
-def test_what_gpus_measured_is_judged_for_all_nodes_together_and_kept() -> None:
-    job = Simulation(8, table=load_table(None))
-    job.measures = {
-        n: [
-            Measure("gemm", 330.0 if (n, gpu) == (5, 2) else 664.0 + n, "TFLOP/s", "NVIDIA H200", gpu)
-            for gpu in range(4)
-        ]
-        for n in range(8)
-    }
-    job.come(*range(8))
-    (found,) = job.loud()
-    assert (found.check, found.scope, found.status) == ("gemm", Scope.GPU, Status.FAIL)
-    assert found.subject == "node 5 (job-node-0-5), GPU 2"
-    assert len(job.hall.measured()) == 32
 
 
 def test_a_bad_way_between_two_healthy_nodes_is_named_as_that() -> None:
