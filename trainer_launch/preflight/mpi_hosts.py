@@ -173,11 +173,6 @@ class HostAnswers(Struct, frozen=True, kw_only=True):
     answers: Mapping[str, Facts] = field(default_factory=dict)
     own: LaunchersMpi | None = None
 
-    @property
-    def let_in(self) -> Mapping[str, Facts]:
-        """The hosts that ran the whole script."""
-        return {host: facts for host, facts in self.answers.items() if self.refusals[host] is None}
-
 
 def asked(subject: Subject, settings: Settings, typed: Typed, folder: str, wait_s: float) -> HostAnswers:
     """Look at all hosts, for `wait_s` at most if some are not there; `folder` is private and new."""
@@ -320,7 +315,8 @@ mpi_ssh = replace(
 def mpi_programs(hosts: HostAnswers) -> Iterator[Finding]:
     """Every host has what mpirun starts there, and the launcher's version of MPI."""
     if hosts.own is not None:
-        yield from alike(hosts.own, hosts.let_in)
+        ran = {host: facts for host, facts in hosts.answers.items() if hosts.refusals[host] is None}
+        yield from alike(hosts.own, ran)
 
 
 def reached(refusals: Mapping[str, Refusal | None], *, check_host_keys: bool = True) -> Iterator[Finding]:

@@ -88,7 +88,10 @@ def _nodes(report: Report, place: ReportPlace, names: Sequence[str]) -> str:
         for node in about or ([] if finding.scope is Scope.JOB else [place.name]):
             by_node.setdefault(node, []).append(finding)
     ordered = sorted(by_node.items(), key=lambda row: (not row[1], -sum(its.fault is not None for its in row[1])))
-    rows = [(_plain(name), _state(its), listed(_checks_of(its))) for name, its in ordered[:_MOST_NODES]]
+    rows = [
+        (_plain(name), _state(its), listed([*dict.fromkeys(finding.check for finding in its)]))
+        for name, its in ordered[:_MOST_NODES]
+    ]
     rest = len(ordered) - len(rows)
     title = counted(len(ordered), "node") + (f", of which {rest} are not shown" if rest else "")
     return table(title, ("node", "result", "checks"), rows)
@@ -98,10 +101,6 @@ def _state(findings: Sequence[Finding]) -> str:
     statuses = {finding.status for finding in findings}
     words = {Status.FAIL: "failed", Status.WARN: "warning", Status.UNKNOWN: "unknown"}
     return next((word for status, word in words.items() if status in statuses), "no finding")
-
-
-def _checks_of(findings: Sequence[Finding]) -> list[str]:
-    return list(dict.fromkeys(finding.check for finding in findings))
 
 
 def _pictured(pairs: PairTests | None) -> Sequence[str]:
@@ -122,13 +121,10 @@ def _pictured(pairs: PairTests | None) -> Sequence[str]:
         figure = f"{rate / size:.4g} {unit}" if rate else "failed"
         rows.append(f'<tr class="{kind}"><td>{names}</td><td class="bar">{bar}</td><td>{figure}</td></tr>')
     title = f"Bandwidth between {len(pairs.names)} nodes, {counted(len(pairs.tests), 'test')}"
-    note = f"Slowest test of each pair, the slowest first; faulty in red{_rest_of(len(rates))}."
+    rest = f"; {len(rates) - _MOST_PAIRS} faster pairs are not shown" if len(rates) > _MOST_PAIRS else ""
+    note = f"Slowest test of each pair, the slowest first; faulty in red{rest}."
     body = "".join(rows)
     return (f'<section><h2>{title}</h2><p class="note">{note}</p><table class="pairs">{body}</table></section>',)
-
-
-def _rest_of(n_pairs: int) -> str:
-    return f"; {n_pairs - _MOST_PAIRS} faster pairs are not shown" if n_pairs > _MOST_PAIRS else ""
 
 
 def _checks(report: Report) -> str:

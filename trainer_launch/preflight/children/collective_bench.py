@@ -120,7 +120,9 @@ def serve(order: Mapping[str, Any], listener: socket.socket | None) -> list[tupl
     store = None if listener is None else ForkedChild(keep_store, order, until)
     rails: list[ForkedChild] = []
     try:
-        port = _port(dialed(order, until) if store is None else store.line(until))
+        port = dialed(order, until) if store is None else store.line(until)
+        if not isinstance(port, int):
+            raise pair_bench.PairTestFailed(f"its store could not be opened: {_result(port)[0]}")
         rails = [ForkedChild(work, order, rail, until, port) for rail in range(n_rails)]
         if listener is not None:
             late = "the other end did not connect in time"
@@ -145,12 +147,6 @@ def dialed(order: Mapping[str, Any], until: float) -> object:
     sock, port = pair_bench.dialed(order["token"], until, str(order["host"]), int(order["port"]))
     sock.close()
     return int(port) if port.isascii() and port.isdigit() and len(port) < 6 else ("the other end names no port", 0)
-
-
-def _port(word: object) -> int:
-    if isinstance(word, int):
-        return word
-    raise pair_bench.PairTestFailed(f"its store could not be opened: {_result(word)[0]}")
 
 
 def _result(word: object) -> tuple[str, int]:

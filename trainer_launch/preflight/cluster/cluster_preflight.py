@@ -222,11 +222,6 @@ class ClusterPreflight:
         place = self._settings.names.place(rank)
         return label(rank, None if place is None else place.host)
 
-    def _place(self, rank: int) -> Endpoint | None:
-        """Where to look for a node: where it was, or should be."""
-        node = self._nodes.get(rank)
-        return self._settings.names.place(rank) if node is None else node.at
-
     def _go_on(self, now_s: float) -> None:
         if self.phase is PreflightPhase.CALLING:
             self._call(now_s)
@@ -265,7 +260,10 @@ class ClusterPreflight:
             )
         elif self._looking is None and now_s >= self._until_s - min(_LOOK_S, settings.deadline_s / 3):
             self._looking = self._missing()[: present_nodes.MAX_NAMED]
-            self._look(list(map(self._place, self._looking)), max(0.2, self._until_s - now_s - 0.4))
+            # Where they were, or should be.
+            nodes, place = self._nodes, settings.names.place
+            places = [nodes[rank].at if rank in nodes else place(rank) for rank in self._looking]
+            self._look(places, max(0.2, self._until_s - now_s - 0.4))
 
     def _await_reports(self, now_s: float) -> None:
         if self._unreported and not self._lost and now_s < self._until_s:

@@ -138,7 +138,15 @@ def clock(cluster: Cluster) -> Iterator[Finding]:
 def differences(names: Sequence[str], reports: Sequence[Mapping[str, str]]) -> Iterator[Finding]:
     """A finding for each fact that is not the same on all nodes; `names` say whose facts they are."""
     keys = dict.fromkeys(key for report in reports for key in sorted(report))
-    values_by_key = {key: dict(_by_node(key, names, reports)) for key in keys}
+    # A node whose value could not be read is left out; no variable, no image and no adapter are values.
+    values_by_key = {
+        key: {
+            name: report.get(key, UNSET)
+            for name, report in zip(names, reports, strict=True)
+            if key in report or key.startswith(ENV) or key in _ALWAYS_REPORTED
+        }
+        for key in keys
+    }
     differing = {key: values for key, values in values_by_key.items() if len(set(values.values())) > 1}
     unread = [name for name in names if _VERSIONS in keys and name not in values_by_key[_VERSIONS]]
     if unread:  # a machine that is too busy to start a Python in time has no other versions for that
@@ -150,13 +158,6 @@ def differences(names: Sequence[str], reports: Sequence[Mapping[str, str]]) -> I
     if not differing and not unread:
         n_alike = sum(all(key in report for report in reports) for key in keys)
         yield facts.passed(f"{counted(n_alike, 'fact')} alike on all {len(names)} nodes", scope=Scope.JOB)
-
-
-def _by_node(key: str, names: Sequence[str], reports: Sequence[Mapping[str, str]]) -> Iterator[tuple[str, str]]:
-    """A fact by node; a node of which it is unknown is left out."""
-    for name, report in zip(names, reports, strict=True):
-        if key in report or key.startswith(ENV) or key in _ALWAYS_REPORTED:
-            yield name, report.get(key, UNSET)
 
 
 def _difference(key: str, groups: Mapping[str, Sequence[str]], *, is_short: bool) -> Finding:

@@ -278,15 +278,16 @@ class NodeLink(ReconnectingClient[msg.Message, msg.FromNode, News]):
                 self._tell(message)
             case msg.Complete():
                 self._tell(message)
-            case msg.Test():
-                threading.Thread(target=self._take_part, args=(message,), daemon=True).start()
+            case msg.Test() as test:
+
+                def take_part() -> None:
+                    self.send(self._bench(_findable(test), self._listener))
+
+                threading.Thread(target=take_part, daemon=True).start()
             case msg.Decided(findings):
                 self.end(findings, is_shared=True)
             case msg.Refused(reason, _):
                 raise LostError(f"node 0 refuses for now: {reason}")
-
-    def _take_part(self, test: msg.Test) -> None:
-        self.send(self._bench(_findable(test), self._listener))
 
     def _learn_time(self, lines: Lines[msg.Message], until_s: float) -> list[msg.Message]:
         """Four timestamps, as NTP has them; the fastest of some exchanges tells most. What else comes meanwhile."""

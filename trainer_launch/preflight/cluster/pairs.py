@@ -131,14 +131,12 @@ class Rounds:
         self.begin(now_s)
 
     def _tested(self, ends: Pair) -> Iterator[PairTest]:
-        for rail, (here, there) in enumerate(zip(*map(self._result_of, ends), strict=True)):
+        n_rails = self.tests.way.rails
+        reported = [self._results[number].rails if number in self._results else () for number in ends]
+        whole = ((*rails, *[_NO_REPORT] * n_rails)[:n_rails] for rails in reported)
+        for rail, (here, there) in enumerate(zip(*whole, strict=True)):
             rates = [end.rate for end in (here, there) if not end.why]
-            number = rail if self.tests.way.rails > 1 else None
-            yield PairTest(ends, (here.why, there.why), min(rates, default=0), number)
-
-    def _result_of(self, number: int) -> tuple[msg.RailResult, ...]:
-        result, n_rails = self._results.get(number), self.tests.way.rails
-        return (*(() if result is None else result.rails), *[_NO_REPORT] * n_rails)[:n_rails]
+            yield PairTest(ends, (here.why, there.why), min(rates, default=0), rail if n_rails > 1 else None)
 
 
 def means_fact(gloo: bool, gpus: int, why: str) -> str:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import functools
 import logging
-import os
 import re
 import secrets
 import sys
@@ -16,7 +15,7 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 from trainer_launch import contracts
 from trainer_launch.host.files import read_secret
 from trainer_launch.host.machine import machine_name
-from trainer_launch.membership.quarantine import FAILING_NODES, NO_MACHINE
+from trainer_launch.membership.quarantine import NO_MACHINE
 from trainer_launch.model import Endpoint
 from trainer_launch.model.errors import NodeError
 from trainer_launch.model.findings import Finding, Scope
@@ -264,8 +263,3 @@ def failing_nodes(findings: Sequence[Finding], machines: Mapping[str, str]) -> s
                 hosts[host] = hosts.get(host) or (machines.get(host, "") if is_proven else "")
     shared = {machine for machine, count in Counter(machines.values()).items() if count > 1 and machine}
     return "".join(f"{host}\n" if of in shared else f"{host}\t{of or NO_MACHINE}\n" for host, of in hosts.items())
-
-
-def beside(report: str) -> str:
-    """Where the list of failing nodes belongs."""
-    return os.path.join(os.path.dirname(report), FAILING_NODES)

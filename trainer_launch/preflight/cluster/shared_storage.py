@@ -10,7 +10,7 @@ from trainer_launch.host.deadline_subprocess import Tried
 from trainer_launch.model.findings import Basis, Fault, Finding, Scope, Status
 from trainer_launch.model.units import grouped
 from trainer_launch.preflight.check import Where, at_once, check
-from trainer_launch.preflight.cluster.nodes import Cluster, JobNode, listed
+from trainer_launch.preflight.cluster.nodes import Cluster, listed
 
 NAME = "shared-storage"
 _LEAVE_S = 8.0
@@ -22,15 +22,17 @@ _SEE = "see the mount of that volume on its machine, and its access mode"
 @check(NAME, Where.CLUSTER)
 def shared_storage(cluster: Cluster) -> Iterator[Finding]:
     """Each folder of --storage is the same for all nodes, where it has to be."""
-    # Who cannot write there at all is told by its own check.
-    able = [node for node in cluster.nodes if not _cannot_write(node)]
+    # Of a node that cannot write there at all, its own check speaks.
+    failed = {
+        node.rank
+        for node in cluster.nodes
+        for finding in node.report.findings
+        if finding.check == "storage" and finding.status is Status.FAIL
+    }
+    able = [node for node in cluster.nodes if node.rank not in failed]
     for folder, must in cluster.settings.storage.items() if len(cluster.nodes) > 1 else ():
         groups = grouped((node.report.tokens[folder], node.name) for node in able if folder in node.report.tokens)
         yield _judged(folder, sorted(groups.values(), key=len, reverse=True), must)
-
-
-def _cannot_write(node: JobNode) -> bool:
-    return any(finding.check == "storage" and finding.status is Status.FAIL for finding in node.report.findings)
 
 
 def _judged(folder: str, groups: Sequence[Sequence[str]], must: bool) -> Finding:
