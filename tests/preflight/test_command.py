@@ -67,9 +67,6 @@ def wrapped(
     return subprocess.run(argv, env=clean_env(env), capture_output=True, text=True, timeout=120)
 
 
-# -- what it says, where ----------------------------------------------------------------------
-
-
 def test_this_container_is_told_on_one_screen() -> None:
     done = launch("preflight", "--", "true")
     assert done.returncode == 0, done.stdout
@@ -185,9 +182,6 @@ def test_nobody_else_pays_for_the_checks() -> None:
     checking = loaded("preflight", "--only", "cpu")
     assert "trainer_launch.preflight" in checking
     assert not {"torch", "numpy", "yaml", "multiprocessing", "rich"} & checking
-
-
-# -- containers that are broken ---------------------------------------------------------------
 
 
 def test_memory_that_cannot_be_locked_is_found_by_trying() -> None:
@@ -335,9 +329,6 @@ def test_a_terminal_shows_what_is_under_way_and_a_pod_does_not_load_rich(tmp_pat
     done = launch(*words, env={"TERM": "xterm"})
     assert done.returncode == 20
     assert "\x1b" not in done.stdout + done.stderr
-
-
-# -- the main container -----------------------------------------------------------------------
 
 
 def _listens(pid: int) -> bool:

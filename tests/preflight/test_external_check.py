@@ -152,9 +152,6 @@ def test_what_is_no_command_line_is_refused(text: str, why: str) -> None:
         command_of(text)
 
 
-# -- as the program runs it -------------------------------------------------------------------
-
-
 def test_a_policy_grades_it_and_the_report_is_as_its_schema_says(tmp_path: Path) -> None:
     script = tmp_path / "site-check"
     script.write_text(f"#!{sys.executable}\n{printed(DCGM)}\n")

@@ -38,9 +38,6 @@ def warned(found: Sequence[Finding]) -> list[str]:
     return [one.subject for one in found if one.status is Status.WARN]
 
 
-# -- the rule ---------------------------------------------------------------------------------
-
-
 def test_a_card_at_half_speed_is_named_with_its_node_and_what_it_was_compared_with() -> None:
     values = [100.0] * 16
     values[11] = 50.0
@@ -139,8 +136,6 @@ def test_a_card_that_is_slow_only_when_it_is_hot_is_held_against_the_same_refere
     assert (one.check, one.subject, one.fault) == ("gemm", "node 0 (host-0), GPU 1", Fault.NODE)
 
 
-# -- properties -------------------------------------------------------------------------------
-
 healthy = st.lists(st.floats(0.93, 1.08), min_size=1, max_size=80)
 
 
@@ -179,8 +174,6 @@ def test_thousands_of_healthy_cards_accuse_nobody_and_are_one_sentence() -> None
     assert failed(found) == []
     assert len([one for one in found if one.scope is Scope.JOB]) <= 1
 
-
-# -- what the peers' thresholds get wrong -------------------------------------------------------
 
 BUILT_IN = load_table(None)
 

@@ -33,9 +33,6 @@ def policy(text: str) -> Policy:
     return parse_flag(text, CHECKS, registry.REMOVED)
 
 
-# -- what it does -----------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize(
     ("word", "severity"), [("warn", Severity.WARNING), ("fail", Severity.RETRYABLE), ("fatal", Severity.FATAL)]
 )
@@ -105,8 +102,6 @@ def test_what_a_policy_changed_is_on_the_screen_in_the_data_and_in_the_pods_stat
     findings = report_formats.parse(json.dumps(document).encode())
     assert [finding.without_policy for finding in findings] == [Severity.RETRYABLE, None]
 
-
-# -- how it is said ---------------------------------------------------------------------------
 
 TOML = """
 observe = false

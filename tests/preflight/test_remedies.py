@@ -63,9 +63,6 @@ def test_the_schemas_list_the_same_words() -> None:
     assert published == [["", *REMEDIES]] * 3
 
 
-# -- who has one ------------------------------------------------------------------------------
-
-
 def test_nodes_with_other_images_are_for_the_image() -> None:
     job = Simulation(4)
     job.facts = {2: {"torch": "2.8.0"}}
@@ -76,9 +73,6 @@ def test_a_clock_and_a_node_that_fails_with_all_others_are_of_their_machines() -
     job = Simulation(5, outcome=lambda node, partner: ("", 10**9) if 3 not in (node, partner) else ("reset", 0))
     job.offsets = {2: 60.0}
     assert cluster(job) == {"clock": "DRAIN", "pairs": "DRAIN"}
-
-
-# -- who has none: only looks guilty ----------------------------------------------------------
 
 
 @pytest.mark.parametrize("gpus", ["7 of H200", "8 of A100"])
@@ -139,9 +133,6 @@ def test_nodes_of_one_check_that_need_different_things_are_not_told_as_one() -> 
     job.wait(200)
     told = {one.remedy: one.subject for one in job.loud()}
     assert told == {"RESET": "node 1 (job-node-0-1), node 3 (job-node-0-3)", "RMA": "node 2 (job-node-0-2)"}
-
-
-# -- where it is told -------------------------------------------------------------------------
 
 
 def test_the_remedy_is_in_the_data_on_the_page_on_the_screen_and_in_the_pods_status() -> None:

@@ -202,9 +202,6 @@ def test_cards_that_need_different_remedies_have_findings_of_their_own() -> None
     ]
 
 
-# -- RDMA adapters ------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize("spec", ["mlx5", ""])
 def test_one_of_eight_adapters_that_is_down_is_named(spec: str) -> None:
     node = with_ports(*[NDR] * 3, "", *[NDR] * 4, gpus=8, env={"NCCL_IB_HCA": spec})
@@ -254,9 +251,6 @@ def test_a_node_with_more_or_faster_adapters_is_not_faulty_for_that() -> None:
     assert among(with_ports(*[NDR] * 8), with_ports(*[NDR] * 8), unknown) == [("node 2", None)]
 
 
-# -- GPUs together ------------------------------------------------------------------------------
-
-
 def test_the_speed_of_all_gpus_together_is_a_measure_of_the_node() -> None:
     tests = [replace(test, facts={"model": "NVIDIA H200"}) for test in FACTS.tests]
     whole = replace(FACTS, tests=tuple(tests))
@@ -279,9 +273,6 @@ def test_a_card_is_not_blamed_for_time_or_memory_that_others_took(told: bytes, e
     assert test.ending is LoadEnding.NOT_RUN
     assert why in test.why
     assert fails(with_tests(ending=test.ending, stage=test.stage, why=test.why), "gpu-load") == []
-
-
-# -- what ports count while pairs are tested ------------------------------------------------------
 
 
 def test_errors_that_a_port_counts_during_pair_tests_warn_and_earlier_ones_do_not(tmp_path: Path) -> None:

@@ -71,9 +71,6 @@ def later(now: Stamp, seconds: float = 60.0) -> Stamp:
     return replace(now, uptime_s=now.uptime_s + seconds)
 
 
-# -- who is believed --------------------------------------------------------------------------
-
-
 def test_a_machine_that_passed_is_believed_for_as_long_as_asked(machine: Path, folder: Path) -> None:
     made = left(machine, folder)
     assert why_not(later(made, 5 * HOUR_S), 6 * HOUR_S, str(folder)) == ""
@@ -144,9 +141,6 @@ def test_another_reference_is_another_setting(machine: Path, folder: Path, tmp_p
     assert why_not(of(machine, words=f"reference={table}"), HOUR_S, str(folder))
 
 
-# -- what somebody else may have written ------------------------------------------------------
-
-
 def the_stamp(folder: Path) -> Path:
     (path,) = folder.iterdir()
     return path
@@ -210,9 +204,6 @@ def test_no_secret_is_in_the_stamp(machine: Path, folder: Path) -> None:
     assert "hf_" not in told
     assert "check.sh" not in told
     assert json.loads(told)["settings"] == made.settings
-
-
-# -- who gets one -----------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(

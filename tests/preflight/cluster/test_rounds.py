@@ -38,9 +38,6 @@ def of_check(job: Simulation, check: str) -> list[Finding]:
     return [found for found in job.hall.findings if found.check == check]
 
 
-# -- by which means ---------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize(
     ("wanted", "facts", "way"),
     [
@@ -78,9 +75,6 @@ def test_a_node_without_what_was_asked_for_is_named_by_the_facts_and_the_others_
     assert {test.way for _, _, test in job.tests} == {"socket"}
 
 
-# -- which way --------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize("n_nodes", [3, 4, 5, 8, 9])
 def test_each_node_listens_for_one_neighbour_and_connects_to_the_other(n_nodes: int) -> None:
     job = ended(simulated(n_nodes))
@@ -104,9 +98,6 @@ def test_a_node_to_which_nobody_may_connect_is_found_wherever_it_is(n_nodes: int
         ended(job)
         assert job.loud(), closed
         assert all(f"job-node-0-{closed})" in found.subject for found in job.loud())
-
-
-# -- slow -------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("n_nodes", [4, 5, 8])
@@ -156,9 +147,6 @@ def test_racks_of_two_between_which_it_is_slower_by_design_are_no_finding(n_node
     job = simulated(n_nodes)
     job.outcome = lambda n, p: ("", 10**9 if n // 2 == p // 2 else 2 * 10**8)
     assert named(ended(job)) == []
-
-
-# -- rails ------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("n_nodes", [4, 5, 8])

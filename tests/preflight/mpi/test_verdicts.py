@@ -22,9 +22,6 @@ GOOD = WITHOUT_VERSIONS | {"mpirun": "4.1.4"}
 OWN = mpi_hosts.LaunchersMpi(mpirun="mpirun", version="4.1.4", daemons=("orted",))
 
 
-# -- the script and its answer ----------------------------------------------------------------
-
-
 def ask(command: str, *before: str, path: str | None = None) -> Facts:
     """Run the script by a shell here, as sshd would."""
     text = "\n".join([*before, command])
@@ -92,9 +89,6 @@ def test_versions_are_found_in_what_mpiruns_say(said: str, version: str) -> None
     assert mpi_hosts.version_in(said) == version
 
 
-# -- why not ----------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize(
     ("code", "err", "stage"),
     [
@@ -127,9 +121,6 @@ def test_the_stage_is_told_by_sshs_own_words(code: int | None, err: str, stage: 
 
 def test_who_ran_the_script_to_its_end_is_not_stuck() -> None:
     assert refusal(0, "warning", GOOD) is None
-
-
-# -- findings ---------------------------------------------------------------------------------
 
 
 def test_hosts_that_are_stuck_alike_are_told_in_one_sentence() -> None:
