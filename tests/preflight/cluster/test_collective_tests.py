@@ -42,9 +42,9 @@ def test_a_store_takes_a_port_of_those_allowed_whoever_has_some_of_them() -> Non
 class Node:
     """One node's child and listener."""
 
-    def __init__(self) -> None:
+    def __init__(self, **env: str) -> None:
         self.listener = Listener(None, lambda: msg.Here("waiting"))
-        self.collectives = Collectives((sys.executable,), ENV)
+        self.collectives = Collectives((sys.executable,), {**ENV, **env})
 
     def close(self) -> None:
         self.collectives.close()
@@ -173,6 +173,20 @@ def test_a_child_that_is_killed_is_replaced() -> None:
     finally:
         node.close()
         other.close()
+
+
+def test_a_number_that_comes_out_wrong_on_one_node_is_told_by_that_node(nodes: list[Node], tmp_path: Path) -> None:
+    """Its torch is sabotaged: of each sum a bit is flipped."""
+    flips = "import torch.distributed as dist\nreduce = dist.all_reduce\n"
+    flips += "def flipped(numbers, *more, **options):\n    reduce(numbers, *more, **options)\n"
+    flips += "    numbers[7] ^= 4 if len(numbers) > 2 else 0\ndist.all_reduce = flipped\n"
+    (tmp_path / "sitecustomize.py").write_text(flips)
+    node = Node(PYTHONPATH=str(tmp_path))
+    try:
+        seen = held(dict(enumerate(order([nodes[0], node], 70, limit_s=20.0))))
+    finally:
+        node.close()
+    assert whys(seen)[1] == ["the data arrives damaged"]
 
 
 def test_a_python_without_torch_can_only_do_plain_sockets(tmp_path: Path) -> None:
