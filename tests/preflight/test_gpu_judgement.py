@@ -78,11 +78,6 @@ def test_an_unknown_model_is_compared_with_its_peers_alone_and_said_to_be_unknow
     assert failed(found) == []
 
 
-def test_models_are_not_compared_with_each_other() -> None:
-    found = judged([*cards([100.0] * 4), *cards([20.0] * 4, UNKNOWN)])
-    assert failed(found) == warned(found) == []
-
-
 def test_a_single_card_is_judged_by_the_reference_and_named_in_the_evidence() -> None:
     assert [one.status for one in judged(cards([99.0]))] == [Status.PASS]
     (one,) = judged(cards([50.0]))

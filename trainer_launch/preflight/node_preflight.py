@@ -205,8 +205,14 @@ def _together(
         if part.server is None:
             return NodeResult(report, elsewhere=part.home if is_elsewhere else "")
         held = part.server.preflight
-        names, findings = (held.names, held.machines), selection.kept(held.findings)
-        return NodeResult(report, held.measured(), held.pair_tests, *names, findings)
+        return NodeResult(
+            report,
+            held.measured(),
+            held.pair_tests,
+            names=held.names,
+            machines=held.machines,
+            all_nodes=selection.kept(held.findings),
+        )
 
 
 def place_of(subject: Subject) -> ReportPlace:

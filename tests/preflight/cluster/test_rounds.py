@@ -149,16 +149,6 @@ def test_racks_of_two_between_which_it_is_slower_by_design_are_no_finding(n_node
     assert named(ended(job)) == []
 
 
-@pytest.mark.parametrize("n_nodes", [4, 5, 8])
-def test_a_rail_that_fails_is_named_with_its_node(n_nodes: int) -> None:
-    for bad in range(n_nodes):
-        job = simulated(n_nodes, NCCL_8)
-        job.on_rail = lambda n, p, rail, bad=bad: ("no route", 0) if bad in (n, p) and rail == 5 else None  # type: ignore[misc]
-        ended(job)
-        assert named(job) == [(f"node {bad} (job-node-0-{bad}), rail 5", Scope.RAIL)]
-        assert job.loud()[0].status is Status.FAIL
-
-
 def test_results_with_too_few_rails_are_no_pass() -> None:
     job = simulated(4, NCCL_8)
     job.on_rail = lambda n, p, rail: ("no report", 0) if n == 1 and rail > 3 else None
@@ -176,15 +166,6 @@ def test_a_healthy_job_with_rails_says_how_many_and_measures_them() -> None:
     measured = [one for one in job.hall.measured() if one.name == "pair"]
     assert len(measured) == 64
     assert measured[0] == Measure("pair", 45.0, "GB/s", "NVIDIA H200", None)
-
-
-def test_a_network_card_at_half_speed_fails_by_reference_and_peers_and_is_named() -> None:
-    job = simulated(8, NCCL_8, table=load_table(None))
-    job.measures = {node: [Measure("gemm", 665.0, "TFLOP/s", "NVIDIA H200", 0)] for node in range(8)}
-    job.on_rail = lambda n, p, rail: ("", 22_500_000_000 if 3 in (n, p) and rail == 2 else 45_000_000_000)
-    ended(job)
-    assert named(job) == [("node 3 (job-node-0-3), rail 2", Scope.RAIL)]
-    assert job.loud()[0].status is Status.FAIL
 
 
 def test_a_whole_job_over_plain_sockets_is_one_finding_about_the_job() -> None:

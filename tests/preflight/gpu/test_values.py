@@ -143,14 +143,6 @@ def test_a_card_that_the_driver_keeps_cool_through_a_sustained_load_is_not_blame
     assert [one.status.value for one in named("gpu-clocks").run(node)] == [status]
 
 
-@pytest.mark.parametrize("model", ["NVIDIA A40", "NVIDIA RTX A6000", "NVIDIA A100-PCIE-40GB", "NVIDIA H100 NVL"])
-def test_cards_that_bridges_connect_in_pairs_may_have_links_that_lead_nowhere(model: str) -> None:
-    """Both with half of their links up, and one without a bridge: at most a warning."""
-    half, none = [1, 1, 0, 0], [0, 0, 0, 0]
-    assert loud(card(0, name=model, nvlinks=half), card(1, name=model, nvlinks=half)) == []
-    assert loud(card(0, name=model, nvlinks=half), card(1, name=model, nvlinks=none)) == [("gpu-nvlink", "warn")]
-
-
 def test_gpus_are_tested_as_the_jobs_workers_will_use_them(monkeypatch: pytest.MonkeyPatch) -> None:
     """`run` tells NCCL to do without a /dev/shm that is too small; so does preflight."""
     seen: list[str | None] = []
