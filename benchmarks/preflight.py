@@ -24,8 +24,8 @@ from trainer_launch.model import Endpoint, Seats
 from trainer_launch.model.findings import Finding, Status
 from trainer_launch.preflight.cluster import pairs
 from trainer_launch.preflight.cluster import preflight_messages as msg
+from trainer_launch.preflight.cluster.cluster_preflight import PreflightServer
 from trainer_launch.preflight.cluster.nodes import ClusterSettings, Names
-from trainer_launch.preflight.cluster.preflight_server import PreflightServer
 from trainer_launch.rehearsal.controllers.local_jobs import address_of, own_environment
 
 JOB = "benchmark"

@@ -29,9 +29,9 @@ from trainer_launch.model.errors import NodeError
 from trainer_launch.model.findings import Fault, Finding, Status
 from trainer_launch.preflight.cluster import node_link as meeting
 from trainer_launch.preflight.cluster import preflight_messages as msg
+from trainer_launch.preflight.cluster.cluster_preflight import PreflightServer
 from trainer_launch.preflight.cluster.node_link import ClusterVerdict, Listener, NodeLink
 from trainer_launch.preflight.cluster.nodes import ClusterSettings, Names
-from trainer_launch.preflight.cluster.preflight_server import PreflightServer
 from trainer_launch.preflight.cluster.present_nodes import NodeStage, look, look_at_all
 
 JOB = "job"

@@ -27,10 +27,10 @@ from trainer_launch.preflight import network_checks, registry, thresholds
 from trainer_launch.preflight.check import Subject, Where
 from trainer_launch.preflight.cluster import node_facts, pairs, present_nodes, shared_storage
 from trainer_launch.preflight.cluster import preflight_messages as msg
+from trainer_launch.preflight.cluster.cluster_preflight import PreflightServer
 from trainer_launch.preflight.cluster.node_link import ClusterVerdict, NodeLink, look_out
 from trainer_launch.preflight.cluster.nodes import ClusterSettings, label, names_of
 from trainer_launch.preflight.cluster.pair_tests import Collectives, bench
-from trainer_launch.preflight.cluster.preflight_server import PreflightServer
 from trainer_launch.preflight.cluster.shared_storage import Tokens
 
 _THOROUGH = ("standard", "deep")  # levels
