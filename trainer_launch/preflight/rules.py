@@ -117,12 +117,12 @@ def judged(name: str, observed: Sequence[Observed]) -> Iterator[Finding]:
         yield replace(its[0], subject=", ".join(finding.subject for finding in its), text=text)
     quiet = enumerate(about for about, finding in results if finding is None)
     alike = grouped(((about.answer, number if about.gpu is None else None), about) for number, about in quiet)
-    for ((status, text), number), its in alike.items():
-        is_minor = (status is Status.PASS and bad) or (status is Status.SKIPPED and len(its) < len(observed))
+    for ((status, text), number), members in alike.items():
+        is_minor = (status is Status.PASS and bad) or (status is Status.SKIPPED and len(members) < len(observed))
         if status is not None and number is not None:
-            yield Finding(check=name, status=status, text=text, **its[0].more)
+            yield Finding(check=name, status=status, text=text, **members[0].more)
         elif status is not None and not is_minor:
-            who = numbered([about.gpu for about in its if about.gpu is not None])
+            who = numbered([about.gpu for about in members if about.gpu is not None])
             yield Finding(check=name, status=status, text=f"{who}: {text}", scope=Scope.GPU)
 
 

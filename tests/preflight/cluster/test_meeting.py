@@ -350,7 +350,7 @@ def test_a_node_whose_own_part_hangs_says_so_after_the_deadline(
     monkeypatch.setattr(meeting, "_SILENCE_S", 0.2)
     monkeypatch.setattr(meeting, "_LATE_S", 0.1)
     released = threading.Event()
-    monkeypatch.setattr(NodeLink, "_use_one_connection", lambda caller: released.wait(LATEST_S))
+    monkeypatch.setattr(NodeLink, "_use_connection", lambda caller: released.wait(LATEST_S))
     caller = job(2, deadline_s=0.5).call(1)
     caller.hurry()
     assert caller.receive(0.01) is None  # not before the deadline

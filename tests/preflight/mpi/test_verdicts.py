@@ -155,9 +155,14 @@ def test_a_launcher_without_mpirun_is_no_pass() -> None:
     assert found.text == "mpirun is not in the launcher's PATH, so nothing can be started on the hosts"
 
 
-@pytest.mark.parametrize("nobody_knows", [{"is_here": False, "is_needed": False}, {"is_here": True}])
-def test_an_mpirun_that_is_not_known_is_unknown_and_no_pass(nobody_knows: dict[str, bool]) -> None:
-    own = mpi_hosts.LaunchersMpi(mpirun="mpirun", **nobody_knows)
+@pytest.mark.parametrize(
+    "own",
+    [
+        mpi_hosts.LaunchersMpi(mpirun="mpirun", is_here=False, is_needed=False),
+        mpi_hosts.LaunchersMpi(mpirun="mpirun"),
+    ],
+)
+def test_an_mpirun_that_is_not_known_is_unknown_and_no_pass(own: mpi_hosts.LaunchersMpi) -> None:
     assert [one.status for one in mpi_hosts.alike(own, {"w-0": GOOD})] == [Status.UNKNOWN]
 
 
