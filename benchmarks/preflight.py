@@ -24,8 +24,8 @@ from trainer_launch.model import Endpoint, Seats
 from trainer_launch.model.findings import Finding, Status
 from trainer_launch.preflight.cluster import pairs
 from trainer_launch.preflight.cluster import preflight_messages as msg
+from trainer_launch.preflight.cluster.cluster_preflight import PreflightServer
 from trainer_launch.preflight.cluster.nodes import ClusterSettings, Names
-from trainer_launch.preflight.cluster.preflight_server import PreflightServer
 from trainer_launch.rehearsal.controllers.local_jobs import address_of, own_environment
 
 JOB = "benchmark"
@@ -74,7 +74,7 @@ class Node:
         self.sock.sendall(msg.render(message))
 
 
-def hold(n_nodes: int, is_deep: bool, pipe: Connection) -> None:
+def hold(n_nodes: int, pipe: Connection) -> None:
     """Node 0's part, in a process of its own as in a pod."""
     home = Endpoint("127.0.0.1", 0)
     names = Names(home=home, seats=Seats(home, "job-node-0-#.job", 0, n_nodes))
@@ -85,7 +85,6 @@ def hold(n_nodes: int, is_deep: bool, pipe: Connection) -> None:
         deadline_s=LATEST_S,
         names=names,
         salt="s",
-        is_deep=is_deep,
     )
     server = PreflightServer(settings, home)
     pipe.send(server.start())
@@ -114,10 +113,10 @@ def serve(selector: selectors.BaseSelector, port: int, wait_s: float) -> set[int
     return done
 
 
-def simulate(n_nodes: int, *, is_deep: bool) -> tuple[float, float, float]:
+def simulate(n_nodes: int) -> tuple[float, float, float]:
     """All nodes in one loop: seconds to the last verdict, CPU seconds and MB of node 0."""
     ours, theirs = multiprocessing.Pipe()
-    process = multiprocessing.Process(target=hold, args=(n_nodes, is_deep, theirs), daemon=True)
+    process = multiprocessing.Process(target=hold, args=(n_nodes, theirs), daemon=True)
     process.start()
     port = ours.recv()
     selector = selectors.DefaultSelector()
@@ -225,4 +224,4 @@ SECTION = Section(
 
 
 if __name__ == "__main__":
-    print(*simulate(int(sys.argv[1]), is_deep=sys.argv[2] == "deep"))
+    print(*simulate(int(sys.argv[1])))

@@ -61,18 +61,6 @@ def pytorchjob(node: int) -> dict[str, str]:
     }
 
 
-def old_pytorchjob(node: int) -> dict[str, str]:
-    """Operator 1.3: the master is told localhost, and there is no PET_* at all."""
-    address = "localhost" if node == 0 else "job-master-0"
-    return {
-        "MASTER_ADDR": address,
-        "MASTER_PORT": "23456",
-        "WORLD_SIZE": "2",
-        "RANK": str(node),
-        "PYTHONUNBUFFERED": "0",
-    }
-
-
 def workers_only(_node: int) -> dict[str, str]:
     return {"PET_NNODES": "2", "PET_NPROC_PER_NODE": "2", "PYTHONUNBUFFERED": "1"}
 
@@ -113,11 +101,10 @@ def test_the_same_command_on_every_host_makes_the_named_one_node_0(tmp_path: Pat
     [
         (("job-node-0-0", "job-node-0-1"), trainer_v2, 4),
         (("job-master-0", "job-worker-0"), pytorchjob, 4),
-        pytest.param(("job-master-0", "job-worker-0"), old_pytorchjob, 2, marks=LONG),
         pytest.param(("job-worker-0", "job-worker-1"), workers_only, 4, marks=LONG),
         pytest.param(("job-worker-0", "job-worker-1"), elastic, 4, marks=LONG),
     ],
-    ids=["trainer-v2", "pytorchjob", "pytorchjob-1.3", "pytorchjob-workers-only", "pytorchjob-elastic"],
+    ids=["trainer-v2", "pytorchjob", "pytorchjob-workers-only", "pytorchjob-elastic"],
 )
 def test_the_nodes_of_a_job_meet_and_reduce(names, contract, world, tmp_path: Path) -> None:
     train = script(tmp_path, REDUCE)

@@ -25,10 +25,10 @@ from trainer_launch.membership.client import Client, Connected, Disconnected
 from trainer_launch.model import Endpoint
 from trainer_launch.model.errors import NodeError
 from trainer_launch.preflight.cluster import preflight_messages
+from trainer_launch.preflight.cluster.cluster_preflight import PreflightServer
 from trainer_launch.preflight.cluster.node_link import ClusterVerdict, NodeLink
 from trainer_launch.preflight.cluster.nodes import ClusterSettings, Names
 from trainer_launch.preflight.cluster.pair_tests import run
-from trainer_launch.preflight.cluster.preflight_server import PreflightServer
 
 SECRET = b"right"
 Alter = Callable[[bytes], "list[bytes]"]

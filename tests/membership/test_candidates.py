@@ -22,9 +22,9 @@ from trainer_launch.membership.server import Coordinator, serve
 from trainer_launch.membership.state import CoordinatorSettings, Looked
 from trainer_launch.model import Endpoint, Hosting, NodeRange, Seats
 from trainer_launch.observability import event_log
+from trainer_launch.preflight.cluster.cluster_preflight import PreflightServer as RollCall
 from trainer_launch.preflight.cluster.nodes import ClusterSettings as Calling
 from trainer_launch.preflight.cluster.nodes import Names
-from trainer_launch.preflight.cluster.preflight_server import PreflightServer as RollCall
 
 JOB = "job"
 

@@ -90,9 +90,6 @@ def looked_for(fault: FleetFault) -> Found:
     return Found(next(iter(named or its), None), bool(named), tuple(sorted(accused)))
 
 
-# -- how things break -------------------------------------------------------------------------
-
-
 def in_fleet(
     kind: str, text: str, check: str, broken: Break, *who: str, nodes: int = SIZE, **more: Any
 ) -> FleetFault:
@@ -200,8 +197,6 @@ def slow_dns(fleet: Fleet, node: Node, folder: Path) -> None:
 
     node.change(lookup=lookup, deadline_s=30.0)
 
-
-# -- real processes in namespaces -------------------------------------------------------------
 
 _TMPFS = 'mount -t tmpfs -o size={size} tmpfs {at} && exec "$0" "$@"'
 
@@ -415,9 +410,6 @@ FAULTS: tuple[FleetFault, ...] = (
           "--master-addr", "job-0", "--only", "ports"),
 )
 # fmt: on
-
-
-# -- healthy fleets ---------------------------------------------------------------------------
 
 
 class HealthyFleet(Struct, frozen=True):

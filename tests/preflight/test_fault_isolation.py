@@ -124,8 +124,6 @@ def test_a_node_both_of_whose_ring_links_are_bad_is_not_accused_for_them() -> No
     assert {link.ends for link in found.links} == {(2, 3), (3, 4)}
 
 
-# -- rails ------------------------------------------------------------------------------------
-
 RAILS = 8
 
 

@@ -48,9 +48,6 @@ def data(**changes: Any) -> bytes:
     return json.dumps(made(**changes)).encode()
 
 
-# -- JSON -------------------------------------------------------------------------------------
-
-
 def test_the_document_is_as_its_published_schema_says() -> None:
     assert violations("preflight", made()) == []
     assert violations("preflight", made(Report(findings=()))) == []
@@ -65,18 +62,12 @@ def test_a_document_can_be_read_back() -> None:
     [
         b"",
         b"[]",
-        b"nonsense",
         b"[" * 100_000,
         data(version=1),
         data(format="other"),
         data(findings={}),
-        data(findings=[1]),
-        data(findings=[{}]),
         data(findings=[{**made()["findings"][0], "text": 1}]),
-        data(findings=[{**made()["findings"][0], "status": "fine"}]),
         data(findings=[{**made()["findings"][0], "fault": "job"}]),
-        data(findings=[{**made()["findings"][0], "measured": []}]),
-        data(findings=[{**made()["findings"][0], "evidence": "x"}]),
         data(findings=[made()["findings"][0]] * 1001),
         b" " * (report_formats.MAX_BYTES + 1),
     ],
@@ -84,9 +75,6 @@ def test_a_document_can_be_read_back() -> None:
 def test_what_is_no_document_is_refused(changed: bytes) -> None:
     with pytest.raises(ValueError, match=r"\w"):
         report_formats.parse(changed)
-
-
-# -- people -----------------------------------------------------------------------------------
 
 
 def test_the_screen_has_the_summary_first_then_the_worst_and_folds_what_is_well() -> None:
@@ -111,8 +99,6 @@ def test_the_screen_fits_into_80_columns_unless_a_single_word_does_not() -> None
 def test_a_report_without_findings_says_that_nothing_was_checked() -> None:
     assert "nothing was checked" in report_formats.screen(Report(findings=()), HERE, 0)
 
-
-# -- several nodes ----------------------------------------------------------------------------
 
 ZERO = "node 0 (job-node-0-0)"
 ABSENT = replace(RETRYABLE, check="roll-call", scope=Scope.NODE, action="see its pod")
@@ -173,9 +159,6 @@ def test_a_faulty_nodes_own_part_comes_first_and_says_this_node() -> None:
     text = report_formats.screen(Report(findings=(TOLD, own)), HERE, 30, ZERO)
     assert text.index("FATAL shm (this node): ") < text.index("FATAL facts (node 2")
     assert text.endswith("report of all nodes: the log of node 0 (job-node-0-0)\n")
-
-
-# -- the pod's status -------------------------------------------------------------------------
 
 
 def test_the_first_line_of_the_termination_message_can_be_read_alone() -> None:

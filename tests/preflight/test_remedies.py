@@ -12,14 +12,14 @@ from tests.preflight.cluster.job import Simulation
 from tests.preflight.world import Names, run_all, subject
 from tests.schemas.validator import schema
 from trainer_launch.model.findings import OF_MACHINES, REMEDIES, Fault, Finding, Report, Scope, Status
-from trainer_launch.preflight import external_check, registry, remedies, report_formats, report_page
+from trainer_launch.preflight import external_check, registry, report_formats, report_page, rules
 from trainer_launch.preflight.check import Where
 from trainer_launch.preflight.cluster import node_facts
 from trainer_launch.preflight.cluster.participation import failing_nodes
 from trainer_launch.preflight.node_preflight import Selection
 from trainer_launch.preflight.policy import Policy
-from trainer_launch.preflight.remedies import with_remedy
 from trainer_launch.preflight.report_formats import ReportPlace
+from trainer_launch.preflight.rules import with_remedy
 
 HERE = ReportPlace(host="pod-1", node_rank=1, nodes="4", contract="trainer-v2-torch")
 BAD_GPU = Finding(
@@ -48,9 +48,9 @@ def cluster(job: Simulation) -> dict[str, str]:
 
 
 def test_all_names_are_of_checks_and_words_of_the_list() -> None:
-    words = {word for rules in remedies.REMEDIES.values() for word in rules.values()}
+    words = {word for its in rules.REMEDIES.values() for word in its.values()}
     words |= {rule.remedy for rule in node_facts.RULES.values() if rule.remedy}
-    assert remedies.REMEDIES.keys() <= set(registry.ids(*Where))
+    assert rules.REMEDIES.keys() <= set(registry.ids(*Where))
     assert words <= set(REMEDIES)
 
 
@@ -63,17 +63,6 @@ def test_the_schemas_list_the_same_words() -> None:
     assert published == [["", *REMEDIES]] * 3
 
 
-# -- who has one ------------------------------------------------------------------------------
-
-
-def test_what_the_job_set_wrongly_is_for_the_job_to_fix() -> None:
-    broken = subject(
-        host={"memory_limit_bytes": 1 << 28, "shm_bytes": None}, env={"GLOO_SOCKET_IFNAME": "eth9"}, pids=(20, 10)
-    )
-    told = remedies_of(run_all(broken).findings)
-    assert {told[check] for check in ("memory", "shm", "pids")} == {"FIX_JOB"}
-
-
 def test_nodes_with_other_images_are_for_the_image() -> None:
     job = Simulation(4)
     job.facts = {2: {"torch": "2.8.0"}}
@@ -84,9 +73,6 @@ def test_a_clock_and_a_node_that_fails_with_all_others_are_of_their_machines() -
     job = Simulation(5, outcome=lambda node, partner: ("", 10**9) if 3 not in (node, partner) else ("reset", 0))
     job.offsets = {2: 60.0}
     assert cluster(job) == {"clock": "DRAIN", "pairs": "DRAIN"}
-
-
-# -- who has none: only looks guilty ----------------------------------------------------------
 
 
 @pytest.mark.parametrize("gpus", ["7 of H200", "8 of A100"])
@@ -147,9 +133,6 @@ def test_nodes_of_one_check_that_need_different_things_are_not_told_as_one() -> 
     job.wait(200)
     told = {one.remedy: one.subject for one in job.loud()}
     assert told == {"RESET": "node 1 (job-node-0-1), node 3 (job-node-0-3)", "RMA": "node 2 (job-node-0-2)"}
-
-
-# -- where it is told -------------------------------------------------------------------------
 
 
 def test_the_remedy_is_in_the_data_on_the_page_on_the_screen_and_in_the_pods_status() -> None:

@@ -171,6 +171,28 @@ def test_a_device_says_itself_what_helps(facts: dict[str, Any], remedy: str) -> 
     assert [finding.remedy for finding in every if finding.status is Status.FAIL] == [remedy]
 
 
+NO_ROOM = "NCCL error: Error while creating shared memory segment /dev/shm/nccl-1: No space left on device"
+HARD: list[tuple[Subject, str, str]] = [
+    *((of_gpu(fabric={**FABRIC, "health": health}), "gpu-nvlink", "fail") for health in (0xA9, 0x9A)),
+    (of_gpu(fabric={**FABRIC, "health": 0xA6}), "gpu-nvlink", "warn"),
+    (of_gpu(fabric={**FABRIC, "state": 2}), "gpu-nvlink", "warn"),
+    (of_gpu(nvlinks=[0] * 18), "gpu-nvlink", "fail"),
+    *((of_gpu(**{CLOCKS: {"looks": 9, "times": {bit: 9}}}), "gpu-clocks", "fail") for bit in ("8", "32")),
+    (with_tests(ending=LoadEnding.FAILED, stage="device", why="CUDA error: unknown"), "gpu-load", "fail"),
+    (with_tests(**APART, why="NCCL error: Bootstrap : no socket interface found"), "gpu-peers", "fail"),
+    (with_tests(**APART, why="NCCL error: remote process exited"), "gpu-peers", "fail"),
+    (with_tests(**APART, why=NO_ROOM), "gpu-peers", "warn"),
+]
+
+
+@pytest.mark.parametrize(("node", "check", "status"), HARD)
+def test_what_a_card_tells_is_as_bad_as_it_is(node: Subject, check: str, status: str) -> None:
+    (finding,) = [one for one in findings(node, check) if one.status is not Status.PASS]
+    assert finding.status.value == status
+    misled = "no socket interface" in finding.text
+    assert finding.fault is (None if status == "warn" else Fault.JOB if misled else Fault.NODE)
+
+
 def test_cards_that_need_different_remedies_have_findings_of_their_own() -> None:
     gone, erring = ({**gpu.facts, f"{LOAD}xids": [xid]} for gpu, xid in zip(FACTS.gpus, (79, 48), strict=True))
     node = with_gpus((replace(FACTS.gpus[0], facts=gone), replace(FACTS.gpus[1], facts=erring)))
@@ -178,9 +200,6 @@ def test_cards_that_need_different_remedies_have_findings_of_their_own() -> None
         ("GPU 0", "REBOOT"),
         ("GPU 1", "RESET"),
     ]
-
-
-# -- RDMA adapters ------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("spec", ["mlx5", ""])
@@ -232,9 +251,6 @@ def test_a_node_with_more_or_faster_adapters_is_not_faulty_for_that() -> None:
     assert among(with_ports(*[NDR] * 8), with_ports(*[NDR] * 8), unknown) == [("node 2", None)]
 
 
-# -- GPUs together ------------------------------------------------------------------------------
-
-
 def test_the_speed_of_all_gpus_together_is_a_measure_of_the_node() -> None:
     tests = [replace(test, facts={"model": "NVIDIA H200"}) for test in FACTS.tests]
     whole = replace(FACTS, tests=tuple(tests))
@@ -257,9 +273,6 @@ def test_a_card_is_not_blamed_for_time_or_memory_that_others_took(told: bytes, e
     assert test.ending is LoadEnding.NOT_RUN
     assert why in test.why
     assert fails(with_tests(ending=test.ending, stage=test.stage, why=test.why), "gpu-load") == []
-
-
-# -- what ports count while pairs are tested ------------------------------------------------------
 
 
 def test_errors_that_a_port_counts_during_pair_tests_warn_and_earlier_ones_do_not(tmp_path: Path) -> None:

@@ -94,6 +94,20 @@ def test_a_check_that_is_off_does_not_run_and_one_that_is_fatal_fails() -> None:
     assert (finding.severity, finding.fault) == (Severity.FATAL, Fault.JOB)
 
 
+@pytest.mark.parametrize(
+    ("words", "level"),
+    [
+        ({"policy": "gpu-load=off"}, "quick"),
+        ({"only": "gpu-ecc,gpu-count"}, "quick"),
+        ({"only": "gpu-ecc,gemm"}, "standard"),
+        ({}, "standard"),
+    ],
+)
+def test_gpus_are_loaded_only_for_checks_that_need_it(words: dict[str, str], level: str) -> None:
+    read = settings.load(words, {})
+    assert Selection.of(read).level(read) == level
+
+
 def test_names_are_taken_from_a_list_and_a_wrong_one_is_told() -> None:
     assert registry.named(" dns, shm,", "--only") == ("dns", "shm")
     assert registry.named(None, "--only") == ()

@@ -69,8 +69,9 @@ def _main(parsed: Parsed, settings: Settings, doing: PreflightProgress) -> int:
     _hand_out(result, doing.place, code, parsed, selection.policy)
     if result.is_cluster and subject.topology.is_coordinator:
         failing = participation.failing_nodes(result.all_nodes or result.report.findings, result.machines)
-        beside = None if settings.report is None else participation.beside(settings.report)
-        report_formats.write_file("--report", beside, failing)
+        if settings.report is not None:
+            beside = os.path.join(os.path.dirname(settings.report), FAILING_NODES)
+            report_formats.write_file("--report", beside, failing)
         report_formats.write_file("--state-dir", _in_state_dir(settings, FAILING_NODES), failing)
     return code
 

@@ -222,8 +222,7 @@ class Settings:
     level: Literal["container", "quick", "standard", "deep"] = _option(
         "standard",
         description="depth of the checks. container: this container only; quick: also that all nodes are present; "
-        "standard: also compare the nodes, test GPUs and pairs of nodes; deep: also all memory of each "
-        "GPU, each path of a collective, and all nodes at once",
+        "standard: also compare the nodes, test GPUs and pairs of nodes; deep: also all memory of each GPU",
     )
     pair_test: Literal["auto", "socket", "gloo", "nccl"] = _option(
         "auto", description="transport for the tests of node pairs; auto: NCCL if all nodes have GPUs, else sockets"

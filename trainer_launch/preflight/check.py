@@ -1,8 +1,8 @@
-"""What a check is, what it looks at in a container, and how checks of a container are run.
+"""Checks, the container that they look at, and how they are run.
 
-A check never prints, and does not raise because the world is bad; should it raise nevertheless, or take longer than
-it may, its finding is "unknown". All run at once, each in a thread that cannot keep the launcher alive; what could
-hang in the kernel they leave to children.
+A check never prints, and does not raise because the world is bad. Should it raise nevertheless, or take longer than
+it may, its finding is "unknown". All run at once, each in a thread that cannot keep the launcher alive; children do
+what could hang in the kernel.
 """
 
 from __future__ import annotations
@@ -45,8 +45,8 @@ _ORDER = (Status.SKIPPED, Status.PASS, Status.UNKNOWN, Status.WARN, Status.FAIL)
 _states: dict[str, Status | None] = {}
 Context = TypeVar("Context")
 _About = TypeVar("_About")
-_Found = TypeVar("_Found")
-_Said: TypeAlias = Finding | Observed
+_Result = TypeVar("_Result")
+_Output: TypeAlias = Finding | Observed
 
 
 class Where(str, Enum):
@@ -55,12 +55,12 @@ class Where(str, Enum):
     EXTERNAL = "external"  # in each pod, before all others: a Subject
     CONTAINER = "container"  # in each pod: a Subject
     GPU = "gpu"  # likewise, if it has GPUs
-    CLUSTER = "cluster"  # on node 0, when all nodes have told what they are: a Cluster
+    CLUSTER = "cluster"  # on node 0, when all nodes have reported: a Cluster
     MPI = "mpi"  # in an MPI job's launcher: its hosts' answers
 
 
 class Check(Struct, Generic[Context], frozen=True, kw_only=True):
-    """One thing that can be wrong. All of them are listed in registry.py."""
+    """A check, as registry.py lists them."""
 
     id: str  # what --only and --policy take, and findings have
     title: str  # what a PASS means
@@ -75,11 +75,11 @@ class Check(Struct, Generic[Context], frozen=True, kw_only=True):
         return Finding(check=self.id, status=Status.PASS, text=text, **more)
 
     def skipped(self, text: str, **more: Any) -> Finding:
-        """It means nothing here."""
+        """The check means nothing here."""
         return Finding(check=self.id, status=Status.SKIPPED, text=text, **more)
 
     def unknown(self, text: str, **more: Any) -> Finding:
-        """It could not be found out."""
+        """The fact could not be read."""
         return Finding(check=self.id, status=Status.UNKNOWN, text=text, **more)
 
     def warned(self, text: str, **more: Any) -> Finding:
@@ -102,18 +102,18 @@ def check(
     needs_load: bool = False,
     is_late: bool = False,
     limit_s: Callable[[Any], float] = lambda context: LIMIT_S,
-) -> Callable[[Callable[[Context], _Said | Iterable[_Said]]], Check[Context]]:
+) -> Callable[[Callable[[Context], _Output | Iterable[_Output]]], Check[Context]]:
     """Make a check of the function that follows; the first line of its docstring is the title.
 
-    It tells findings, or what it has observed, of which the rules of this name judge.
+    The function gives findings, or observations that the rules of this name judge.
     """
 
-    def made(run: Callable[[Context], _Said | Iterable[_Said]]) -> Check[Context]:
+    def made(run: Callable[[Context], _Output | Iterable[_Output]]) -> Check[Context]:
         def findings(context: Context) -> tuple[Finding, ...]:
             result = run(context)
-            said = [result] if isinstance(result, Finding | Observed) else list(result)
-            ready = [item for item in said if isinstance(item, Finding)]
-            return (*ready, *judged(name, [item for item in said if isinstance(item, Observed)]))
+            outputs = [result] if isinstance(result, Finding | Observed) else list(result)
+            ready = [output for output in outputs if isinstance(output, Finding)]
+            return (*ready, *judged(name, [output for output in outputs if isinstance(output, Observed)]))
 
         title, how = (run.__doc__ or "").partition("\n")[0], {"needs_load": needs_load, "is_late": is_late}
         return Check(id=name, title=title, run=findings, where=where, limit_s=limit_s, **how)
@@ -122,7 +122,7 @@ def check(
 
 
 class Subject(Struct, frozen=True, kw_only=True):
-    """One container of a job. Without further words, a healthy container."""
+    """A container of a job. The defaults are those of a healthy container."""
 
     job: Job
     host: Host
@@ -131,7 +131,7 @@ class Subject(Struct, frozen=True, kw_only=True):
     env: Mapping[str, str] = field(default_factory=dict)
     is_torch: bool = True  # torch elastic runs the command, so gloo may be used
     deadline_s: float = 0.0  # for what may appear later, such as a peer's name
-    ends_at_s: float | None = None  # by the monotonic clock: what hangs is given up then; None: nobody says
+    ends_at_s: float | None = None  # by the monotonic clock: what hangs is given up then; None: no deadline
     external_check: str | None = None  # a site's own command
     storage: tuple[str, ...] = ()
     shared: frozenset[str] = frozenset()  # those of them that all nodes have to share
@@ -165,7 +165,7 @@ class Subject(Struct, frozen=True, kw_only=True):
 
     @property
     def shm_need(self) -> Need:
-        """What this node's workers may need of /dev/shm."""
+        """The shared memory that this node's workers may need."""
         return Need(
             workers=0 if hosts_no_rank(self.job) else self.workers,
             on_gpus=self.host.gpus.cuda > 0,
@@ -174,7 +174,7 @@ class Subject(Struct, frozen=True, kw_only=True):
 
     @property
     def test_env(self) -> Mapping[str, str]:
-        """That of tests, as of the job's own workers: without room in /dev/shm, GPUs meet by other ways."""
+        """The environment of tests, as of the job's workers: without room in /dev/shm, GPUs meet by other ways."""
         free = self.host.shm_free_bytes
         is_short = free is not None and free < self.shm_need.least_bytes
         return {"NCCL_SHM_DISABLE": "1", **self.env} if is_short else self.env
@@ -186,7 +186,7 @@ class Subject(Struct, frozen=True, kw_only=True):
 
     @property
     def network(self) -> NodeNetwork:
-        """What workers find here; the own name is looked up."""
+        """The network as workers see it; the own name is looked up."""
         addresses: tuple[str, ...] = ()
         why_none = ""
         try:
@@ -224,7 +224,7 @@ class Subject(Struct, frozen=True, kw_only=True):
 
 
 def subject_of(reading: Reading, settings: Settings, root: Path = Path("/")) -> Subject:
-    """What there is to check, without network and GPUs.
+    """The container to check, without network and GPUs.
 
     Raises:
         LaunchError: this node has no place in the job.
@@ -275,8 +275,8 @@ def with_network(subject: Subject, root: Path = Path("/")) -> Subject:
     )
 
 
-def at_once(about: Sequence[_About], work: Callable[[_About], _Found], most: int) -> dict[_About, _Found]:
-    """What `work`, which may block, finds for each: in threads, at most so many at a time."""
+def at_once(about: Sequence[_About], work: Callable[[_About], _Result], most: int) -> dict[_About, _Result]:
+    """The results of `work`, which may block, for each: in threads, at most so many at a time."""
     with ThreadPoolExecutor(most) as pool:
         return dict(zip(about, pool.map(work, about), strict=True))
 

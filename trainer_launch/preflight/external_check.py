@@ -1,7 +1,7 @@
 """--external-check: a site's own command, such as one around `dcgmi diag`, whose JSON becomes findings.
 
-It runs before all other checks, as two tests of one GPU at a time make both slow. Whatever goes wrong with the
-command itself (no end in time, a crash, no JSON) is unknown: only what it says of this machine can fail it.
+The command runs before all other checks, as two tests of a GPU slow each other. Whatever goes wrong with it
+(no end in time, a crash, no JSON) is unknown: only its findings can fail this machine.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from trainer_launch.model.redaction import redact_text
 from trainer_launch.model.units import counted
 from trainer_launch.preflight.check import LIMIT_S, Subject, Where, check
 from trainer_launch.preflight.policy import EXTERNAL
-from trainer_launch.preflight.report_formats import in_one_line
+from trainer_launch.preflight.report_formats import single_line
 
 MAX_BYTES = 256 << 10  # of its output
 _ADVICE = "run it by hand in this container; its output is described by external.schema.json"
@@ -32,7 +32,7 @@ _Remedy: TypeAlias = Literal["", "RESET", "REBOOT", "DRAIN", "RMA", "FIX_JOB", "
 
 
 class ExternalFinding(Struct, frozen=True, forbid_unknown_fields=True):
-    """One thing that the command has looked at on this machine."""
+    """A finding of the command about this machine."""
 
     name: Annotated[str, Meta(pattern=r"^[a-z0-9]+(-[a-z0-9]+)*$", max_length=60)]
     status: Literal["pass", "warn", "fail", "unknown", "skipped"]
@@ -63,7 +63,7 @@ class ExternalFinding(Struct, frozen=True, forbid_unknown_fields=True):
             action=redact_text(self.action),
             remedy=self.remedy,
         )
-        return in_one_line(made)
+        return single_line(made)
 
 
 class ExternalReport(Struct, frozen=True, forbid_unknown_fields=True):
@@ -94,7 +94,7 @@ def _limit_s(subject: Subject) -> float:
 
 @check(EXTERNAL, Where.EXTERNAL, limit_s=lambda subject: _limit_s(subject) + REAP_S + 1)
 def external(subject: Subject) -> Iterator[Finding]:
-    """The command of --external-check has looked at this machine; what it says of it are findings of their own."""
+    """The command of --external-check has looked at this machine; its output has findings of their own."""
     argv = command_of(subject.external_check)
     if not argv:
         return
@@ -107,7 +107,7 @@ def external(subject: Subject) -> Iterator[Finding]:
         yield external.unknown(f"{name} told nothing of this machine: {report}", action=_ADVICE)
         return
     yield external.passed(f"{name} reported {counted(len(report.findings), 'finding')} in {ended.took_s:.1f} s")
-    yield from (told.finding() for told in report.findings)
+    yield from (external_finding.finding() for external_finding in report.findings)
 
 
 def _run(argv: tuple[str, ...], subject: Subject) -> Ended | OSError:
@@ -121,7 +121,7 @@ def _run(argv: tuple[str, ...], subject: Subject) -> Ended | OSError:
 
 
 def _report(ended: Ended, limit_s: float) -> ExternalReport | str:
-    """What the command printed; or why that does not count."""
+    """The report that the command printed; or why its output does not count."""
     if ended.code is None or ended.status is None:
         return f"it did not finish within {limit_s:g} s, and was killed"
     if ended.code:

@@ -1,4 +1,4 @@
-"""Which pairs of nodes to test next, and which nodes, rails and links are faulty. Pure.
+"""The next pairs of nodes to test, and the nodes, rails and links that are faulty. Pure.
 
 The model: a pair test fails when one of its ends is faulty or the link between them is. A round is a set of
 disjoint pairs that are tested at the same time; rounds are the cost, tests are free.
@@ -35,7 +35,7 @@ MAX_ROUNDS = 12
 
 
 class PairTrial(Struct, frozen=True, kw_only=True):
-    """What is known so far of nodes 0 to `n_nodes` - 1."""
+    """The results so far of nodes 0 to `n_nodes` - 1."""
 
     n_nodes: int
     rounds: int = 0
@@ -52,7 +52,7 @@ class Link(Struct, frozen=True, kw_only=True):
 
 
 class Faulty(Struct, frozen=True, kw_only=True):
-    """Who is at fault, and what could not be decided."""
+    """The nodes, rails and links at fault, and the pairs that could not be decided."""
 
     nodes: tuple[int, ...] = ()
     rails: tuple[tuple[int, tuple[int, ...]], ...] = ()  # nodes of which only some rails are at fault, and which
@@ -85,7 +85,7 @@ def next_round(*trials: PairTrial) -> tuple[Pair, ...]:
 
 
 def verdict(*trials: PairTrial) -> Faulty:
-    """Who is at fault, by the results so far."""
+    """The nodes, rails and links at fault, by the results so far."""
     each = [_of_rail(trial) for trial in trials]
     if len(each) == 1:
         return each[0]

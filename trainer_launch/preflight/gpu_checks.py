@@ -1,4 +1,4 @@
-"""What is observed of GPUs: what NVIDIA's library tells of each, and how all of them did under load. Pure."""
+"""Observations of GPUs for the rules: the facts of NVIDIA's library, and the results under load. Pure."""
 
 from __future__ import annotations
 
@@ -64,12 +64,12 @@ _UNDER_LOAD = ("gpu-clocks", "gpu-pcie", "gpu-nvlink", "gpu-xid")
 
 
 def limit_s(subject: Subject) -> float:
-    """What a check may take that waits until GPUs were asked and loaded."""
+    """The time limit of a check that waits until GPUs were asked and loaded."""
     return LIMIT_S if subject.cards is None else subject.cards.limit_s
 
 
 def _of_facts(name: str, title: str, facts: Sequence[str], good: str) -> Check[Subject]:
-    """A check of what each card tells; a lost one has no other fault."""
+    """A check of facts of each card; a lost card has no other fault."""
 
     def collect(subject: Subject) -> Iterator[Observed]:
         for gpu in _with_derived(subject):
@@ -89,7 +89,7 @@ def _of_facts(name: str, title: str, facts: Sequence[str], good: str) -> Check[S
 
 
 def _with_derived(subject: Subject) -> list[Gpu]:
-    """This node's GPUs, with facts that are made of others."""
+    """The GPUs of this node, with facts that are made of others."""
     facts = _facts(subject)
     linked = [gpu for gpu in facts.gpus if "nvlinks" in gpu.facts and not gpu.lost]
     most = max((sum(gpu.facts["nvlinks"]) for gpu in linked), default=0)
@@ -151,13 +151,18 @@ def gpu_count(subject: Subject) -> Observed:
         text = f"{there} ({host.reason}), but their state is unknown: {facts.trouble}"
         return Observed(unknown=text, more={"action": action})
     are_parts = "MIG-" in subject.env.get("CUDA_VISIBLE_DEVICES", "")  # of which one card may have several
-    n_seen = host.count if are_parts else len(facts.gpus)
+    n_visible = host.count if are_parts else len(facts.gpus)
     models = ", ".join(sorted({gpu.model for gpu in facts.gpus if gpu.model})) or "of unknown model"
-    about = f"{counted(n_seen, 'GPU')}: {models}, driver {facts.driver or 'of unknown version'}"
-    details: dict[str, Any] = {"shown": (n_seen, host.count), "there": there, "reason": host.reason, "about": about}
+    about = f"{counted(n_visible, 'GPU')}: {models}, driver {facts.driver or 'of unknown version'}"
+    details: dict[str, Any] = {
+        "shown": (n_visible, host.count),
+        "there": there,
+        "reason": host.reason,
+        "about": about,
+    }
     if workers is not None and subject.is_torch:
-        details |= {"for workers": (n_seen, workers), "used": (workers, n_seen), "idle": n_seen - workers}
-        details |= {"workers": counted(workers, "worker"), "n_seen": counted(n_seen, "GPU")}
+        details |= {"for workers": (n_visible, workers), "used": (workers, n_visible), "idle": n_visible - workers}
+        details |= {"workers": counted(workers, "worker"), "n_visible": counted(n_visible, "GPU")}
     return Observed(facts=details, good=about)
 
 
@@ -179,7 +184,7 @@ def gpu_load(subject: Subject) -> Iterator[Observed]:
 
 
 def _of_test(test: GpuTest) -> dict[str, str]:
-    """What is wrong by a test. Who waits for others may not be the faulty one: of that, gpu-peers speaks."""
+    """The fault that a test shows. A GPU that waits for others may be innocent: of that, gpu-peers speaks."""
     if test.different:
         share = f"{test.different} of {test.repeats} repeats of a product differ from the first"
         return {"wrong": f"computes wrong results: {share}"}

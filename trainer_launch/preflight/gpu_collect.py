@@ -1,6 +1,6 @@
-"""Collects what is known of this node's GPUs: children ask and load them, since either may hang in a driver.
+"""Collects the facts of this node's GPUs: children ask and load them, since either may hang in a driver.
 
-A fact that nobody tells is unknown, and no fault of a card.
+A fact that the driver does not give is unknown, and no fault of a card.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ from trainer_launch.model.units import in_ranges
 
 IMPORT = "import torch"  # the stage of a test before it touches the device
 PEERS = "peers"  # the stage of a test in which GPUs need each other
-LATE = "not all GPUs came so far"  # what the test of a GPU says that met no others
+LATE = "not all GPUs came so far"  # the reason in the test of a GPU that met no others
 LOAD = "load "  # how the facts begin that were seen under load
 FABRIC_DONE = 3  # the state of a GPU that has joined its NVLink fabric, as nvml.h has it
 _CHILD = Path(__file__).parent / "children"
@@ -46,7 +46,7 @@ LEAST_S = 30.0  # that a driver is waited for, whatever the deadline
 FACTS_S = 60.0  # where the driver has to be loaded first, each GPU takes some seconds; and for ever where it hangs
 SETTLE_S = 20.0  # what others' memory may take to be given back: the driver does it after a process has ended
 LOAD_S: Mapping[str, float] = MappingProxyType({"standard": 60.0, "deep": 150.0})
-WATCH_S = 3.0  # to say what was seen
+WATCH_S = 3.0  # to print the facts
 MOST_HELD_BYTES = 1 << 30
 _FIRST_PAUSE_S = 0.5
 _LONG_IMPORT_S = 30.0
@@ -61,7 +61,7 @@ _Env = Mapping[str, str]
 
 
 class Gpu(Struct, frozen=True, kw_only=True):
-    """One GPU as NVIDIA's library sees it. A fact that the card does not have is neither known nor unknown."""
+    """A GPU as NVIDIA's library sees it. A fact that a card does not have is neither in `facts` nor `unknown`."""
 
     index: int
     lost: str = ""  # what the driver says of a GPU that is gone, or must be reset
@@ -70,24 +70,24 @@ class Gpu(Struct, frozen=True, kw_only=True):
 
     @property
     def uuid(self) -> str:
-        """Which card it is, wherever it is put; empty where it is not told."""
+        """The identity of the card, wherever it is put; empty where the library gives none."""
         return str(self.facts.get("uuid", ""))
 
     @property
     def model(self) -> str:
-        """As in NVIDIA H200; empty where it is not told."""
+        """As in NVIDIA H200; empty where the library gives none."""
         return str(self.facts.get("name", ""))
 
     @property
     def domain(self) -> tuple[str, str] | None:
-        """Which GPUs its NVLinks lead to: its fabric and the clique there; None: it has none, or did not join."""
+        """The GPUs that its NVLinks lead to, by fabric and clique; None: it has no fabric, or did not join."""
         fabric = self.facts.get("fabric")
         is_in = fabric is not None and fabric["state"] == FABRIC_DONE
         return (fabric["cluster"][:8], str(fabric["clique"])) if is_in and fabric is not None else None
 
     @property
     def is_watched(self) -> bool:
-        """Whether it was looked at under load."""
+        """Whether facts were taken under load."""
         return any(name.startswith(LOAD) for name in (*self.facts, *self.unknown))
 
 
@@ -103,7 +103,7 @@ class LoadEnding(Enum):
 
 
 class Peers(Struct, frozen=True):
-    """What all GPUs of a node did together, as one of them saw it."""
+    """The test of all GPUs of a node together, as a single GPU saw it."""
 
     good: bool  # all sums were right
     rate: float  # of an all-reduce of 1 GiB, as bus bandwidth in GB/s
@@ -111,7 +111,7 @@ class Peers(Struct, frozen=True):
 
 
 class GpuTest(Struct, frozen=True, kw_only=True):
-    """What a child that loads one GPU found."""
+    """The result of a child that loads a GPU."""
 
     gpu: int = 0
     uuid: str = ""
@@ -132,7 +132,7 @@ class GpuTest(Struct, frozen=True, kw_only=True):
 
 
 class GpuFacts(Struct, frozen=True, kw_only=True):
-    """All that is known of this container's GPUs: one document, of which rules judge."""
+    """All facts of this container's GPUs: one document, which the rules judge."""
 
     trouble: str  # why nothing is known of them
     driver: str = ""
@@ -172,15 +172,15 @@ class GpuFacts(Struct, frozen=True, kw_only=True):
 
 
 def parse_facts(data: bytes) -> GpuFacts:
-    """What preflight/children/gpu_facts.py printed, also after `watch`."""
+    """Read the output of preflight/children/gpu_facts.py, also after `watch`."""
     try:
         return codec.decoder(GpuFacts).decode(data)  # type: ignore[no-any-return]
     except MALFORMED:
-        return GpuFacts(trouble="what was said of the GPUs cannot be read")
+        return GpuFacts(trouble="the facts of the GPUs cannot be read")
 
 
 def parse_test(gpu: int, uuid: str, ended: Ended, limit_s: float) -> GpuTest:
-    """What a test found, by the last of its lines that can be read, and how it ended within `limit_s`.
+    """The result of a test, by the last of its lines that can be read, and by how it ended within `limit_s`.
 
     What happens before it touches the device, as on a slow disk, says nothing of the GPU: it was not tested. Nor
     does it where memory ran out: the container's, whose processes the kernel then kills, or the GPU's own.
@@ -216,14 +216,14 @@ def numbered(indices: Sequence[int]) -> str:
 
 
 class Cards:
-    """This node's GPUs. Whoever asks first has the facts collected; the others wait for them."""
+    """GPUs of this node. The first caller has the facts collected; the others wait for them."""
 
     def __init__(self, collect: Callable[[], GpuFacts], level: str = "standard", burn_s: float = 0.0) -> None:
         self._collect, self._level, self._burn_s, self._lock = collect, level, burn_s, threading.Lock()
         self._facts: GpuFacts | None = None
 
     def facts(self) -> GpuFacts:
-        """All that is known of those that the job sees."""
+        """All facts of the GPUs that the job sees."""
         with self._lock:
             if self._facts is None:
                 self._facts = self._collect()
@@ -249,7 +249,7 @@ def collect(
     left_s: Callable[[float, float], float] = lambda least_s, most_s: most_s,
     burn_s: float = 0.0,
 ) -> GpuFacts:
-    """What is known of the GPUs that a container with this environment sees; `python` has the job's torch.
+    """Collect the facts of the GPUs that a container with this environment sees; `python` has the job's torch.
 
     `count` is by /dev, `burn_s` how long they are heated. `left_s` bounds the time for a driver that hangs by the
     deadline of all checks, between a least and a most.
@@ -264,7 +264,7 @@ def collect(
 
 
 def asked(env: _Env, limit_s: float, shown: str | None) -> GpuFacts:
-    """What NVIDIA's library says now of the GPUs that CUDA_VISIBLE_DEVICES, `shown`, leaves."""
+    """Ask NVIDIA's library for the present facts of the GPUs that CUDA_VISIBLE_DEVICES, `shown`, leaves."""
     ended = deadline_subprocess.run(FACTS, env, limit_s)
     if ended.problem is not None:
         return GpuFacts(trouble=f"no child could be started: {ended.problem.strerror}")
@@ -293,7 +293,7 @@ def earlier_xids(path: str = "/dev/kmsg") -> tuple[tuple[str, int, int], ...]:
 
 
 def visible(gpus: Sequence[Gpu], shown: str | None) -> tuple[Gpu, ...]:
-    """Those that CUDA_VISIBLE_DEVICES shows: by number, by the beginning of a UUID, or all."""
+    """The GPUs that CUDA_VISIBLE_DEVICES shows: by number, by the beginning of a UUID, or all."""
     if shown is None or "MIG-" in shown:
         return tuple(gpus)
     words = [word.strip() for word in shown.split(",")]
@@ -332,7 +332,7 @@ def targets(facts: GpuFacts, shown: str | None, count: int) -> tuple[tuple[int, 
 def loaded(
     facts: GpuFacts, gpus: Sequence[tuple[int, str]], env: _Env, argv: Sequence[str], limit_s: float
 ) -> GpuFacts:
-    """Load all GPUs at once, each by its own child, while another child watches; add what they found to `facts`."""
+    """Load all GPUs at once, each by its own child, while another child watches; add their results to `facts`."""
     if not gpus:
         return replace(facts, load_trouble="no GPU can be put under load: see the other checks of GPUs")
     watch = None if facts.trouble else _started((*WATCH, str(limit_s + 60)), env)

@@ -28,7 +28,7 @@ _WRONG_ACTION = "do not train on it: have the card tested (dcgmi diag -r 3) or r
 
 
 class _Card(Struct, frozen=True):
-    """What one card, or all cards of a node together, deliver."""
+    """The measure of a card, or of all cards of a node together."""
 
     node: int
     measure: Measure
@@ -57,7 +57,7 @@ def gpu_checksum(cluster: Cluster) -> Iterator[Finding]:
 def findings(
     names: Sequence[str], measures: Sequence[Sequence[Measure]], table: Table, kinds: Sequence[SpeedKind] = KINDS
 ) -> list[Finding]:
-    """What all nodes' measures come to; `names` say whose they are."""
+    """The findings about all nodes' measures; `names` say whose they are."""
     pairs = ((node, measure) for node, its in enumerate(measures) for measure in its)
     groups = grouped(((measure.name, measure.model, measure.unit), (node, measure)) for node, measure in pairs)
     results: list[Finding] = []
@@ -65,7 +65,7 @@ def findings(
         kind, reference = kind_of(name, kinds), table.of(members[0][1])
         if kind is not None:
             cards = _cards(kind, members, reference)
-            results += _judged(kind, cards, reference, names, is_known=table.knows(model))
+            results += _judged(kind, cards, reference, names, has_references=table.has(model))
     return results
 
 
@@ -105,7 +105,12 @@ def deviation(values: Iterable[float], middle: float) -> float:
 
 
 def _judged(
-    kind: SpeedKind, cards: Sequence[_Card], reference: Reference | None, names: Sequence[str], *, is_known: bool
+    kind: SpeedKind,
+    cards: Sequence[_Card],
+    reference: Reference | None,
+    names: Sequence[str],
+    *,
+    has_references: bool,
 ) -> Iterator[Finding]:
     """Cards that both the reference and their peers accuse, by node; then those of one accuser, which warn."""
     measure, n_cards, has_peers = cards[0].measure, len(cards), len(cards) > 1
@@ -153,11 +158,11 @@ def _judged(
         text = f"{counted(n_cards, noun)} ({model}): {least:.4g} to {most:.4g} {measure.unit} of {measure.name}"
         status, basis = Status.PASS, Basis.BOTH if has_peers else Basis.ABSOLUTE
         if reference is None:
-            text += f"; no reference tells {'this of it' if is_known else 'of this model'}"
+            text += f"; no reference tells {'this of it' if has_references else 'of this model'}"
             text += ", so they were only compared with each other" if has_peers else ""
             # Of a node that is alone, gpu-peers tells the speed.
             lone = Status.SKIPPED if measure.gpu is None else Status.UNKNOWN
-            status, basis = (status if is_known else Status.UNKNOWN) if has_peers else lone, Basis.PEER
+            status, basis = (status if has_references else Status.UNKNOWN) if has_peers else lone, Basis.PEER
         yield finding(status, text, least, scope=Scope.JOB, basis=basis)
 
 

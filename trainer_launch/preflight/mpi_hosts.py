@@ -15,7 +15,6 @@ from typing import TypeAlias
 from msgspec import Struct, field
 from msgspec.structs import replace
 
-from trainer_launch import __version__
 from trainer_launch.host.deadline_subprocess import Ended, run
 from trainer_launch.host.network import is_here
 from trainer_launch.host.runtime_directory import private_folder
@@ -33,8 +32,7 @@ from trainer_launch.planning.mpi import KUBEXEC
 from trainer_launch.planning.mpi_options import Typed, is_horovodrun
 from trainer_launch.preflight.check import Check, Subject, Where, at_once, check
 
-MPIRUN, PYTHON, LAUNCHER = VERSIONS = ("mpirun", "python", "trainer-launch")  # facts of a host that are versions
-DAEMON, PATH = "daemon", "path"  # its other facts
+MPIRUN, DAEMON, PATH = "mpirun", "daemon", "path"  # facts of a host
 MPI_HOSTS, MPI_SSH = "mpi-hosts", "mpi-ssh"  # checks
 AT_ONCE = 64  # sessions under way; PRRTE has 128
 _ASK_S = 20.0
@@ -43,35 +41,25 @@ _NEW_OPEN_MPI = 5
 _SHOWN = 200
 _MAX_LINES = 200
 _SSH_FAILED = 255
-_PYTHON = re.compile(r"python(3(\.[0-9]+)?)?")
 _VERSION = re.compile(r"\d+(?:\.\d+)+\S{0,20}")
 _BEGIN, _END = "begin", "end"
 
-# $1 mpirun, $2 the programs by which it starts ranks, $3 the Python of the ranks.
+# $1 mpirun, $2 the programs by which it starts ranks.
 _SCRIPT = r"""
 say() { printf '%s %s\n' "$T" "$*"; }
-version() { command -v "$1" >/dev/null 2>&1 && "$@" 2>&1 </dev/null; }
 say begin here
-say mpirun "$(version "$1" --version | grep -m 1 -i -e version -e mpi -e prrte)"
+command -v "$1" >/dev/null 2>&1 &&
+  say mpirun "$("$1" --version 2>&1 </dev/null | grep -m 1 -i -e version -e mpi -e prrte)"
 for name in $2; do command -v "$name" >/dev/null 2>&1 && say daemon "$name"; done
-say python "$(version "$3" --version | tail -n 1)"
-say trainer-launch "$(version trainer-launch version | tail -n 1)"
 say path "$PATH"
 say end here
 """
 _PATHS_SHOWN = 5
-_ACTION_IMAGE = "start launcher and workers from the same image, by digest"
-# What a host should have as the launcher has it: what it is called, and whose fault it is where it differs.
-_ALIKE: Mapping[str, tuple[str, Fault | None]] = {
-    MPIRUN: ("mpirun", Fault.JOB),
-    PYTHON: ("Python", None),
-    LAUNCHER: ("trainer-launch", None),
-}
 
 
-def script_command(token: str, mpirun: str, daemons: Sequence[str], python: str) -> str:
+def script_command(token: str, mpirun: str, daemons: Sequence[str]) -> str:
     """The command line for the host's shell; `daemons` are the programs by which this mpirun starts ranks."""
-    args = " ".join(map(shlex.quote, (mpirun, " ".join(daemons), python)))
+    args = " ".join(map(shlex.quote, (mpirun, " ".join(daemons))))
     return f"exec env T={shlex.quote(token)} sh -c {shlex.quote(_SCRIPT)} sh {args}"
 
 
@@ -85,7 +73,7 @@ def read(token: str, text: str) -> Facts:
         first, _, rest = line.partition(" ")
         name, _, value = rest.partition(" ")
         if first == token and value.strip():
-            facts.setdefault(name, version_in(value.strip()) if name in VERSIONS else value.strip())
+            facts.setdefault(name, version_in(value.strip()) if name == MPIRUN else value.strip())
     return facts
 
 
@@ -96,7 +84,7 @@ def version_in(text: str) -> str:
 
 
 class SshStage(Struct, frozen=True):
-    """What a host has to pass, and what is told of hosts that do not."""
+    """A stage that a host has to pass, and the finding about hosts that do not."""
 
     name: str
     check: str  # its name
@@ -166,29 +154,24 @@ def refusal(code: int | None, err: str, facts: Facts) -> Refusal | None:
     return Refusal(SHELL, f"its login shell ends with code {code} before any command{f'; {last}' if last else ''}")
 
 
-class Own(Struct, frozen=True):
-    """What the launcher itself has, by which the hosts are measured."""
+class LaunchersMpi(Struct, frozen=True):
+    """The mpirun of the launcher, with which the hosts are compared."""
 
     mpirun: str  # as typed; "": ranks are started without MPI
-    versions: Facts
-    daemons: Sequence[str] = ()  # names, one of which every host needs; none: it is no mpirun that we know
+    version: str = ""
+    daemons: Sequence[str] = ()  # names, one of which every host needs; none: no mpirun that we know
     is_here: bool = True
     is_needed: bool = True  # by a command that is known
 
 
 class HostAnswers(Struct, frozen=True, kw_only=True):
-    """All that was found out of the hosts."""
+    """The answers of the hosts, or why there are none."""
 
     trouble: LaunchError | None = None  # no host was asked
     client: SshClient | None = None
     refusals: Mapping[str, Refusal | None] = field(default_factory=dict)
     answers: Mapping[str, Facts] = field(default_factory=dict)
-    own: Own | None = None
-
-    @property
-    def let_in(self) -> Mapping[str, Facts]:
-        """The hosts that ran the whole script."""
-        return {host: facts for host, facts in self.answers.items() if self.refusals[host] is None}
+    own: LaunchersMpi | None = None
 
 
 def asked(subject: Subject, settings: Settings, typed: Typed, folder: str, wait_s: float) -> HostAnswers:
@@ -208,7 +191,7 @@ def asked(subject: Subject, settings: Settings, typed: Typed, folder: str, wait_
     stuck = _wait(hosts, client.port, wait_s)
     own = _own(subject, typed)
     token = secrets.token_hex(12)
-    command = script_command(token, own.mpirun or "-", own.daemons, python_of(typed.program))
+    command = script_command(token, own.mpirun or "-", own.daemons)
 
     def ask(host: str) -> Ended:
         # mpirun starts ranks on its own host without ssh.
@@ -223,7 +206,7 @@ def asked(subject: Subject, settings: Settings, typed: Typed, folder: str, wait_
 
 
 def _wait(hosts: Sequence[str], port: int, wait_s: float) -> dict[str, Refusal]:
-    """Wait until every host has shown its banner; who has not in time, and where each is stuck."""
+    """Wait until every host has shown its banner; the hosts that have not in time, and where each is stuck."""
     until_s = time.monotonic() + max(wait_s, 5.0)
     threads = Threads(_THREADS)
     with selectors.DefaultSelector() as selector:
@@ -243,37 +226,25 @@ def _wait(hosts: Sequence[str], port: int, wait_s: float) -> dict[str, Refusal]:
         }
 
 
-def _own(subject: Subject, typed: Typed) -> Own:
-    """The launcher's versions, and what its mpirun starts on other hosts."""
+def _own(subject: Subject, typed: Typed) -> LaunchersMpi:
+    """The launcher's version, and the programs that its mpirun starts on other hosts."""
     env, mpirun = subject.env, typed.mpirun
-    versions = {LAUNCHER: __version__}
-    ended = run((python_of(typed.program), "--version"), env, _ASK_S)
-    if ended.code == 0:
-        versions[PYTHON] = version_in((ended.out + ended.err).strip())
     path = shutil.which(mpirun, path=env.get("PATH")) if mpirun else None
     if path is None:
-        return Own(mpirun, versions, is_here=False, is_needed=subject.command is not None)
+        return LaunchersMpi(mpirun, is_here=False, is_needed=subject.command is not None)
     ended = run((path, "--version"), env, _ASK_S)
-    if match := next(filter(None, map(_VERSION.search, ended.out.splitlines())), None):
-        versions[MPIRUN] = version_in(match[0])
-    daemons = _daemons(recognised(ended.out + ended.err))
+    match = next(filter(None, map(_VERSION.search, ended.out.splitlines())), None)
+    dialect = recognised(ended.out + ended.err)
+    daemons = _daemons(dialect) if dialect is not None else ()
     if "/" in mpirun:  # it starts what lies beside itself
         daemons = tuple(str(PurePosixPath(mpirun).parent / name) for name in daemons)
-    return Own(mpirun, versions, daemons)
+    return LaunchersMpi(mpirun, version_in(match[0]) if match else "", daemons)
 
 
-def _daemons(dialect: Dialect | None) -> tuple[str, ...]:
-    if dialect is None:
-        return ()
+def _daemons(dialect: Dialect) -> tuple[str, ...]:
     if dialect.name == OPEN_MPI:
         return ("prted",) if dialect.major >= _NEW_OPEN_MPI else ("orted",)
     return ("hydra_bstrap_proxy", "hydra_pmi_proxy") if dialect.name == INTEL else ("hydra_pmi_proxy",)
-
-
-def python_of(program: Sequence[str]) -> str:
-    """The interpreter of the ranks; python3 where the program is none."""
-    first = program[0] if program else ""
-    return first if _PYTHON.fullmatch(PurePosixPath(first).name) else "python3"
 
 
 def concerns(subject: Subject) -> bool:
@@ -289,7 +260,7 @@ def named(subject: Subject) -> str:
 def findings(
     subject: Subject, settings: Settings, checks: Collection[Check[HostAnswers]], left_s: float
 ) -> tuple[Finding, ...]:
-    """What these checks find; `left_s` is how long hosts have to come."""
+    """The findings of these checks; `left_s` is how long hosts have to come."""
     why = _obstacle(subject, settings)
     if why is not None:
         return (mpi_hosts.skipped(why),)
@@ -342,13 +313,14 @@ mpi_ssh = replace(
 
 @check("mpi-programs", Where.MPI)
 def mpi_programs(hosts: HostAnswers) -> Iterator[Finding]:
-    """Every host has what mpirun starts there, and the launcher's versions of MPI, Python and trainer-launch."""
+    """Every host has what mpirun starts there, and the launcher's version of MPI."""
     if hosts.own is not None:
-        yield from alike(hosts.own, hosts.let_in)
+        ran = {host: facts for host, facts in hosts.answers.items() if hosts.refusals[host] is None}
+        yield from alike(hosts.own, ran)
 
 
 def reached(refusals: Mapping[str, Refusal | None], *, check_host_keys: bool = True) -> Iterator[Finding]:
-    """Who is reached and who lets us in: one finding for each stage and reason at which hosts are stuck."""
+    """Findings about connections and keys of hosts: one for each stage and reason where hosts are stuck."""
     stuck = grouped((refusal, host) for host, refusal in refusals.items() if refusal is not None)
     at = {refusal.stage.check for refusal in stuck}
     if mpi_hosts.id not in at:
@@ -367,32 +339,21 @@ def reached(refusals: Mapping[str, Refusal | None], *, check_host_keys: bool = T
         yield mpi_ssh.passed(f"{who} accept the job's key, and {shown}", scope=Scope.JOB)
 
 
-def alike(own: Own, answers: Mapping[str, Facts]) -> Iterator[Finding]:
-    """Whether every host has what mpirun starts there, and the launcher's versions; gloo needs no mpirun."""
-    findings = [*_without_mpirun(own), *_missing(own, answers), *_other_versions(own, answers)]
-    yield from findings
-    if answers and not findings and own.mpirun:
-        names = " ".join(("mpirun", *filter(None, (own.versions.get(MPIRUN),))))
-        text = f"{names} and what it starts there are the same on {all_of(len(answers), 'host')}"
-        yield mpi_programs.passed(text, scope=Scope.JOB)
-
-
-def _without_mpirun(own: Own) -> Iterator[Finding]:
-    if own.mpirun and not own.is_here:
+def alike(own: LaunchersMpi, answers: Mapping[str, Facts]) -> Iterator[Finding]:
+    """Whether every host has what mpirun starts there, in the launcher's version; gloo needs no mpirun."""
+    if not own.mpirun:
+        return
+    if not own.is_here:
         text = f"{own.mpirun} is not in the launcher's PATH, so nothing can be started on the hosts"
         action = "install MPI in the launcher's image, or type the path of its mpirun before the program"
-        if own.is_needed:
-            yield mpi_programs.failed(Fault.JOB, text, action=action)
-        else:
-            yield mpi_programs.unknown(text, action=action)
-    elif own.mpirun and not own.daemons:
+        more = {"action": action}
+        yield mpi_programs.failed(Fault.JOB, text, **more) if own.is_needed else mpi_programs.unknown(text, **more)
+        return
+    if not own.daemons:
         text = f"{own.mpirun} --version names no known MPI, so the hosts' programs cannot be compared"
         yield mpi_programs.unknown(text)
-
-
-def _missing(own: Own, answers: Mapping[str, Facts]) -> Iterator[Finding]:
-    without = [host for host, facts in answers.items() if DAEMON not in facts]
-    if without and own.daemons:
+    without = [host for host, facts in answers.items() if DAEMON not in facts] if own.daemons else []
+    if without:
         names = " or ".join(own.daemons)
         yield mpi_programs.failed(
             Fault.JOB,
@@ -402,21 +363,20 @@ def _missing(own: Own, answers: Mapping[str, Facts]) -> Iterator[Finding]:
             evidence=tuple(f"{host}: PATH is {answers[host].get(PATH)}" for host in without[:_PATHS_SHOWN]),
             action="install the same MPI in the workers' image, or have its folder in the PATH that sshd gives",
         )
-
-
-def _other_versions(own: Own, answers: Mapping[str, Facts]) -> Iterator[Finding]:
-    """Who does not have a program, or does not tell its version, is not compared."""
-    for fact, (name, fault) in _ALIKE.items():
-        expected = own.versions.get(fact)
-        versions = grouped((facts.get(fact), host) for host, facts in answers.items())
-        for version, hosts in versions.items():
-            if expected is not None and version not in (None, expected):
-                yield mpi_programs.bad(
-                    fault,
-                    f"{name} is {version} on {listed(hosts)}, and {expected} on the launcher",
-                    subject=listed(hosts),
-                    measured=version,
-                    expected=expected,
-                    basis=Basis.PEER,
-                    action=_ACTION_IMAGE,
-                )
+    # A host that does not tell its version is not compared.
+    versions = grouped((facts[MPIRUN], host) for host, facts in answers.items() if MPIRUN in facts)
+    others = {version: hosts for version, hosts in versions.items() if own.version and version != own.version}
+    for version, hosts in others.items():
+        yield mpi_programs.failed(
+            Fault.JOB,
+            f"mpirun is {version} on {listed(hosts)}, and {own.version} on the launcher",
+            subject=listed(hosts),
+            measured=version,
+            expected=own.version,
+            basis=Basis.PEER,
+            action="start launcher and workers from the same image, by digest",
+        )
+    if answers and own.daemons and not without and not others:
+        names = " ".join(filter(None, ("mpirun", own.version)))
+        text = f"{names} and what it starts there are the same on {all_of(len(answers), 'host')}"
+        yield mpi_programs.passed(text, scope=Scope.JOB)

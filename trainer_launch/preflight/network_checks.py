@@ -91,7 +91,7 @@ def _wait(subject: Subject, home: str) -> tuple[Mapping[str, Addresses | Answer]
 
 
 def _own(subject: Subject) -> str | None:
-    """This node's own name among the job's."""
+    """The name of this node among the job's."""
     rank, members = subject.topology.node_rank, subject.job.members or ()
     return members[rank].host if rank is not None and rank < len(members) else None
 
@@ -128,7 +128,7 @@ def _leads_on(address: str) -> bool:
 
 @check("own-name")
 def own_name(subject: Subject) -> Observed:
-    """This host's own name leads to an address of its own: elsewhere gloo listens on loopback or nowhere."""
+    """The host's own name leads to an address of its own: elsewhere gloo listens on loopback or nowhere."""
     node = subject.network
     if node.addresses and not node.interfaces:
         return Observed(unknown="the kernel does not list the network interfaces")

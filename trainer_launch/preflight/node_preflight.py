@@ -1,4 +1,4 @@
-"""One node's preflight, to all that it finds: alone, with the hosts of an MPI job, or with all nodes."""
+"""The preflight of a node: alone, with the hosts of an MPI job, or with all nodes."""
 
 from __future__ import annotations
 
@@ -38,8 +38,8 @@ from trainer_launch.preflight.check import states as check_states
 from trainer_launch.preflight.cluster import node_facts, participation, present_nodes
 from trainer_launch.preflight.cluster.nodes import PairTests
 from trainer_launch.preflight.policy import Policy
-from trainer_launch.preflight.remedies import with_remedy
 from trainer_launch.preflight.report_formats import ReportPlace
+from trainer_launch.preflight.rules import with_remedy
 from trainer_launch.supervisor.inherited import stays_ignored
 
 LOUD = (Status.FAIL, Status.WARN)
@@ -64,7 +64,7 @@ class Selection(Struct, frozen=True):
         return selection
 
     def at(self, *places: Where) -> list[Check[Any]]:
-        """Those that are to run there."""
+        """The selected checks of these places."""
         chosen = self.chosen or registry.ids(*places)
         return [
             check for check in registry.at(*places) if check.id in chosen and not self.policy.leaves_out(check.id)
@@ -75,7 +75,7 @@ class Selection(Struct, frozen=True):
         return self.kept(run(subject, checks).findings)
 
     def kept(self, findings: Sequence[Finding]) -> tuple[Finding, ...]:
-        """What checks found that are not off, with their remedies and as severe as the policy has them."""
+        """The findings of checks that are not off, with their remedies and as severe as the policy has them."""
         heard = (finding for finding in findings if not self.policy.leaves_out(finding.check))
         return tuple(self.policy.graded(with_remedy(finding)) for finding in heard)
 
@@ -88,7 +88,7 @@ class Selection(Struct, frozen=True):
 
 
 class NodeResult(Struct, frozen=True):
-    """What was found, and by whom."""
+    """Everything that a preflight came to on this node."""
 
     report: Report
     measured: Sequence[Measure] = ()  # by all nodes, on node 0
@@ -159,7 +159,7 @@ def _without_others(
     before: Sequence[Finding],
     obstacle: str,
 ) -> NodeResult:
-    """This container with its GPUs, and an MPI launcher's hosts; `before` is what was found already."""
+    """Check this container with its GPUs, and an MPI launcher's hosts; `before` are earlier findings."""
     began_s = time.monotonic()
     findings = [*before, *selection.run(subject, selection.at(Where.CONTAINER, Where.GPU))]
     figures, sums = node_facts.measured(subject.cards)
@@ -181,7 +181,7 @@ def _without_others(
 def _together(
     subject: Subject, settings: Settings, selection: Selection, doing: PreflightProgress, before: Sequence[Finding]
 ) -> NodeResult:
-    """This container's checks while the others are waited for; node 0's name is looked up when that is over."""
+    """Check this container while other nodes are awaited; node 0's name is looked up when that is over."""
     checks = selection.at(Where.CONTAINER, Where.GPU)
     at_once = [check for check in checks if not check.is_late]
     later = [check for check in checks if check.is_late]
@@ -205,8 +205,14 @@ def _together(
         if part.server is None:
             return NodeResult(report, elsewhere=part.home if is_elsewhere else "")
         held = part.server.preflight
-        names, findings = (held.names, held.machines), selection.kept(held.findings)
-        return NodeResult(report, held.measured(), held.pair_tests, *names, findings)
+        return NodeResult(
+            report,
+            held.measured(),
+            held.pair_tests,
+            names=held.names,
+            machines=held.machines,
+            all_nodes=selection.kept(held.findings),
+        )
 
 
 def place_of(subject: Subject) -> ReportPlace:
@@ -224,25 +230,25 @@ def place_of(subject: Subject) -> ReportPlace:
 def merged(
     own: Sequence[Finding], decided: Sequence[Finding], name: str, checks: Collection[str]
 ) -> tuple[Finding, ...]:
-    """All findings, each once: what this node and others have found alike is told in this node's words.
+    """All findings, each once: of findings of this node and others that are alike, this node's text stays.
 
     `checks` are those of all nodes together.
     """
     alike = {present_nodes.kind_of(finding): finding for finding in decided if finding.check not in checks}
-    told = []
+    ours = []
     for finding in own:
         if finding.status in (*LOUD, Status.UNKNOWN):
             group = alike.pop(present_nodes.kind_of(finding), None)
             whom = name if group is None else group.subject
-            told.append(replace(finding, subject=whom if name in whom else f"{name}, {whom}"))
+            ours.append(replace(finding, subject=whom if name in whom else f"{name}, {whom}"))
         else:
-            told.append(finding)
+            ours.append(finding)
     rest = [finding for finding in decided if finding.check in checks or finding in alike.values()]
-    return (*rest, *told)
+    return (*rest, *ours)
 
 
 def explained(names: Sequence[Finding], decided: Sequence[Finding]) -> Iterator[Finding]:
-    """What `dns` found: no fault of this node when all nodes have met, or when the job is at work already.
+    """The findings of `dns`: no fault of this node when all nodes have met, or when the job is at work already.
 
     All have found node 0 by its name then; a cache that still denies it on one node is right again in 30 s.
     """
@@ -253,7 +259,7 @@ def explained(names: Sequence[Finding], decided: Sequence[Finding]) -> Iterator[
 
 
 class PreflightProgress:
-    """What the preflight does at the moment; those who do it keep this up to date."""
+    """The current work of the preflight, for a terminal and for the message of a stop."""
 
     def __init__(self, write_message: Callable[[str], None]) -> None:
         self.place = _NOWHERE

@@ -1,6 +1,6 @@
 """--policy: the severity of each check as data, so that a site raises, lowers or leaves out what it wants.
 
-A rule holds for what a check finds: its warnings and failures get the rule's severity. What passed or is unknown
+A rule holds for the warnings and failures of a check: they get the rule's severity. What passed or is unknown
 stays so: a policy accuses nobody without evidence.
 """
 
@@ -8,12 +8,11 @@ from __future__ import annotations
 
 import hashlib
 import json
-import os
 import re
-import stat
-from collections.abc import Collection, Mapping, Sequence
-from typing import Any, NoReturn
+from collections.abc import Collection, Mapping
+from typing import Any
 
+import msgspec
 from msgspec import Struct, field
 from msgspec.structs import replace
 
@@ -32,22 +31,28 @@ _SEVERITIES: Mapping[str, tuple[Status, Fault | None] | None] = {
     "fatal": (Status.FAIL, Fault.JOB),
 }
 _WORDS = ", ".join(_SEVERITIES)
-_FORMATS = (".toml", ".json")
 _MAX_BYTES = 1 << 16
 _SHOWN = 60
 _EXTERNAL = re.compile(r"external-[a-z0-9-]{1,60}")
 EXTERNAL = "external"  # the check of --external-check, and what the names of its findings begin with
 
 
+class PolicyFile(Struct, frozen=True, forbid_unknown_fields=True):
+    """The content of a file of --policy."""
+
+    rules: Mapping[str, str] = field(default_factory=dict)
+    observe: bool | None = None
+
+
 class Policy(Struct, frozen=True, kw_only=True):
-    """What a site makes of each check. Without rules, each check has its own severity."""
+    """The severities that a site gives to checks. Without a rule, a check has its own."""
 
     rules: Mapping[str, str] = field(default_factory=dict)  # a severity by check
     observe: bool = False  # all checks run, and none fails
     is_off: bool = False  # no check runs
 
     def leaves_out(self, check: str) -> bool:
-        """Whether this check is not to run, or what it finds not to be heard."""
+        """Whether this check does not run, and its findings are dropped."""
         return self._rule(check) == OFF
 
     @property
@@ -56,7 +61,7 @@ class Policy(Struct, frozen=True, kw_only=True):
         return tuple(check for check, severity in self.rules.items() if severity == OFF)
 
     def graded(self, finding: Finding) -> Finding:
-        """The finding with the severity that this policy gives it, which is told beside the check's own."""
+        """The finding with the severity that this policy gives it, which stands beside the check's own."""
         severity = _SEVERITIES.get(self._rule(finding.check) or "")
         if self.observe and (severity or (finding.status,))[0] is Status.FAIL:
             severity = _SEVERITIES["warn"]
@@ -68,9 +73,9 @@ class Policy(Struct, frozen=True, kw_only=True):
 
     @property
     def fingerprint(self) -> str:
-        """The same for policies that say the same, however they were written."""
-        told = json.dumps((sorted(self.rules.items()), self.observe))
-        return hashlib.sha256(told.encode()).hexdigest()[:16]
+        """The same for policies of the same rules, however they were written."""
+        content = json.dumps((sorted(self.rules.items()), self.observe))
+        return hashlib.sha256(content.encode()).hexdigest()[:16]
 
     def _rule(self, check: str) -> str | None:
         of_all = self.rules.get(EXTERNAL) if check.startswith(f"{EXTERNAL}-") else None
@@ -81,12 +86,12 @@ def parse_flag(text: str | None, checks: Collection[str], removed: Collection[st
     """The policy of --policy: files, CHECK=SEVERITY, `observe` and `off`, of which the last counts.
 
     Raises:
-        UsageError: one of them makes no sense; the sentence names the file with its line or key.
+        UsageError: a part makes no sense; the sentence names the file with its line or key.
     """
     policy = Policy()
     for word in filter(None, map(str.strip, (text or "").split(","))):
         check, equals, severity = word.partition("=")
-        if word.lower().endswith(_FORMATS):
+        if word.lower().endswith((".toml", ".json")):
             where = f"--policy {printable(word, ' ')}"
             policy = parse_content(_content(word, where), where, policy, checks, removed)
         elif equals:
@@ -102,36 +107,31 @@ def parse_flag(text: str | None, checks: Collection[str], removed: Collection[st
 
 
 def parse_content(
-    content: str, where: str, before: Policy, checks: Collection[str], removed: Collection[str] = ()
+    content: bytes | str, where: str, before: Policy, checks: Collection[str], removed: Collection[str] = ()
 ) -> Policy:
-    """The policy of a file over the one before it; `where` names the file, and so its format.
+    """The policy of a file over the policy before it; `where` names the file, and so its format.
 
     Raises:
         UsageError: as `parse_flag`.
     """
+    decode: Any = msgspec.toml.decode if where.lower().endswith(".toml") else msgspec.json.decode
     try:
-        told = _toml(content) if where.lower().endswith(".toml") else _json(content)
-    except ValueError as problem:  # of TOML and of JSON alike: with line and column
-        raise UsageError(f"{where}: {str(problem)[:200]}") from None
-    if not isinstance(told, dict):
-        raise UsageError(f"{where}: expected an object with the keys rules and observe, got {_kind(told)}")
-    for key in told:
-        if key not in ("rules", OBSERVE):
-            near = did_you_mean(key, ("rules", OBSERVE)) or ("" if key not in checks else "checks belong to rules;")
-            raise UsageError(f"{where}: unknown key {key[:_SHOWN]!r}; {near or 'expected'} rules or observe")
-    rules, observe = told.get("rules", {}), told.get(OBSERVE, before.observe)
-    if not isinstance(observe, bool):
-        raise UsageError(f"{where}: observe: expected true or false, got {_kind(observe)}")
-    if not isinstance(rules, dict):
-        raise UsageError(f"{where}: rules: expected a severity for each check, got {_kind(rules)}")
-    made = dict(before.rules)
-    for check, severity in rules.items():
-        made |= _checked(where, check, severity, checks, removed)
-    return replace(before, rules=made, observe=observe, is_off=False)
+        file = decode(content, type=PolicyFile)
+    except ImportError:
+        raise UsageError(
+            f"{where}: TOML needs Python 3.11 or the package tomli; write the policy as JSON"
+        ) from None
+    except (ValueError, RecursionError) as problem:  # also of TOML, with line and column
+        raise UsageError(f"{where}: {printable(str(problem), ' ')[:200]}") from None
+    rules = dict(before.rules)
+    for check, severity in file.rules.items():
+        rules |= _checked(where, check, severity, checks, removed)
+    observe = before.observe if file.observe is None else file.observe
+    return replace(before, rules=rules, observe=observe, is_off=False)
 
 
 def _checked(
-    where: str, check: str, severity: object, checks: Collection[str], removed: Collection[str]
+    where: str, check: str, severity: str, checks: Collection[str], removed: Collection[str]
 ) -> dict[str, str]:
     """The rule, if there is such a check and such a severity."""
     if check in removed:
@@ -140,67 +140,19 @@ def _checked(
     if check not in checks and not _EXTERNAL.fullmatch(check):
         near = did_you_mean(check, checks) or "preflight --list prints all checks"
         raise UsageError(f"{where}: {check[:_SHOWN]!r} is not a check; {near}")
-    if not isinstance(severity, str) or severity not in _SEVERITIES:
-        shown = repr(severity[:_SHOWN]) if isinstance(severity, str) else _kind(severity)
-        near = did_you_mean(severity, _SEVERITIES) if isinstance(severity, str) else ""
-        raise UsageError(f"{where}: rule {check}: expected {_WORDS}, got {shown}{near and f'; {near}'}")
+    if severity not in _SEVERITIES:
+        near = did_you_mean(severity, _SEVERITIES)
+        expected = f"expected {_WORDS}, got {severity[:_SHOWN]!r}{near and f'; {near}'}"
+        raise UsageError(f"{where}: rule {check}: {expected}")
     return {check: severity}
 
 
-def _content(path: str, where: str) -> str:
-    data = LiveFiles(_MAX_BYTES + 1).read(path)
+def _content(path: str, where: str) -> bytes:
+    files = LiveFiles(_MAX_BYTES + 1)
+    data = files.read(path)
     if data is None:
-        raise UsageError(f"{where} cannot be read: {_why_not(path)}")
+        why = "it is no regular file that this user may read" if files.exists(path) else "No such file or directory"
+        raise UsageError(f"{where} cannot be read: {why}")
     if len(data) > _MAX_BYTES:
         raise UsageError(f"{where} is larger than {_MAX_BYTES} bytes, which no policy is")
-    try:
-        return data.decode()
-    except UnicodeDecodeError as problem:
-        line = data.count(b"\n", 0, problem.start) + 1
-        raise UsageError(f"{where}: expected UTF-8 (at line {line})") from None
-
-
-def _why_not(path: str) -> str:
-    try:
-        return "permission denied" if stat.S_ISREG(os.stat(path).st_mode) else "it is no regular file"
-    except OSError as problem:
-        return problem.strerror or str(problem)
-
-
-def _toml(text: str) -> Any:
-    from msgspec import toml  # of Python itself from 3.11 on
-
-    try:
-        return toml.decode(text)
-    except ImportError:
-        raise ValueError("TOML needs Python 3.11 or the package tomli; write the policy as JSON") from None
-
-
-def _json(text: str) -> Any:
-    try:
-        return json.loads(text, object_pairs_hook=_object, parse_constant=_refuse)
-    except json.JSONDecodeError as problem:
-        raise ValueError(f"{problem.msg} (at line {problem.lineno}, column {problem.colno})") from None
-    except RecursionError:
-        raise ValueError("it is nested too deeply") from None
-
-
-def _object(pairs: Sequence[tuple[str, Any]]) -> dict[str, Any]:
-    told = dict(pairs)
-    if len(told) < len(pairs):
-        keys = [key for key, _ in pairs]
-        twice = next(key for key in keys if keys.count(key) > 1)
-        raise ValueError(f"the key {twice[:_SHOWN]!r} is there more than once")
-    return told
-
-
-def _refuse(word: str) -> NoReturn:
-    raise ValueError(f"{word} is not JSON")
-
-
-_KINDS: Mapping[type, str] = {bool: "true or false", str: "a text", list: "a list", dict: "a table"}
-
-
-def _kind(value: object) -> str:
-    other = "a number" if isinstance(value, int | float) else "a date"
-    return "nothing" if value is None else _KINDS.get(type(value), other)
+    return data

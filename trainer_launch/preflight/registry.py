@@ -43,7 +43,6 @@ CHECKS: tuple[Check[Any], ...] = (
     *gpu_judgement.SPEED,
     shared_storage.shared_storage,
     pairs.pairs,
-    pairs.full_job,
     mpi_hosts.mpi_hosts,
     mpi_hosts.mpi_ssh,
     mpi_hosts.mpi_programs,
@@ -54,7 +53,7 @@ CHECKS: tuple[Check[Any], ...] = (
 REMOVED = frozenset(
     (
         *("program", "rank-collision", "shm-leftovers", "mtu", "gpu-persistence", "mpi-callback", "mpi-ring"),
-        *("subdomain", "ephemeral-ports", "gpu-temperature", "mpi-slots"),
+        *("subdomain", "ephemeral-ports", "gpu-temperature", "mpi-slots", "full-job"),
     )
 )
 

@@ -95,7 +95,7 @@ def finding_as_json(finding: Finding) -> dict[str, Json]:
     return {**values, "severity": finding.severity.value, "took_s": round(finding.took_s, 4)}
 
 
-class _Document(Struct, frozen=True):
+class _ReadDocument(Struct, frozen=True):
     format: str
     version: int
     findings: Annotated[tuple[Finding, ...], Meta(max_length=1000)]
@@ -106,15 +106,15 @@ def parse(data: bytes) -> tuple[Finding, ...]:
     if len(data) > MAX_BYTES:
         raise ValueError(f"it is larger than {MAX_BYTES} bytes")
     try:
-        told = codec.decoder(_Document).decode(data)
+        document = codec.decoder(_ReadDocument).decode(data)
     except (ValueError, RecursionError) as problem:
         raise ValueError(f"no finding: {ascii(str(problem)[:_MAX_COMPLAINT])[1:-1]}") from None
-    if (told.format, told.version) != (REPORT, REPORT_VERSION):
+    if (document.format, document.version) != (REPORT, REPORT_VERSION):
         raise ValueError(f"it is no {REPORT} document of version {REPORT_VERSION}")
-    return tuple(map(in_one_line, told.findings))
+    return tuple(map(single_line, document.findings))
 
 
-def in_one_line(finding: Finding) -> Finding:
+def single_line(finding: Finding) -> Finding:
     """A finding with each of its texts in one line."""
     texts = {name: printable(text, " ") for name, text in asdict(finding).items() if type(text) is str}
     return replace(finding, **texts, evidence=tuple(printable(text, " ") for text in finding.evidence))
@@ -150,12 +150,12 @@ def screen(report: Report, place: ReportPlace, code: int, elsewhere: str = "") -
 
 
 def line(report: Report, place: ReportPlace, code: int, elsewhere: str) -> str:
-    """What a node says that is well itself, where all of it is told elsewhere: the verdict, and who is at fault."""
+    """The single line of a healthy node whose whole report is elsewhere: the verdict, and the nodes at fault."""
     blamed = at_fault(report)
     own = [finding for finding in loud(report.findings) if place.name in finding.subject]
     here = "no check failed on this node"
     if own:
-        here += f" ({listed([*dict.fromkeys(f'{one.status.value}: {one.check}' for one in own)], 4)})"
+        here += f" ({listed([*dict.fromkeys(f'{finding.status.value}: {finding.check}' for finding in own)], 4)})"
     parts = [f"Preflight {summary(report.verdict)} (exit code {code})"]
     parts += [f"faulty: {blamed}"] if blamed else []
     return "; ".join((*parts, f"{here}; full report: the log of {elsewhere}")) + "\n"
@@ -180,12 +180,12 @@ def tally(report: Report) -> str:
     """How many of each, in words."""
     counts = report.counts
     words = {Status.FAIL: "failed", Status.WARN: "warned", Status.UNKNOWN: "unknown", Status.PASS: "passed"}
-    told = [f"{counts[status]} {word}" for status, word in words.items() if counts[status]]
-    return f"{', '.join(told) or 'nothing was checked'} in {report.took_s:.2f} s"
+    parts = [f"{counts[status]} {word}" for status, word in words.items() if counts[status]]
+    return f"{', '.join(parts) or 'nothing was checked'} in {report.took_s:.2f} s"
 
 
 def loud(findings: Iterable[Finding]) -> list[Finding]:
-    """What a person has to read, the worst first."""
+    """The findings that a person has to read, the worst first."""
     return sorted((finding for finding in findings if finding.status not in _QUIET), key=_weight)
 
 
@@ -194,7 +194,7 @@ def _weight(finding: Finding) -> int:
 
 
 def _alike(findings: Iterable[Finding]) -> Iterable[list[Finding]]:
-    """Those together that say the same of different nodes, such as ten that are missing at one stage."""
+    """Groups of findings that say the same of different nodes, such as ten that are missing at the same stage."""
 
     def kind(number: int, finding: Finding) -> object:
         is_single = not finding.subject or finding.scope is not Scope.NODE
@@ -205,21 +205,21 @@ def _alike(findings: Iterable[Finding]) -> Iterable[list[Finding]]:
 
 def termination_message(report: Report, place: ReportPlace, code: int) -> str:
     """The pod's termination message, before it is cut: the first line can be read alone."""
-    found = loud(report.findings)
+    findings = loud(report.findings)
     first = f"reason={_WORDS[report.verdict][1]} exit={code} {_RETRYABLE.get(report.verdict, '')}{_whose(place)}"
     remedy = remedy_here(report, place)
     first += f"{f' remedy={remedy}' if remedy else ''} | {tally(report)}"
-    if found:
-        first += f": {found[0].check}: {found[0].text}"
+    if findings:
+        first += f": {findings[0].check}: {findings[0].text}"
     lines = [first if len(first) <= _FIRST_LINE else first[:_FIRST_LINE] + " ..."]
-    for finding in found:
+    for finding in findings:
         lines.append(f"{heading(replace(finding, subject=''))}: {finding.text}")
         lines += [f"  What to do: {advice(finding)}"] if advice(finding) else []
     return "\n".join(lines) + "\n"
 
 
 def remedy_here(report: Report, place: ReportPlace) -> str:
-    """What a program may do about this pod or its machine: the remedy of its worst failure that has one.
+    """The remedy for this pod or its machine, for programs: that of its worst failure that has any.
 
     A machine's remedy in the status of a pod on another machine would drain the wrong one.
     """
@@ -241,7 +241,7 @@ def _whose(place: ReportPlace) -> str:
 
 
 def heading(finding: Finding) -> str:
-    """What a finding begins with: `FAIL dns (node 3)`, without a subject that its text names."""
+    """The beginning of a finding: `FAIL dns (node 3)`, without a subject that its text names."""
     about = f" ({finding.subject})" if finding.subject and finding.subject not in finding.text else ""
     own = finding.without_policy
     changed = "" if own is None else f" [policy: was {_MARKS[own]}]"
@@ -249,7 +249,7 @@ def heading(finding: Finding) -> str:
 
 
 def advice(finding: Finding) -> str:
-    """What to do, with the remedy for programs."""
+    """The action of a finding, with the remedy for programs."""
     return f"{finding.action}{f' [{finding.remedy}]' if finding.remedy else ''}".strip()
 
 

@@ -80,17 +80,18 @@ def _item(finding: Finding) -> str:
 
 
 def _nodes(report: Report, place: ReportPlace, names: Sequence[str]) -> str:
-    """Those with findings first, the ones that never came too; what names no node is about this one, or the job."""
+    """Nodes with findings first, also absent ones; a finding that names no node is about this node, or the job."""
     by_node: dict[str, list[Finding]] = {name: [] for name in names or (place.name,)}
     for finding in loud(report.findings):
         subjects = finding.subject.replace(" - ", ", ").split(", ")
         about = [subject for subject in subjects if subject in by_node or subject.startswith("node ")]
         for node in about or ([] if finding.scope is Scope.JOB else [place.name]):
             by_node.setdefault(node, []).append(finding)
-    ordered = sorted(
-        by_node.items(), key=lambda item: (not item[1], -sum(one.fault is not None for one in item[1]))
-    )
-    rows = [(_plain(name), _state(its), listed(_checks_of(its))) for name, its in ordered[:_MOST_NODES]]
+    ordered = sorted(by_node.items(), key=lambda row: (not row[1], -sum(its.fault is not None for its in row[1])))
+    rows = [
+        (_plain(name), _state(its), listed([*dict.fromkeys(finding.check for finding in its)]))
+        for name, its in ordered[:_MOST_NODES]
+    ]
     rest = len(ordered) - len(rows)
     title = counted(len(ordered), "node") + (f", of which {rest} are not shown" if rest else "")
     return table(title, ("node", "result", "checks"), rows)
@@ -100,10 +101,6 @@ def _state(findings: Sequence[Finding]) -> str:
     statuses = {finding.status for finding in findings}
     words = {Status.FAIL: "failed", Status.WARN: "warning", Status.UNKNOWN: "unknown"}
     return next((word for status, word in words.items() if status in statuses), "no finding")
-
-
-def _checks_of(findings: Sequence[Finding]) -> list[str]:
-    return list(dict.fromkeys(finding.check for finding in findings))
 
 
 def _pictured(pairs: PairTests | None) -> Sequence[str]:
@@ -124,18 +121,15 @@ def _pictured(pairs: PairTests | None) -> Sequence[str]:
         figure = f"{rate / size:.4g} {unit}" if rate else "failed"
         rows.append(f'<tr class="{kind}"><td>{names}</td><td class="bar">{bar}</td><td>{figure}</td></tr>')
     title = f"Bandwidth between {len(pairs.names)} nodes, {counted(len(pairs.tests), 'test')}"
-    note = f"Slowest test of each pair, the slowest first; faulty in red{_rest_of(len(rates))}."
+    rest = f"; {len(rates) - _MOST_PAIRS} faster pairs are not shown" if len(rates) > _MOST_PAIRS else ""
+    note = f"Slowest test of each pair, the slowest first; faulty in red{rest}."
     body = "".join(rows)
     return (f'<section><h2>{title}</h2><p class="note">{note}</p><table class="pairs">{body}</table></section>',)
 
 
-def _rest_of(n_pairs: int) -> str:
-    return f"; {n_pairs - _MOST_PAIRS} faster pairs are not shown" if n_pairs > _MOST_PAIRS else ""
-
-
 def _checks(report: Report) -> str:
-    quiet = [one for one in report.findings if one.status in (Status.PASS, Status.SKIPPED)]
-    rows = [(one.check, _SAYS[one.status], _plain(one.text)) for one in quiet]
+    quiet = [finding for finding in report.findings if finding.status in (Status.PASS, Status.SKIPPED)]
+    rows = [(finding.check, _SAYS[finding.status], _plain(finding.text)) for finding in quiet]
     rows += [(name, "silenced", "--policy") for name in report.silenced]
     return table("Other checks", ("check", "result", "what it saw"), rows) if rows else ""
 

@@ -1,4 +1,4 @@
-"""What each container has of its own: memory, CPUs, processes, files, locked memory, room in /dev/shm.
+"""Limits of a container: memory, CPUs, processes, files, locked memory, room in /dev/shm, folders.
 
 The folders of --storage are tried in children, as a checkpoint would use them.
 """
@@ -214,12 +214,12 @@ def _room(folder: str, values: Mapping[str, float]) -> Observed:
 
 
 def fault_of(folder: str, host: str) -> str:
-    """What the init container's preflight found faulty on this node itself; "": nothing, or not known."""
+    """The faults that the init container's preflight proved of this node itself; "": none, or no report."""
     left = LiveFiles(report_formats.MAX_BYTES + 1).read(os.path.join(folder, STATE_FILE))
     try:
-        found = report_formats.parse(left or b"")
+        findings = report_formats.parse(left or b"")
     except ValueError:
         return ""
-    faulty = [one for one in found if one.proves_a_fault]
-    own = [one for one in faulty if "node " not in one.subject or f"({host})" in one.subject]
-    return "; ".join(f"{one.check}: {one.text}" for one in own)[:500]
+    faulty = [finding for finding in findings if finding.proves_a_fault]
+    own = [finding for finding in faulty if "node " not in finding.subject or f"({host})" in finding.subject]
+    return "; ".join(f"{finding.check}: {finding.text}" for finding in own)[:500]

@@ -1,7 +1,7 @@
-"""What is wrong with a container or a GPU of which a fact is known: one table of rules, and one way to judge by it.
+"""Faults of a container or a GPU by their facts: one table of rules, and one way to judge by it.
 
-A check tells what it has observed of this container, or of each of its GPUs. Of each, the first rule of the
-check that fits speaks. What is not known is UNKNOWN, here and nowhere else. Pure.
+A check gives its observations of this container, or of each of its GPUs. Of each, the first rule of the check that
+fits makes the finding. A fact that could not be read is UNKNOWN, here and nowhere else. Pure.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from typing import Any
 from msgspec import Struct, field
 from msgspec.structs import replace
 
-from trainer_launch.model.findings import Fault, Finding, Scope, Status, Value
+from trainer_launch.model.findings import OF_MACHINES, Fault, Finding, Scope, Status, Value
 from trainer_launch.model.units import grouped, in_units
 from trainer_launch.preflight.gpu_collect import LOAD, MOST_HELD_BYTES, numbered
 
@@ -54,7 +54,7 @@ _FABRIC_WAITS, _FABRIC_DONE = (1, 2), 3  # states
 
 
 class Observed(Struct, frozen=True, kw_only=True):
-    """What a check knows of this container or of one GPU; without another word, only rules speak of it."""
+    """Facts that a check has of this container or of a GPU; with the defaults, only rules make findings of it."""
 
     facts: Mapping[str, Any] = field(default_factory=dict)
     unknown: str = ""  # why what the check asks for is not known
@@ -65,14 +65,14 @@ class Observed(Struct, frozen=True, kw_only=True):
 
     @property
     def answer(self) -> tuple[Status | None, str]:
-        """What is told where no rule speaks."""
+        """Status and text where no rule fits."""
         if self.unknown:
             return Status.UNKNOWN, self.unknown
         return (Status.SKIPPED, self.skipped) if self.skipped else (Status.PASS if self.good else None, self.good)
 
 
 class Rule(Struct, frozen=True):
-    """One thing that can be wrong. Its texts are formatted with all facts, and with the `value` of its own."""
+    """A fault that a fact can show. The texts are formatted with all facts, and with the `value` of its own."""
 
     check: str
     fact: str  # where it is not known, the rule is silent
@@ -85,7 +85,7 @@ class Rule(Struct, frozen=True):
     unit: str = ""
 
     def finding(self, observed: Observed) -> Finding | None:
-        """What is wrong; None: nothing, or the fact is not known."""
+        """The fault as a finding; None: there is none, or the fact could not be read."""
         if self.fact not in observed.facts or not self.bad(observed.facts[self.fact]):
             return None
         value, status = observed.facts[self.fact], Status.WARN if self.fault is None else Status.FAIL
@@ -106,23 +106,23 @@ def _plain(value: object) -> Value:
 
 
 def judged(name: str, observed: Sequence[Observed]) -> Iterator[Finding]:
-    """What the rules of a check say; GPUs of which the same is to be said share a finding."""
+    """The findings by the rules of a check; GPUs with the same fault share a finding."""
     rules = [rule for rule in RULES if rule.check == name]
-    results = [(item, next(filter(None, (rule.finding(item) for rule in rules)), None)) for item in observed]
+    results = [(about, next(filter(None, (rule.finding(about) for rule in rules)), None)) for about in observed]
     bad = [finding for _, finding in results if finding is not None]
     keys = [(finding.fault, finding.remedy) if finding.scope is Scope.GPU else at for at, finding in enumerate(bad)]
     kinds = grouped(zip(keys, bad, strict=True))
     for its in sorted(kinds.values(), key=lambda its: its[0].fault is None):
         text = "; ".join(finding.text for finding in its)
         yield replace(its[0], subject=", ".join(finding.subject for finding in its), text=text)
-    quiet = enumerate(item for item, finding in results if finding is None)
-    alike = grouped(((item.answer, number if item.gpu is None else None), item) for number, item in quiet)
-    for ((status, text), number), items in alike.items():
-        is_minor = (status is Status.PASS and bad) or (status is Status.SKIPPED and len(items) < len(observed))
+    quiet = enumerate(about for about, finding in results if finding is None)
+    alike = grouped(((about.answer, number if about.gpu is None else None), about) for number, about in quiet)
+    for ((status, text), number), members in alike.items():
+        is_minor = (status is Status.PASS and bad) or (status is Status.SKIPPED and len(members) < len(observed))
         if status is not None and number is not None:
-            yield Finding(check=name, status=status, text=text, **items[0].more)
+            yield Finding(check=name, status=status, text=text, **members[0].more)
         elif status is not None and not is_minor:
-            who = numbered([item.gpu for item in items if item.gpu is not None])
+            who = numbered([about.gpu for about in members if about.gpu is not None])
             yield Finding(check=name, status=status, text=f"{who}: {text}", scope=Scope.GPU)
 
 
@@ -139,7 +139,7 @@ def _slowing(slowed: Mapping[str, Any]) -> list[int]:
 
 
 def _is_lasting(slowed: Mapping[str, Any]) -> bool:
-    """Whether it is a fault: after minutes of full load, cards without fans of their own are kept cool so."""
+    """Whether slower clocks are a fault: after minutes of full load, cards without fans are kept cool so."""
     share, least = _LASTS
     bits = [bit for bit in _slowing(slowed) if bit != _BY_DRIVER or not slowed["is_burned"]]
     return any(slowed["times"][str(bit)] >= max(least, share * slowed["looks"]) for bit in bits)
@@ -243,7 +243,7 @@ RULES = (
     Rule("gpu-count", "hangs", bool, _NODE, REBOOT, "{value}", _DRAIN),
     Rule("gpu-count", "shown", _is_short, _NODE, DRAIN, "the driver shows {value[0]} of {there} ({reason})",
          "report this node: a card may have fallen off its bus", unit="GPUs"),
-    Rule("gpu-count", "for workers", _is_short, _JOB, FIX_JOB, "{workers} on this node, and {n_seen} ({reason})",
+    Rule("gpu-count", "for workers", _is_short, _JOB, FIX_JOB, "{workers} on this node, and {n_visible} ({reason})",
          "request a GPU for each worker, or set nproc_per_node to them", unit="GPUs"),
     Rule("gpu-count", "used", _is_short, _WARN, "", "{about}; {idle} of them will be idle, with {workers}", "",
          unit="GPUs"),
@@ -322,3 +322,21 @@ RULES = (
     Rule("gpu-xid", "logged xids", _serious, _WARN, "", "had XID {value}, by the kernel's log", _DRAIN, _logged),
 )
 # fmt: on
+
+# Remedies of checks without rules here, by whose fault a failure is; None: a warning. Platforms drain and replace
+# machines by these words, so a finding whose cause is not certain has none: a missing node, a link, a slow machine.
+REMEDIES: Mapping[str, Mapping[Fault | None, str]] = {
+    "nccl-ib-hca": {_JOB: FIX_JOB, _WARN: FIX_JOB, _NODE: DRAIN},
+    **{check: {_JOB: FIX_JOB} for check in ("roll-call", "shared-storage", "mpi-ssh")},
+    **{check: {_NODE: DRAIN} for check in ("clock", "pairs")},
+    "mpi-programs": {_JOB: FIX_IMAGE, _WARN: FIX_IMAGE},
+}
+
+
+def with_remedy(finding: Finding) -> Finding:
+    """The finding with its remedy, if its cause is certain; only a finding about a single machine drains it."""
+    if finding.without_policy is not None or finding.status not in (Status.WARN, Status.FAIL):
+        return finding
+    remedy = finding.remedy or REMEDIES.get(finding.check, {}).get(finding.fault, "")
+    is_of_machine = finding.scope in (Scope.NODE, Scope.GPU, Scope.RAIL)
+    return replace(finding, remedy="" if remedy in OF_MACHINES and not is_of_machine else remedy)

@@ -48,7 +48,7 @@ _WORDS: Mapping[str, str] = {
 
 
 class Stamp(Struct, frozen=True, forbid_unknown_fields=True):
-    """What has passed, where, and when."""
+    """A pass of this machine's GPUs under load, with the conditions and the time."""
 
     boot: str  # the kernel's boot ID
     machine: str  # the Kubernetes node, where the pod is told its name

@@ -1,4 +1,4 @@
-"""What is enough, of GPUs and of pairs of nodes: tables of references, and --threshold as values."""
+"""References and thresholds of GPUs and of pairs of nodes: tables of references, and --threshold as values."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ _Text = Annotated[str, Meta(min_length=1, max_length=500)]
 
 
 class Reference(Struct, frozen=True, forbid_unknown_fields=True):
-    """What one measure should come to on one model of GPU, and who says so."""
+    """The value that a measure should have on a model of GPU, and the source."""
 
     model: _Text
     measure: _Text
@@ -40,7 +40,7 @@ class Reference(Struct, frozen=True, forbid_unknown_fields=True):
     source: _Text
 
 
-class _Document(Struct, frozen=True):
+class _ReferenceFile(Struct, frozen=True):
     format: str
     version: int
     verdict: str = ""
@@ -54,13 +54,13 @@ class Table(Struct, frozen=True):
     rows: Mapping[tuple[str, str], Reference] = field(default_factory=dict)
 
     def of(self, measure: Measure) -> Reference | None:
-        """What this measure should come to; None where nobody has said it, or in another unit."""
+        """The reference of this measure; None where there is none, or in another unit."""
         row = self.rows.get((measure.model.lower(), measure.name.removesuffix("-burn")))  # products' are sustained
         return row if row is not None and row.unit == measure.unit else None
 
-    def knows(self, model: str) -> bool:
-        """Whether anything is said of a model."""
-        return any(known == model.lower() for known, _ in self.rows)
+    def has(self, model: str) -> bool:
+        """Whether there is any reference of a model."""
+        return any(row.model.lower() == model.lower() for row in self.rows.values())
 
 
 def table(rows: Iterable[Reference]) -> Table:
@@ -94,7 +94,7 @@ def parse_table(data: bytes, name: str) -> Table:
     if len(data) > MAX_BYTES:
         raise UsageError(f"{name} is larger than {MAX_BYTES} bytes, which no reference is; {advice}")
     try:
-        document = codec.decoder(_Document).decode(data)
+        document = codec.decoder(_ReferenceFile).decode(data)
     except (ValueError, RecursionError) as problem:
         what = f"{name} is neither a report of preflight nor a table of references"
         raise UsageError(f"{what} ({ascii(str(problem)[:_MAX_COMPLAINT])[1:-1]}); {advice}") from None
@@ -111,9 +111,9 @@ def parse_table(data: bytes, name: str) -> Table:
 
 
 def measured(measures: Sequence[Measure], day: str) -> tuple[Reference, ...]:
-    """What a job has measured as references: medians by model and measure. `day` is when."""
-    of_models = (one for one in measures if one.model and one.value > 0)
-    groups = grouped(((one.model, one.name, one.unit), one.value) for one in of_models)
+    """The measures of a job as references: medians by model and measure; `day` is its date."""
+    of_models = (measure for measure in measures if measure.model and measure.value > 0)
+    groups = grouped(((measure.model, measure.name, measure.unit), measure.value) for measure in of_models)
     source = "median of {} by trainer-launch preflight, {}"
     return tuple(
         Reference(model, name, float(f"{statistics.median(its):.5g}"), unit, source.format(len(its), day))
@@ -161,7 +161,7 @@ class Thresholds(Struct, frozen=True, kw_only=True):
 
     @property
     def share(self) -> float:
-        """`ratio`, also where nobody has said it."""
+        """`ratio`, or that of plain sockets."""
         return SHARE_OF_PLAIN_SOCKETS if self.ratio is None else self.ratio
 
 

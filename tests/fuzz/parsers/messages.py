@@ -139,7 +139,6 @@ def cluster_preflight_talk(data: bytes) -> None:
         deadline_s=20.0,
         names=names,
         salt="salt",
-        is_deep=bool(flags & 4),
         storage={"/ckpt": True} if flags & 8 else {},
     )
     room, now_s = hall.ClusterPreflight(settings, 0.0, _sent, lambda places, limit_s: None), 0.0

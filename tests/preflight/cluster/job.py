@@ -35,7 +35,6 @@ class Simulation:
         self._delivers = False
         self.outcome = outcome
         self.on_rail: Callable[[int, int, int], tuple[str, int] | None] = lambda node, partner, rail: None
-        self.together: Callable[[int], tuple[str, int]] = lambda node: ("", 10**9)
         self.tests: list[tuple[int, int, msg.Test]] = []
         self.facts: Mapping[int, Mapping[str, str]] = {}
         self.offsets: Mapping[int, float] = {}
@@ -106,13 +105,8 @@ class Simulation:
             one, other = map(int, message.token.split("-")[-2:])
             partner = other if rank == one else one
             self.tests.append((rank, partner, message))
-            if message.is_whole:
-                seen = [self.together(rank)] * message.rails
-            else:
-                seen = [
-                    self.on_rail(rank, partner, rail) or self.outcome(rank, partner)
-                    for rail in range(message.rails)
-                ]
+            rails = range(message.rails)
+            seen = [self.on_rail(rank, partner, rail) or self.outcome(rank, partner) for rail in rails]
             self.say(rank, msg.Result(message.round, tuple(msg.RailResult(*one) for one in seen)))
 
     def found(self, folder: str, rank: int, complete: msg.Complete) -> str:

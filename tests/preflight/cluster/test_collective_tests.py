@@ -21,7 +21,7 @@ from trainer_launch.preflight.cluster.pair_tests import CHILD, Collectives
 
 # As where it is started by path: what lies beside it can be imported, and it takes that back.
 sys.path.insert(0, str(CHILD.parent))
-from trainer_launch.preflight.children.collective_bench import _opened, bus_rate
+from trainer_launch.preflight.children.collective_bench import _opened
 
 pytestmark = [pytest.mark.process, pytest.mark.torch, pytest.mark.timeout(400)]
 
@@ -42,9 +42,9 @@ def test_a_store_takes_a_port_of_those_allowed_whoever_has_some_of_them() -> Non
 class Node:
     """One node's child and listener."""
 
-    def __init__(self) -> None:
+    def __init__(self, **env: str) -> None:
         self.listener = Listener(None, lambda: msg.Here("waiting"))
-        self.collectives = Collectives((sys.executable,), ENV)
+        self.collectives = Collectives((sys.executable,), {**ENV, **env})
 
     def close(self) -> None:
         self.collectives.close()
@@ -85,28 +85,12 @@ def held(tests: Mapping[int, tuple[Node, msg.Test]]) -> dict[int, tuple[msg.Rail
 
 
 def order(
-    members: Sequence[Node], number: int, *, rails: int = 1, is_whole: bool = False, limit_s: float = LIMIT_S
+    members: Sequence[Node], number: int, *, rails: int = 1, limit_s: float = LIMIT_S
 ) -> list[tuple[Node, msg.Test]]:
-    """The parts of these in one test."""
+    """The parts of these two in a test."""
     port = members[0].listener.port
-    return [
-        (
-            node,
-            msg.Test(
-                number,
-                rank,
-                len(members),
-                "127.0.0.1",
-                port,
-                f"s-{number}-{port}",
-                limit_s,
-                "gloo",
-                rails,
-                is_whole,
-            ),
-        )
-        for rank, node in enumerate(members)
-    ]
+    about = (2, "127.0.0.1", port, f"s-{number}-{port}", limit_s, "gloo", rails)
+    return [(node, msg.Test(number, rank, *about)) for rank, node in enumerate(members)]
 
 
 def whys(seen: Mapping[int, tuple[msg.RailResult, ...]]) -> list[list[str]]:
@@ -126,20 +110,9 @@ def test_four_processes_test_two_pairs_at_once_and_then_two_others_with_the_same
     assert [node.child.pid for node in nodes] == pids
 
 
-@pytest.mark.parametrize(("n_ranks", "rate"), [(2, 100), (4, 150), (8, 175)])
-def test_rates_are_counted_as_nccl_tests_count_them(n_ranks: int, rate: int) -> None:
-    """2(n - 1)/n of the bytes; with 2n - 1 in place of it, as one tool has it, eight ranks would have 187."""
-    assert bus_rate(200, 2.0, n_ranks) == rate
-
-
 def test_rails_have_a_communicator_each_at_the_same_time(nodes: list[Node]) -> None:
     seen = held(dict(enumerate(order(nodes[:2], 10, rails=3))))
     assert whys(seen) == [["", "", ""]] * 2
-
-
-def test_all_rails_of_all_nodes_reduce_together(nodes: list[Node]) -> None:
-    seen = held(dict(enumerate(order(nodes, 20, rails=2, is_whole=True))))
-    assert whys(seen) == [["", ""]] * 4
 
 
 def test_who_waits_alone_and_who_dials_nobody_say_so_in_time_and_serve_on(nodes: list[Node]) -> None:
@@ -147,7 +120,7 @@ def test_who_waits_alone_and_who_dials_nobody_say_so_in_time_and_serve_on(nodes:
     began_s = time.monotonic()
     seen = held({0: alone})
     assert time.monotonic() - began_s < 30
-    assert whys(seen) == [["1 of 1 others did not connect in time"]]
+    assert whys(seen) == [["the other end did not connect in time"]]
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         nobody = msg.Test(31, 1, 2, "127.0.0.1", probe.getsockname()[1], "t", 3.0, "gloo", 2)
@@ -200,6 +173,20 @@ def test_a_child_that_is_killed_is_replaced() -> None:
     finally:
         node.close()
         other.close()
+
+
+def test_a_number_that_comes_out_wrong_on_one_node_is_told_by_that_node(nodes: list[Node], tmp_path: Path) -> None:
+    """Its torch is sabotaged: of each sum a bit is flipped."""
+    flips = "import torch.distributed as dist\nreduce = dist.all_reduce\n"
+    flips += "def flipped(numbers, *more, **options):\n    reduce(numbers, *more, **options)\n"
+    flips += "    numbers[7] ^= 4 if len(numbers) > 2 else 0\ndist.all_reduce = flipped\n"
+    (tmp_path / "sitecustomize.py").write_text(flips)
+    node = Node(PYTHONPATH=str(tmp_path))
+    try:
+        seen = held(dict(enumerate(order([nodes[0], node], 70, limit_s=20.0))))
+    finally:
+        node.close()
+    assert whys(seen)[1] == ["the data arrives damaged"]
 
 
 def test_a_python_without_torch_can_only_do_plain_sockets(tmp_path: Path) -> None:

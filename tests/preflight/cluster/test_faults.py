@@ -84,17 +84,6 @@ def test_each_of_seven_nodes_with_a_fault_of_its_own_is_named_with_it_and_the_ei
     assert tells_all == [0, 1, 2, 5, 6, 7], "node 0 and each faulty node; nodes 3 and 4 have but a warning"
 
 
-def test_a_firewall_that_drops_one_way_is_named_as_a_link(tmp_path: Path) -> None:
-    with hosts(*(f"job-node-0-{node}" for node in range(4))) as pods:
-        block(pods[2], f"ip saddr {pods[1].address} drop")
-        job = Pods(pods, tmp_path, deadline_s=30)
-        for node in range(4):
-            job.start(node)
-        ended = [job.end(node) for node in range(4)]
-    assert [code for code, _ in ended] == [20] * 4
-    assert [(check, subject) for check, subject, _ in loud(ended[3][1])] == [("pairs", f"{name(1)} - {name(2)}")]
-
-
 def block(host: Host, rule: str) -> None:
     table = f"table ip t {{ chain c {{ type filter hook input priority 0; {rule}; }}; }}"
     made = subprocess.run((*host.enter("net"), "nft", "-f", "-"), input=table, text=True, capture_output=True)

@@ -29,10 +29,9 @@ from trainer_launch.model.errors import NodeError
 from trainer_launch.model.findings import Fault, Finding, Status
 from trainer_launch.preflight.cluster import node_link as meeting
 from trainer_launch.preflight.cluster import preflight_messages as msg
+from trainer_launch.preflight.cluster.cluster_preflight import PreflightServer
 from trainer_launch.preflight.cluster.node_link import ClusterVerdict, Listener, NodeLink
 from trainer_launch.preflight.cluster.nodes import ClusterSettings, Names
-from trainer_launch.preflight.cluster.pair_tests import run
-from trainer_launch.preflight.cluster.preflight_server import PreflightServer
 from trainer_launch.preflight.cluster.present_nodes import NodeStage, look, look_at_all
 
 JOB = "job"
@@ -156,21 +155,6 @@ def free_port_is(port: int) -> bool:
         return True
 
 
-def test_who_says_nothing_or_breaks_off_or_talks_nonsense_disturbs_nobody(job: Callable[..., Job]) -> None:
-    one = job(2)
-    one.hold()
-    silent = socket.create_connection(("127.0.0.1", one.port))
-    broken = socket.create_connection(("127.0.0.1", one.port))
-    broken.sendall(b'{"kind":"pres')
-    broken.close()
-    strange = socket.create_connection(("127.0.0.1", one.port))
-    strange.sendall(b"GET / HTTP/1.1\r\n\r\n")
-    told = verdicts(one.call(0), one.call(1))
-    assert not failed(told[0])
-    silent.close()
-    strange.close()
-
-
 @contextlib.contextmanager
 def no_descriptors() -> Iterator[socket.socket]:
     """Leave this process one socket, and no room for another."""
@@ -187,33 +171,6 @@ def no_descriptors() -> Iterator[socket.socket]:
             resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
             for descriptor in taken:
                 os.close(descriptor)
-
-
-def test_without_descriptors_the_cluster_preflight_goes_on_says_so_once_and_does_not_spin(
-    job: Callable[..., Job], caplog: pytest.LogCaptureFixture
-) -> None:
-    caplog.set_level(logging.INFO)
-    one = job(3)
-    server = one.hold()
-    here = [one.call(rank) for rank in range(2)]
-    assert all(isinstance(caller.receive(LATEST_S), msg.PreflightWaiting) for caller in here)
-    turns: list[int] = []
-    turn = server._turn
-
-    def count() -> None:
-        turns.append(1)
-        turn()
-
-    server._turn = count  # type: ignore[method-assign]
-    with no_descriptors() as late:
-        late.connect(("127.0.0.1", one.port))
-        eventually(lambda: [here[0].receive(0.05)] and "cannot take it" in caplog.text, "its complaint")
-        before = len(turns)
-        threading.Event().wait(2.0)
-        assert len(turns) - before < 50
-        assert caplog.text.count("cannot take it") == 1
-    told = verdicts(*here, one.call(2))
-    assert not failed(told[0])
 
 
 def test_a_mistake_of_this_program_is_told_as_one_and_blames_no_node(job: Callable[..., Job]) -> None:
@@ -393,7 +350,7 @@ def test_a_node_whose_own_part_hangs_says_so_after_the_deadline(
     monkeypatch.setattr(meeting, "_SILENCE_S", 0.2)
     monkeypatch.setattr(meeting, "_LATE_S", 0.1)
     released = threading.Event()
-    monkeypatch.setattr(NodeLink, "_use_one_connection", lambda caller: released.wait(LATEST_S))
+    monkeypatch.setattr(NodeLink, "_use_connection", lambda caller: released.wait(LATEST_S))
     caller = job(2, deadline_s=0.5).call(1)
     caller.hurry()
     assert caller.receive(0.01) is None  # not before the deadline
@@ -406,29 +363,6 @@ def test_a_node_whose_own_part_hangs_says_so_after_the_deadline(
     released.set()
     assert isinstance(news, ClusterVerdict)
     assert "host-1 could not ask node 0 within" in news.findings[0].text
-
-
-def test_dns_that_is_silent_on_one_node_makes_no_way_between_nodes_faulty(
-    job: Callable[..., Job], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Whether names resolve is another check's question: the test goes where node 0 has seen the other node."""
-    one = job(2)
-    one.settings = replace(one.settings, names=Names(home=Endpoint("node-0.silent", one.port)))
-    asked, closed = socket.getaddrinfo, threading.Event()
-
-    def lookup(host: str, *args: object, **kwargs: object) -> object:
-        if host == "node-0.silent":
-            closed.wait(LATEST_S)
-            raise socket.gaierror(socket.EAI_AGAIN, "silence")
-        return asked(host, *args, **kwargs)  # type: ignore[arg-type]
-
-    monkeypatch.setattr(meeting, "_NAME_S", 0.2)
-    monkeypatch.setattr(socket, "getaddrinfo", lookup)
-    one.hold()
-    told = verdicts(one.call(0, bench=run), one.call(1, bench=run))
-    closed.set()
-    assert [(found.check, found.status) for found in told[0]][-1] == ("pairs", Status.PASS)
-    assert not failed(told[0])
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,4 @@
-"""Pair tests as a pure state: by which means, on which rails, how deep, and what that comes to."""
+"""Pair tests as a pure state: by which means, on which rails, and what that comes to."""
 
 from __future__ import annotations
 
@@ -38,22 +38,19 @@ def of_check(job: Simulation, check: str) -> list[Finding]:
     return [found for found in job.hall.findings if found.check == check]
 
 
-# -- by which means ---------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize(
     ("wanted", "facts", "way"),
     [
         ("auto", [None, None], Way()),
-        ("auto", [NCCL_8, NCCL_8], Way("nccl", 8, "nccl")),
-        ("auto", [NCCL_8, "nccl on 7 GPUs"], Way("nccl", 7, "nccl")),
-        ("auto", [NCCL_8, GLOO], Way("socket", 1, "gloo")),
+        ("auto", [NCCL_8, NCCL_8], Way("nccl", 8)),
+        ("auto", [NCCL_8, "nccl on 7 GPUs"], Way("nccl", 7)),
+        ("auto", [NCCL_8, GLOO], Way()),
         ("auto", [NCCL_8, None], Way()),
-        ("auto", [GLOO, GLOO], Way("socket", 1, "gloo")),
-        ("socket", [NCCL_8, NCCL_8], Way("socket", 1, "gloo")),
-        ("gloo", [GLOO, NCCL_8], Way("gloo", 1, "gloo")),
-        ("gloo", [GLOO, "only plain sockets: x"], Way("socket", 1, None, f"gloo {MISSING}")),
-        ("nccl", [GLOO, GLOO], Way("socket", 1, "gloo", f"nccl {MISSING}")),
+        ("auto", [GLOO, GLOO], Way()),
+        ("socket", [NCCL_8, NCCL_8], Way()),
+        ("gloo", [GLOO, NCCL_8], Way("gloo")),
+        ("gloo", [GLOO, "only plain sockets: x"], Way(trouble=f"gloo {MISSING}")),
+        ("nccl", [GLOO, GLOO], Way(trouble=f"nccl {MISSING}")),
     ],
 )  # fmt: skip
 def test_the_way_is_the_fastest_that_all_nodes_have_or_the_one_that_was_asked_for(
@@ -63,10 +60,10 @@ def test_the_way_is_the_fastest_that_all_nodes_have_or_the_one_that_was_asked_fo
 
 
 def test_what_a_node_says_of_itself_is_what_is_understood() -> None:
-    for fact in (pairs.means_told(True, 8, ""), pairs.means_told(False, 8, "")):
+    for fact in (pairs.means_fact(True, 8, ""), pairs.means_fact(False, 8, "")):
         assert pairs.choose_means("auto", [fact]).rails == 8
-    assert pairs.choose_means("gloo", [pairs.means_told(True, 0, "")]).pairs == "gloo"
-    assert "No module" in pairs.means_told(False, 0, "No module named torch")
+    assert pairs.choose_means("gloo", [pairs.means_fact(True, 0, "")]).pairs == "gloo"
+    assert "No module" in pairs.means_fact(False, 0, "No module named torch")
 
 
 def test_a_node_without_what_was_asked_for_is_named_by_the_facts_and_the_others_by_none() -> None:
@@ -76,9 +73,6 @@ def test_a_node_without_what_was_asked_for_is_named_by_the_facts_and_the_others_
     assert [found.check for found in job.loud()] == ["facts", "pairs"]
     assert job.loud()[0].subject == "node 2 (job-node-0-2)"
     assert {test.way for _, _, test in job.tests} == {"socket"}
-
-
-# -- which way --------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("n_nodes", [3, 4, 5, 8, 9])
@@ -104,9 +98,6 @@ def test_a_node_to_which_nobody_may_connect_is_found_wherever_it_is(n_nodes: int
         ended(job)
         assert job.loud(), closed
         assert all(f"job-node-0-{closed})" in found.subject for found in job.loud())
-
-
-# -- slow -------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("n_nodes", [4, 5, 8])
@@ -158,19 +149,6 @@ def test_racks_of_two_between_which_it_is_slower_by_design_are_no_finding(n_node
     assert named(ended(job)) == []
 
 
-# -- rails ------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("n_nodes", [4, 5, 8])
-def test_a_rail_that_fails_is_named_with_its_node(n_nodes: int) -> None:
-    for bad in range(n_nodes):
-        job = simulated(n_nodes, NCCL_8)
-        job.on_rail = lambda n, p, rail, bad=bad: ("no route", 0) if bad in (n, p) and rail == 5 else None  # type: ignore[misc]
-        ended(job)
-        assert named(job) == [(f"node {bad} (job-node-0-{bad}), rail 5", Scope.RAIL)]
-        assert job.loud()[0].status is Status.FAIL
-
-
 def test_results_with_too_few_rails_are_no_pass() -> None:
     job = simulated(4, NCCL_8)
     job.on_rail = lambda n, p, rail: ("no report", 0) if n == 1 and rail > 3 else None
@@ -190,15 +168,6 @@ def test_a_healthy_job_with_rails_says_how_many_and_measures_them() -> None:
     assert measured[0] == Measure("pair", 45.0, "GB/s", "NVIDIA H200", None)
 
 
-def test_a_network_card_at_half_speed_fails_by_reference_and_peers_and_is_named() -> None:
-    job = simulated(8, NCCL_8, table=load_table(None))
-    job.measures = {node: [Measure("gemm", 665.0, "TFLOP/s", "NVIDIA H200", 0)] for node in range(8)}
-    job.on_rail = lambda n, p, rail: ("", 22_500_000_000 if 3 in (n, p) and rail == 2 else 45_000_000_000)
-    ended(job)
-    assert named(job) == [("node 3 (job-node-0-3), rail 2", Scope.RAIL)]
-    assert job.loud()[0].status is Status.FAIL
-
-
 def test_a_whole_job_over_plain_sockets_is_one_finding_about_the_job() -> None:
     job = simulated(8, NCCL_8, table=load_table(None))
     job.measures = {node: [Measure("gemm", 665.0, "TFLOP/s", "NVIDIA H200", 0)] for node in range(8)}
@@ -207,62 +176,3 @@ def test_a_whole_job_over_plain_sockets_is_one_finding_about_the_job() -> None:
     assert named(job) == [("", Scope.JOB)]
     assert "4% of the reference" in job.loud()[0].text
     assert job.loud()[0].status is Status.WARN
-
-
-# -- deep -------------------------------------------------------------------------------------
-
-
-def test_deep_tests_pairs_as_standard_does_and_then_all_nodes_at_once() -> None:
-    job = ended(simulated(16, GLOO, is_deep=True))
-    standard = ended(simulated(16, GLOO))
-    assert [(n, p) for n, p, test in job.tests if not test.is_whole] == [(n, p) for n, p, _ in standard.tests]
-    whole = [(n, test) for n, _, test in job.tests if test.is_whole]
-    assert [(n, test.rank, test.size, test.way) for n, test in whole] == [(n, n, 16, "gloo") for n in range(16)]
-    assert {(test.host, test.token) for _, test in whole} == {("job-node-0-0.job", whole[0][1].token)}
-    assert [found.status for found in of_check(job, "full-job")] == [Status.PASS]
-    assert {test.way for _, _, test in job.tests if not test.is_whole} == {"socket"}
-
-
-def test_the_last_step_can_be_left_out_alone() -> None:
-    job = ended(simulated(8, GLOO, is_deep=True, left_out=frozenset({"full-job"})))
-    assert not [test for _, _, test in job.tests if test.is_whole]
-    assert of_check(job, "full-job") == []
-
-
-def test_what_fails_at_full_scale_only_is_the_jobs_finding_and_nobodys_fault_by_name() -> None:
-    job = simulated(8, NCCL_8, is_deep=True)
-    job.together = lambda node: ("its test hung and was killed", 0) if node != 5 else ("unhandled system error", 0)
-    ended(job)
-    (found,) = job.loud()
-    assert (found.check, found.scope, found.subject, found.status) == ("full-job", Scope.JOB, "", Status.FAIL)
-    assert found.evidence[0] == "node 5 (job-node-0-5): unhandled system error"
-    assert "8 nodes together (nccl, 8 GPUs each)" in found.text
-
-
-def test_where_pairs_fail_all_nodes_together_are_not_tried() -> None:
-    job = simulated(8, GLOO, is_deep=True)
-    job.outcome = lambda n, p: ("cut", 0) if 4 in (n, p) else ("", 10**9)
-    ended(job)
-    assert named(job) == [("node 4 (job-node-0-4)", Scope.NODE)]
-    assert [found.status for found in of_check(job, "full-job")] == [Status.SKIPPED]
-
-
-def test_without_torch_on_all_nodes_the_last_step_is_skipped_and_that_is_said() -> None:
-    job = ended(simulated(4, None, is_deep=True))
-    assert "not all nodes have torch" in of_check(job, "full-job")[0].text
-
-
-def test_a_node_that_is_lost_while_all_are_tested_together_does_not_hold_the_others() -> None:
-    job = simulated(8, GLOO, is_deep=True)
-    answered = job.answer
-
-    def answer(rank: int, message: object) -> None:
-        if not (rank == 3 and getattr(message, "is_whole", False)):
-            answered(rank, message)  # type: ignore[arg-type]
-
-    job.answer = answer  # type: ignore[method-assign]
-    job.come(*range(8))
-    assert not job.is_over
-    job.leave(3)
-    assert job.is_over
-    assert "node 3 (job-node-0-3): no report" in of_check(job, "full-job")[0].evidence

@@ -111,9 +111,6 @@ def test_nothing_is_sought_where_no_folder_was_given() -> None:
     assert not [one for one in job.hall.findings if one.check == "shared-storage"]
 
 
-# -- tokens -----------------------------------------------------------------------------------
-
-
 @pytest.mark.process
 def test_tokens_are_found_in_the_same_folder_only_and_removed(tmp_path: Path) -> None:
     same, other = str(tmp_path / "same"), str(tmp_path / "other")

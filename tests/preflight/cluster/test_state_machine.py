@@ -2,18 +2,15 @@
 
 from __future__ import annotations
 
-import random
-
 import pytest
 from msgspec.structs import replace
 
 from tests.preflight.cluster.job import JOB, Simulation, failure, present
 from trainer_launch import __version__
 from trainer_launch.model.codec import encode
-from trainer_launch.model.findings import Fault, Measure, Scope, Status
+from trainer_launch.model.findings import Fault, Scope, Status
 from trainer_launch.preflight.cluster import preflight_messages as msg
 from trainer_launch.preflight.cluster.present_nodes import NodeStage
-from trainer_launch.preflight.thresholds import load_table
 
 OTHER_VERSION = (
     f"node 0 (trainer-launch {__version__}) uses protocol version {msg.VERSION}, this node {msg.VERSION - 1}; "
@@ -179,41 +176,6 @@ def test_the_kubernetes_node_of_a_pod_at_fault_is_told_where_it_is_known() -> No
     assert found.evidence == ("node 1 (job-node-0-1) is on gpu-node-7",)
 
 
-def test_what_gpus_measured_is_judged_for_all_nodes_together_and_kept() -> None:
-    job = Simulation(8, table=load_table(None))
-    job.measures = {
-        n: [
-            Measure("gemm", 330.0 if (n, gpu) == (5, 2) else 664.0 + n, "TFLOP/s", "NVIDIA H200", gpu)
-            for gpu in range(4)
-        ]
-        for n in range(8)
-    }
-    job.come(*range(8))
-    (found,) = job.loud()
-    assert (found.check, found.scope, found.status) == ("gemm", Scope.GPU, Status.FAIL)
-    assert found.subject == "node 5 (job-node-0-5), GPU 2"
-    assert len(job.hall.measured()) == 32
-
-
-def test_a_bad_way_between_two_healthy_nodes_is_named_as_that() -> None:
-    def outcome(node: int, partner: int) -> tuple[str, int]:
-        return ("no answer in time", 0) if (node, partner) == (4, 3) else ("", 10**9)
-
-    job = Simulation(8, outcome=outcome)
-    job.come(*range(8))
-    assert [(found.scope, found.subject) for found in job.loud()] == [
-        (Scope.LINK, "node 3 (job-node-0-3) - node 4 (job-node-0-4)")
-    ]
-    assert "one way only" in job.loud()[0].evidence[0]
-
-
-def test_a_pair_of_two_cannot_be_resolved_and_that_is_said() -> None:
-    job = Simulation(2, outcome=lambda node, partner: ("refused", 0))
-    job.come(0, 1)
-    assert [found.scope for found in job.loud()] == [Scope.LINK]
-    assert "unresolved" in job.loud()[0].text
-
-
 def test_a_slow_node_is_only_a_warning_until_it_is_too_slow_for_anything() -> None:
     def speed(rate: int) -> list[Status]:
         job = Simulation(8, outcome=lambda n, p: ("", rate if 5 in (n, p) else 10**9 + 10**6 * n))
@@ -223,16 +185,6 @@ def test_a_slow_node_is_only_a_warning_until_it_is_too_slow_for_anything() -> No
 
     assert speed(100_000_000) == [Status.WARN]
     assert speed(1_000_000) == [Status.FAIL]
-
-
-def test_speeds_that_scatter_accuse_nobody() -> None:
-    """As on a machine with fewer cores than nodes."""
-    dice = random.Random(4)
-    for _ in range(50):
-        job = Simulation(9, outcome=lambda n, p: ("", int(3e8 * dice.lognormvariate(0, 0.6))))
-        job.come(*range(9))
-        job.wait(60)
-        assert not [found for found in job.loud() if found.status is Status.FAIL]
 
 
 def test_a_node_that_is_lost_during_a_test_does_not_stop_the_others() -> None:

@@ -79,16 +79,10 @@ def test_everything_is_measured_on_the_cpu_as_on_a_gpu() -> None:
 
 
 @pytest.mark.torch
-def test_a_product_that_comes_out_otherwise_now_and_then_is_seen() -> None:
-    found = bench(FLIP)
+def test_a_product_that_comes_out_otherwise_now_and_then_and_memory_that_forgets_are_seen() -> None:
+    found = bench(FLIP + FORGET, "--level", "deep")
     assert found.ending is LoadEnding.DONE
     assert found.different >= 3
-
-
-@pytest.mark.torch
-def test_memory_that_forgets_is_seen() -> None:
-    found = bench(FORGET, "--level", "deep")
-    assert found.ending is LoadEnding.DONE
     assert found.wrong_words >= 2
 
 

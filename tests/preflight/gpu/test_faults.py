@@ -23,11 +23,6 @@ pytestmark = pytest.mark.process
 NODE, JOB, WARN, UNKNOWN = "fail node", "fail job", "warn", "unknown"
 
 
-NO_ROOM = (
-    "Error while creating shared memory segment /dev/shm/nccl-1 (size 9637888), error: No space left on device"
-)
-
-
 @pytest.fixture(autouse=True)
 def played(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(collect, "BENCH", machine.BENCH)
@@ -51,84 +46,30 @@ def everywhere(**values: Any) -> Change:
     return lambda told: [one.update(values) for one in told["gpus"]]
 
 
+# Beside those of tests/preflight/fault_catalogue.py.
 FAULTS: dict[str, tuple[Change, list[tuple[str, str, str]]]] = {
-    "uncorrected ECC": (card(1, uncorrected=2), [("gpu-ecc", NODE, "GPU 1")]),
     "two cards": (
         lambda told: [one.update(uncorrected=1) for one in told["gpus"][2:]],
         [("gpu-ecc", NODE, "GPU 2, GPU 3")],
     ),
-    "remap pending": (card(2, remapped=[0, 1, 1, 0]), [("gpu-remap", NODE, "GPU 2")]),
-    "remap failed": (card(2, remapped=[0, 9, 0, 1]), [("gpu-remap", NODE, "GPU 2")]),
-    "retired pages pending": (
-        card(0, remapped={"error": 3}, retired_pending=1),
-        [("gpu-remap", NODE, "GPU 0")],
-    ),
-    "recovery action": (card(3, recovery=2), [("gpu-recovery", NODE, "GPU 3")]),
-    "lost": (
-        lambda told: told["gpus"].__setitem__(1, told["gpus"][1] | {"uncorrected": {"error": 15}}),
-        [("gpu-recovery", NODE, "GPU 1")],
-    ),
-    "MIG left on": (card(0, mig=1), [("gpu-mig", NODE, "GPU 0")]),
-    "memory left over": (card(1, memory_used=40 << 30), [("gpu-memory", NODE, "GPU 1")]),
-    "HW thermal slowdown": (under_load(1, reasons=0x44), [("gpu-clocks", NODE, "GPU 1")]),
-    "HW slowdown": (under_load(1, reasons=0x08), [("gpu-clocks", NODE, "GPU 1")]),
-    "power brake": (under_load(1, reasons=0x80), [("gpu-clocks", NODE, "GPU 1")]),
-    "SW thermal slowdown": (under_load(1, reasons=0x20), [("gpu-clocks", NODE, "GPU 1")]),
-    "PCIe width": (card(0, pcie_width=8), [("gpu-pcie", NODE, "GPU 0")]),
     "PCIe generation": (under_load(0, pcie_gen=4), [("gpu-pcie", WARN, "GPU 0")]),
-    "one NVLink down": (card(3, nvlinks=[1] * 17 + [0]), [("gpu-nvlink", NODE, "GPU 3")]),
-    "all NVLinks of one down": (card(3, nvlinks=[0] * 18), [("gpu-nvlink", NODE, "GPU 3")]),
     "all NVLinks down": (
         everywhere(nvlinks=[0] * 18),
         [("gpu-nvlink", WARN, "GPU 0, GPU 1, GPU 2, GPU 3")],
     ),
     "fabric": (card(3, fabric=[3, 999, 0, 7]), [("gpu-nvlink", NODE, "GPU 3")]),
-    "fabric degraded": (card(3, fabric=[3, 0, 0xA9, 7]), [("gpu-nvlink", NODE, "GPU 3")]),
-    "fabric route bad": (card(3, fabric=[3, 0, 0x9A, 7]), [("gpu-nvlink", NODE, "GPU 3")]),
-    "fabric route recovering": (card(3, fabric=[3, 0, 0xA6, 7]), [("gpu-nvlink", WARN, "GPU 3")]),
-    "fabric not joined": (card(3, fabric=[2, 0, 0, 0]), [("gpu-nvlink", WARN, "GPU 3")]),
     "another clique": (card(3, fabric=[3, 0, 0xAA, 8]), [("gpu-nvlink", WARN, "GPU 3")]),
     "SRAM beyond its threshold": (card(1, sram_threshold=1), [("gpu-ecc", NODE, "GPU 1")]),
     "a bank without spare rows": (card(1, spent_banks=2), [("gpu-remap", WARN, "GPU 1")]),
     "no GPUDirect RDMA": (lambda told: told["bench"].update(gpudirect="none"), [("gpu-network", WARN, "")]),
-    "variables mislead NCCL": (
-        lambda told: told["bench"].update(
-            fails=["peers", "DistBackendError: NCCL error: Bootstrap : no socket interface found"]
-        ),
-        [("gpu-peers", JOB, "")],
-    ),
-    "XID": (card(2, xids=[79]), [("gpu-xid", NODE, "GPU 2")]),
     "mild XID": (card(2, xids=[94, 63]), [("gpu-xid", WARN, "GPU 2")]),
     "events refused": (lambda told: told.update(events={"error": 4}), [("gpu-xid", UNKNOWN, "")]),
-    "wrong repeats": (benching(1, different=3), [("gpu-load", NODE, "GPU 1")]),
-    "dies": (benching(1, dies="gemm"), [("gpu-load", NODE, "GPU 1")]),
-    "fails": (benching(1, fails=["device", "RuntimeError: CUDA error: unknown"]), [("gpu-load", NODE, "GPU 1")]),
-    "torch not built for it": (
-        lambda told: told["bench"].update(fails=["device", "RuntimeError: no kernel image is available"]),
-        [("gpu-load", JOB, "GPU 0, GPU 1, GPU 2, GPU 3")],
-    ),
-    "silent fallback": (lambda told: told["bench"].update(network="Socket"), [("gpu-network", JOB, "")]),
-    "adds wrongly together": (
-        lambda told: told["bench"].update(adds_together=False),
-        [("gpu-peers", NODE, "")],
-    ),
-    "cannot meet": (
-        lambda told: [
-            told["bench"].update(fails=["peers", "RuntimeError: NCCL error: remote process exited"]),
-        ],
-        [("gpu-peers", NODE, "")],
-    ),
-    "no room in /dev/shm": (
-        lambda told: told["bench"].update(fails=["peers", f"RuntimeError: NCCL error: {NO_ROOM}"]),
-        [("gpu-peers", WARN, "")],
-    ),
     "one dies while all meet": (benching(1, dies="peers"), [("gpu-peers", NODE, "")]),
-    "missing card": (lambda told: told["gpus"].pop(), [("gpu-count", NODE, "")]),
 }
 
 
 # What is told without any load; all levels look at it in the same way.
-AT_REST = ("gpu-count", "gpu-recovery", "gpu-ecc", "gpu-remap", "gpu-mig", "gpu-nvlink")
+AT_REST = ("gpu-ecc", "gpu-remap", "gpu-nvlink")
 
 
 @pytest.mark.parametrize("fault", FAULTS)
@@ -250,12 +191,6 @@ def test_a_child_that_not_even_sigkill_ends_is_a_finding(tmp_path: Path, monkeyp
             kill(pid)
     assert loud(found) == [("gpu-load", NODE, "GPU 2")]
     assert "not even SIGKILL ends it: it is stuck inside the driver" in str(found)
-
-
-def test_forgotten_words_are_found_at_the_deep_level(tmp_path: Path) -> None:
-    found = findings(subject(machine.environment(tmp_path, benching(0, wrong=5)), "deep"))
-    assert loud(found) == [("gpu-load", NODE, "GPU 0")]
-    assert "5 words of 132 GiB came back changed" in str(found)
 
 
 def test_more_workers_than_gpus_and_fewer(tmp_path: Path) -> None:

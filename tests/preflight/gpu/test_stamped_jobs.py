@@ -59,22 +59,6 @@ def test_a_machine_that_passed_is_spared_the_load_and_nothing_else(tmp_path: Pat
     assert (again["gpu-ecc"], again["pids"]) == ("pass", "pass"), "what takes no load runs each time"
 
 
-def test_a_fault_that_needs_no_load_fails_a_spared_machine_which_is_tested_again_afterwards(tmp_path: Path) -> None:
-    alone(tmp_path, healthy)
-    code, told = alone(tmp_path, lambda machine: machine["gpus"][1].update(uncorrected=2))
-    assert (code, told["gpu-ecc"], told["gpu-load"]) == (20, "fail", "skipped")
-    code, told = alone(tmp_path, cannot_bear_load)
-    assert (code, told["gpu-load"]) == (20, "fail")
-
-
-def test_without_the_option_there_is_no_stamp_and_none_counts(tmp_path: Path) -> None:
-    alone(tmp_path, healthy, "--policy", POLICY)
-    assert list((tmp_path / "stamps").iterdir()) == []
-    alone(tmp_path, healthy)
-    code, told = alone(tmp_path, cannot_bear_load, "--policy", POLICY)
-    assert (code, told["gpu-load"]) == (20, "fail")
-
-
 def test_the_nodes_of_a_job_need_not_agree_on_it(tmp_path: Path) -> None:
     """Node 0's machine has passed before, node 1's has not: its cards are measured, and both meet as ever."""
     names = [f"job-node-0-{number}" for number in range(2)]

@@ -16,10 +16,9 @@ from tests.preflight.gpus import FACTS
 from tests.preflight.world import HEALTHY
 from trainer_launch.host.deadline_subprocess import Ended
 from trainer_launch.host.network import AdapterPort, adapter_ports
-from trainer_launch.model import settings
 from trainer_launch.model.findings import Fault, Finding, Status
 from trainer_launch.preflight import check, gpu_checks, gpu_collect
-from trainer_launch.preflight.cluster import node_facts, participation
+from trainer_launch.preflight.cluster import node_facts
 from trainer_launch.preflight.cluster.node_facts import NCCL, differences
 from trainer_launch.preflight.gpu_collect import Cards, Gpu, GpuFacts, parse_facts, parse_test, visible
 
@@ -144,14 +143,6 @@ def test_a_card_that_the_driver_keeps_cool_through_a_sustained_load_is_not_blame
     assert [one.status.value for one in named("gpu-clocks").run(node)] == [status]
 
 
-@pytest.mark.parametrize("model", ["NVIDIA A40", "NVIDIA RTX A6000", "NVIDIA A100-PCIE-40GB", "NVIDIA H100 NVL"])
-def test_cards_that_bridges_connect_in_pairs_may_have_links_that_lead_nowhere(model: str) -> None:
-    """Both with half of their links up, and one without a bridge: at most a warning."""
-    half, none = [1, 1, 0, 0], [0, 0, 0, 0]
-    assert loud(card(0, name=model, nvlinks=half), card(1, name=model, nvlinks=half)) == []
-    assert loud(card(0, name=model, nvlinks=half), card(1, name=model, nvlinks=none)) == [("gpu-nvlink", "warn")]
-
-
 def test_gpus_are_tested_as_the_jobs_workers_will_use_them(monkeypatch: pytest.MonkeyPatch) -> None:
     """`run` tells NCCL to do without a /dev/shm that is too small; so does preflight."""
     seen: list[str | None] = []
@@ -167,19 +158,6 @@ def test_gpus_are_tested_as_the_jobs_workers_will_use_them(monkeypatch: pytest.M
         assert cards is not None
         cards.facts()
     assert seen == ["1", None]
-
-
-@pytest.mark.parametrize(("free", "told"), [(1 << 20, "1"), (16 << 30, None)])
-def test_so_are_pairs_of_nodes(free: int, told: str | None, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Where a deep preflight tests all GPUs of all nodes together, those of a node meet as well."""
-    made: list[str | None] = []
-    monkeypatch.setattr(
-        participation, "Collectives", lambda python, env, ports: made.append(env.get("NCCL_SHM_DISABLE"))
-    )
-    node = replace(HEALTHY, host=replace(HEALTHY.host, shm_free_bytes=free))
-    words = settings.load({"pair_test": "nccl", "level": "deep"}, {})
-    participation._collectives(node, words, participation._cluster_settings(node, words, ()))
-    assert made == [told]
 
 
 def test_what_the_log_has_of_a_card_warns_unless_programs_cause_it() -> None:

@@ -15,19 +15,11 @@ from trainer_launch.preflight import mpi_hosts
 from trainer_launch.preflight.mpi_hosts import DNS, KEY, Facts, Refusal, SshStage, refusal, script_command
 
 TOKEN = "t0k3n"
-VERSIONS = {"mpirun": "4.1.4", "python": "3.12.3", "trainer-launch": "0.3.0"}
 WITHOUT_VERSIONS = {
     "begin": "here", "end": "here", "daemon": "orted", "path": "/usr/bin"
 }  # fmt: skip
-GOOD = VERSIONS | WITHOUT_VERSIONS
-OWN = mpi_hosts.Own(mpirun="mpirun", versions=VERSIONS, daemons=("orted",))
-
-
-def changed(**facts: str) -> Facts:
-    return {**GOOD, **facts}
-
-
-# -- the script and its answer ----------------------------------------------------------------
+GOOD = WITHOUT_VERSIONS | {"mpirun": "4.1.4"}
+OWN = mpi_hosts.LaunchersMpi(mpirun="mpirun", version="4.1.4", daemons=("orted",))
 
 
 def ask(command: str, *before: str, path: str | None = None) -> Facts:
@@ -49,41 +41,37 @@ def test_the_script_tells_what_is_there(tmp_path: Path) -> None:
     tools = tmp_path / "a folder"
     fake(tools, "mpirun", "mpirun (Open MPI) 4.1.4")
     fake(tools, "orted", "")
-    fake(tools, "python3.9", "Python 3.9.2")
-    fake(tools, "trainer-launch", "trainer-launch 0.2.0")
-    command = script_command(TOKEN, "mpirun", ("orted", "prted"), "python3.9")
+    command = script_command(TOKEN, "mpirun", ("orted", "prted"))
     answer = ask(command, path=f"{tools}:/usr/bin:/bin")
     assert refusal(0, "", answer) is None
-    facts = {"mpirun": "4.1.4", "python": "3.9.2", "trainer-launch": "0.2.0", "daemon": "orted"}
-    assert facts.items() <= answer.items()
+    assert {"mpirun": "4.1.4", "daemon": "orted"}.items() <= answer.items()
 
 
 def test_the_script_bears_that_nothing_is_there(tmp_path: Path) -> None:
     (tmp_path / "sh").symlink_to(shutil.which("sh") or "/bin/sh")
     (tmp_path / "env").symlink_to(shutil.which("env") or "/usr/bin/env")
-    answer = ask(script_command(TOKEN, "no mpirun", ("orted",), "python3"), path=str(tmp_path))
+    answer = ask(script_command(TOKEN, "no mpirun", ("orted",)), path=str(tmp_path))
     assert refusal(0, "", answer) is None
     assert answer.keys() <= {"begin", "end", "path"}
 
 
 def test_what_a_login_shell_prints_is_told_apart() -> None:
-    answer = ask(script_command(TOKEN, "x", (), "python3"), "echo Welcome", "echo")
+    answer = ask(script_command(TOKEN, "x", ()), "echo Welcome", "echo")
     assert refusal(0, "", answer) is None
     assert "Welcome" not in str(answer)
 
 
 @pytest.mark.parametrize(
-    ("line", "mpirun", "python"),
+    ("line", "mpirun"),
     [
-        ("mpirun -np 4 python3.11 train.py", "mpirun", "python3.11"),
-        ("/opt/mpi/bin/mpirun -n 2 ./a.out", "/opt/mpi/bin/mpirun", "python3"),
-        ("python train.py", "mpirun", "python"),
-        ("horovodrun -np 3 /venv/bin/python train.py", "", "/venv/bin/python"),
+        ("mpirun -np 4 python3.11 train.py", "mpirun"),
+        ("/opt/mpi/bin/mpirun -n 2 ./a.out", "/opt/mpi/bin/mpirun"),
+        ("python train.py", "mpirun"),
+        ("horovodrun -np 3 /venv/bin/python train.py", ""),
     ],
 )
-def test_the_mpirun_and_the_interpreter_of_its_ranks(line: str, mpirun: str, python: str) -> None:
-    taken = mpi_hosts._typed(parse_command(shlex.split(line)))
-    assert (taken.mpirun, mpi_hosts.python_of(taken.program)) == (mpirun, python)
+def test_the_mpirun_of_a_command(line: str, mpirun: str) -> None:
+    assert mpi_hosts._typed(parse_command(shlex.split(line))).mpirun == mpirun
 
 
 @pytest.mark.parametrize(
@@ -99,9 +87,6 @@ def test_the_mpirun_and_the_interpreter_of_its_ranks(line: str, mpirun: str, pyt
 )
 def test_versions_are_found_in_what_mpiruns_say(said: str, version: str) -> None:
     assert mpi_hosts.version_in(said) == version
-
-
-# -- why not ----------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -138,9 +123,6 @@ def test_who_ran_the_script_to_its_end_is_not_stuck() -> None:
     assert refusal(0, "warning", GOOD) is None
 
 
-# -- findings ---------------------------------------------------------------------------------
-
-
 def test_hosts_that_are_stuck_alike_are_told_in_one_sentence() -> None:
     why = Refusal(KEY, "Permission denied (publickey).")
     [hosts, ssh] = mpi_hosts.reached({"w-0": why, "w-1": None, "w-2": why})
@@ -168,27 +150,28 @@ def test_hosts_like_the_launcher_pass() -> None:
 
 
 def test_a_launcher_without_mpirun_is_no_pass() -> None:
-    [found] = mpi_hosts.alike(mpi_hosts.Own(mpirun="mpirun", versions={}, daemons=(), is_here=False), {})
+    [found] = mpi_hosts.alike(mpi_hosts.LaunchersMpi(mpirun="mpirun", is_here=False), {})
     assert (found.status, found.fault) == (Status.FAIL, Fault.JOB)
     assert found.text == "mpirun is not in the launcher's PATH, so nothing can be started on the hosts"
 
 
-@pytest.mark.parametrize("nobody_knows", [{"is_here": False, "is_needed": False}, {"is_here": True}])
-def test_an_mpirun_that_is_not_known_is_unknown_and_no_pass(nobody_knows: dict[str, bool]) -> None:
-    own = mpi_hosts.Own(mpirun="mpirun", versions={}, daemons=(), **nobody_knows)
+@pytest.mark.parametrize(
+    "own",
+    [
+        mpi_hosts.LaunchersMpi(mpirun="mpirun", is_here=False, is_needed=False),
+        mpi_hosts.LaunchersMpi(mpirun="mpirun"),
+    ],
+)
+def test_an_mpirun_that_is_not_known_is_unknown_and_no_pass(own: mpi_hosts.LaunchersMpi) -> None:
     assert [one.status for one in mpi_hosts.alike(own, {"w-0": GOOD})] == [Status.UNKNOWN]
 
 
-def test_a_missing_daemon_and_other_versions_are_told() -> None:
-    other = changed(**{"mpirun": "5.0.1", "python": "3.8.1", "trainer-launch": "0.2.0"})
+def test_a_missing_daemon_and_another_version_are_told() -> None:
     without = {name: fact for name, fact in GOOD.items() if name != "daemon"}
-    answers = {"w-0": without, "w-1": other, "w-2": GOOD}
-    missing, mpirun, python, launcher = mpi_hosts.alike(OWN, answers)
+    missing, mpirun = mpi_hosts.alike(OWN, {"w-0": without, "w-1": GOOD | {"mpirun": "5.0.1"}, "w-2": GOOD})
     assert missing.text == "no orted is in the PATH of w-0, and mpirun starts it there"
     assert missing.evidence == ("w-0: PATH is /usr/bin",)
     assert (mpirun.text, mpirun.fault) == ("mpirun is 5.0.1 on w-1, and 4.1.4 on the launcher", Fault.JOB)
-    assert (python.text, python.status) == ("Python is 3.8.1 on w-1, and 3.12.3 on the launcher", Status.WARN)
-    assert launcher.text == "trainer-launch is 0.2.0 on w-1, and 0.3.0 on the launcher"
 
 
 def test_what_a_host_does_not_have_is_not_compared() -> None:

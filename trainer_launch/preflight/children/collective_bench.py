@@ -1,8 +1,8 @@
-"""Tests of nodes with torch's gloo or NCCL, started by path in the program's own Python.
+"""Tests of pairs of nodes with torch's gloo or NCCL, started by path in the program's own Python.
 
-Imports torch once, then takes orders as JSON, one in a packet of the socket that is its input. For each rail of an
-order a process is forked, which never outlives its time: this one touches no GPU, so it cannot hang in a driver.
-Who is first in a test opens the store, in a process of its own, and tells its port to whoever comes with the token.
+Imports torch once, then takes orders as JSON, each in a packet of its input, a socket. For each rail of an
+order a process is forked, which never outlives its time: the parent touches no GPU, so it cannot hang in a driver.
+Rank 0 of a test opens the store, in a process of its own, and gives its port to the node that has the token.
 A rail's all-reduces are compared bit by bit.
 """
 
@@ -80,7 +80,7 @@ def _gpus(dist: Any) -> int:
 
 
 class ForkedChild:
-    """A forked process that tells one value or two, and is killed when it is not wanted any more."""
+    """A forked process that sends a value or two, and is killed when it is not wanted any more."""
 
     def __init__(self, work: Callable[..., None], *args: object) -> None:
         self._reader, writer = _FORK.Pipe(duplex=False)
@@ -89,14 +89,14 @@ class ForkedChild:
         writer.close()
 
     def line(self, until: float) -> object:
-        """Its next word; None: none came in time, or it has ended."""
+        """Receive its next value; None: none came in time, or it has ended."""
         try:
             return self._reader.recv() if self._reader.poll(max(0.0, until - time.monotonic())) else None
         except EOFError:
             return None
 
     def end(self) -> bool:
-        """Kill it; whether it went."""
+        """Kill it; return whether it went."""
         self._reader.close()
         self._process.kill()
         self._process.join(0.5)
@@ -114,16 +114,18 @@ def _begun(parent: int, work: Callable[..., None], *args: object) -> None:
 
 
 def serve(order: Mapping[str, Any], listener: socket.socket | None) -> list[tuple[str, int]]:
-    """Why each rail failed, or "", and its bytes per second."""
+    """Run all rails of a test; for each, why it failed, or "", and its bytes per second."""
     until = time.monotonic() + float(order["limit_s"])
     n_rails = int(order["rails"])
     store = None if listener is None else ForkedChild(keep_store, order, until)
     rails: list[ForkedChild] = []
     try:
-        port = _port(dialed(order, until) if store is None else store.line(until))
+        port = dialed(order, until) if store is None else store.line(until)
+        if not isinstance(port, int):
+            raise pair_bench.PairTestFailed(f"its store could not be opened: {_result(port)[0]}")
         rails = [ForkedChild(work, order, rail, until, port) for rail in range(n_rails)]
-        for left in range(int(order["size"]) - 1, 0, -1) if listener is not None else ():
-            late = f"{left} of {int(order['size']) - 1} others did not connect in time"
+        if listener is not None:
+            late = "the other end did not connect in time"
             pair_bench.accepted(listener, order["token"], until, f"ok {port}\n".encode(), late).close()
         results = [_result(child.line(until)) for child in rails]
         last = time.monotonic() + _END_S
@@ -141,16 +143,10 @@ def serve(order: Mapping[str, Any], listener: socket.socket | None) -> list[tupl
 
 
 def dialed(order: Mapping[str, Any], until: float) -> object:
-    """Connect until the first node is at this test; the port of its store, or why there is none."""
+    """Connect until rank 0 is at this test; the port of its store, or why there is none."""
     sock, port = pair_bench.dialed(order["token"], until, str(order["host"]), int(order["port"]))
     sock.close()
     return int(port) if port.isascii() and port.isdigit() and len(port) < 6 else ("the other end names no port", 0)
-
-
-def _port(word: object) -> int:
-    if isinstance(word, int):
-        return word
-    raise pair_bench.PairTestFailed(f"its store could not be opened: {_result(word)[0]}")
 
 
 def _result(word: object) -> tuple[str, int]:
@@ -175,30 +171,28 @@ def keep_store(order: Mapping[str, Any], until: float, tell: Callable[[object], 
 
 
 def work(order: Mapping[str, Any], rail: int, until: float, port: int, tell: Callable[[object], None]) -> None:
-    """Meet the others of this rail at the store, reduce with them; tells the result."""
+    """Meet the other node on this rail at the store, reduce with it, and send the result."""
     import torch.distributed as dist
 
-    rank, size = int(order["rank"]), int(order["size"])
+    rank = int(order["rank"])
     host = "127.0.0.1" if rank == 0 else str(order["host"])
-    if order["is_whole"]:
-        rank, size = rank * int(order["rails"]) + rail, size * int(order["rails"])
     left = timedelta(seconds=max(0.1, until - time.monotonic()))
     os.environ.setdefault("TORCH_NCCL_USE_COMM_NONBLOCKING", "1")  # else its init knows no time limit
     os.environ.setdefault("TORCH_NCCL_NONBLOCKING_TIMEOUT", str(max(1, int(left.total_seconds()))))
     try:
         store = dist.TCPStore(host, port, is_master=False, wait_for_workers=False, timeout=left)
-        store = dist.PrefixStore("all" if order["is_whole"] else f"rail {rail}", store)
-        rate = Reduction(order, rail, rank, size).measured(store, left)
+        store = dist.PrefixStore(f"rail {rail}", store)
+        rate = Reduction(order, rail, rank).measured(store, left)
     except Exception as problem:  # noqa: BLE001  torch, gloo, NCCL and drivers raise what they like
         tell((reason(problem), 0))
         return
     tell(("", rate))
     with contextlib.suppress(Exception):
-        _part(store, rank, size)
+        _part(store, rank)
 
 
 def _opened(order: Mapping[str, Any], left: timedelta) -> Any:
-    """The store, on any port or one of those allowed, whoever has some of them."""
+    """Open the store on any port, or on a free port of those allowed."""
     import torch.distributed as dist
 
     low, high = order["ports"] or (0, 0)
@@ -209,14 +203,10 @@ def _opened(order: Mapping[str, Any], left: timedelta) -> Any:
     return dist.TCPStore("127.0.0.1", ports[-1], is_master=True, wait_for_workers=False, timeout=left)
 
 
-def _part(store: Any, rank: int, size: int) -> None:
-    """Go when all have what they need: who goes at once takes data with it that the others have not read."""
-    last = timedelta(seconds=_END_S)
+def _part(store: Any, rank: int) -> None:
+    """End when both have what they need: a process that ends at once takes unread data with it."""
     store.set(f"end/{rank}", b"")
-    if rank == 0:
-        store.wait([f"end/{other}" for other in range(size)], last)
-        store.set("end", b"")
-    store.wait(["end"], last)
+    store.wait([f"end/{1 - rank}"], timedelta(seconds=_END_S))
 
 
 def reason(problem: Exception) -> str:
@@ -228,40 +218,34 @@ def reason(problem: Exception) -> str:
     return text[:250]
 
 
-def bus_rate(size: int, took_s: float, n_ranks: int) -> int:
-    """Bytes per second that a ring's all-reduce of so many bytes has each rank send, as nccl-tests count them."""
-    return int(2 * (n_ranks - 1) / n_ranks * size / took_s)
-
-
 class Reduction:
-    """All-reduces of numbers that follow from the test's token, compared bit by bit."""
+    """All-reduces of two ranks: numbers that follow from the test's token, compared bit by bit."""
 
-    def __init__(self, order: Mapping[str, Any], rail: int, rank: int, size: int) -> None:
-        self._way, self._rank, self._size = str(order["way"]), rank, size
-        self._token = f"{order['token']}/{0 if order['is_whole'] else rail}"
+    def __init__(self, order: Mapping[str, Any], rail: int, rank: int) -> None:
+        self._way, self._rank = str(order["way"]), rank
+        self._token = f"{order['token']}/{rail}"
         self._device = f"cuda:{rail}" if self._way == "nccl" else "cpu"
         self._patterns: dict[int, Any] = {}
 
     def measured(self, store: Any, left: timedelta) -> int:
-        """Bytes per second that go each way on the bus."""
+        """Measure the bytes per second that go each way, which is the bus bandwidth of nccl-tests for two ranks."""
         import torch
         import torch.distributed as dist
 
         torch.set_num_threads(1)
         if self._way == "nccl":
             torch.cuda.set_device(self._device)
-        dist.init_process_group(self._way, store=store, rank=self._rank, world_size=self._size, timeout=left)
+        dist.init_process_group(self._way, store=store, rank=self._rank, world_size=2, timeout=left)
         self._reduced(SMALL[self._way])  # sets connections up
         took_s = self._reduced(SMALL[self._way])
-        is_fast = took_s < FAST_S and (self._size == 2 or self._way == "nccl")
-        size = (LARGE if is_fast else SMALL)[self._way]
+        size = (LARGE if took_s < FAST_S else SMALL)[self._way]
         took_s *= size / SMALL[self._way]
         repeats = max(2, min(MAX_REPEATS, int(MEASURE_S / max(took_s, 1e-6))))
         agreed = torch.tensor([size, repeats], dtype=torch.int64, device=self._device)
         dist.all_reduce(agreed, op=dist.ReduceOp.MIN)
         size, repeats = agreed.tolist()
         best_s = min(self._reduced(size) for _ in range(repeats))  # the others waited for a processor
-        return bus_rate(size, best_s, self._size)
+        return int(size / best_s)
 
     def _reduced(self, size: int) -> float:
         import torch
@@ -274,13 +258,12 @@ class Reduction:
         dist.all_reduce(numbers)
         self._settle()
         took_s = time.perf_counter() - began
-        total = self._size**2 & 0xFFFFFFFF  # 1 + 3 + 5 ..., in 32 bits
-        if not torch.equal(numbers, pattern * (total if total < 1 << 31 else total - (1 << 32))):
+        if not torch.equal(numbers, pattern * 4):  # 1 + 3
             raise DamagedError("the data arrives damaged")
         return took_s
 
     def _pattern(self, size: int) -> Any:
-        """The same on all nodes."""
+        """Make numbers that are the same on both nodes."""
         if size in self._patterns:
             return self._patterns[size]
         import torch

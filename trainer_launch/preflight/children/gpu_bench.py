@@ -1,8 +1,8 @@
-"""One GPU's tests, in a child that can be killed; started by path in the program's own Python.
+"""Tests of a GPU, in a child that can be killed; started by path in the program's own Python.
 
-Only the standard library and torch, in a Python that may be older than ours. Each line that it prints is a JSON
-object with the stage that it is at and all that it has found so far, so the last one is enough. The GPU to test is
-the first that it sees; NCCL needs to see the others. `--device cpu` does the same at small sizes, without a GPU.
+Only the standard library and torch, in a Python that may be older than ours. Each printed line is a JSON object
+with the present stage and all results so far, so the last line is enough. The first visible GPU is tested; NCCL
+needs to see the others. `--device cpu` does the same at small sizes, without a GPU.
 """
 
 from __future__ import annotations
@@ -64,14 +64,14 @@ class Bench:
 
     def __init__(self, out: int, device: str, level: str, peers: str = "0:1:", burn_s: float = 0.0) -> None:
         self._out, self._device, self._level, self._burn_s = out, device, level, burn_s
-        self._found: dict[str, Any] = {"figures": []}
+        self._results: dict[str, Any] = {"figures": []}
         rank, size, self._folder = peers.split(":", 2)
         self._rank, self._size = int(rank), int(size)
         self._backend = "nccl" if device == "cuda" else "gloo"
         self._n, self._block, self._sent = SIZES[device]
 
     def run(self, aside: int) -> None:
-        """Say how each went."""
+        """Run all tests, and print the results after each."""
         try:
             began = time.monotonic()
             self._say(stage="import torch")
@@ -96,27 +96,27 @@ class Bench:
             self._say(ending="failed", why=f"{type(problem).__name__}: {problem}"[:600])
 
     def _say(self, **values: Any) -> None:
-        self._found |= values
-        os.write(self._out, json.dumps(self._found).encode() + b"\n")
+        self._results |= values
+        os.write(self._out, json.dumps(self._results).encode() + b"\n")
 
     def _measured(self, name: str, value: float, unit: str) -> None:
-        self._say(figures=[*self._found["figures"], [name, round(value, 3), unit]])
+        self._say(figures=[*self._results["figures"], [name, round(value, 3), unit]])
 
     def _open(self) -> None:
         torch = self._torch
-        told = {"torch": torch.__version__, "cuda": torch.version.cuda or "", "model": "CPU", "uuid": ""}
+        facts = {"torch": torch.__version__, "cuda": torch.version.cuda or "", "model": "CPU", "uuid": ""}
         if self._device == "cuda":
             if not torch.cuda.is_available():
                 built = "without CUDA" if torch.version.cuda is None else f"with CUDA {torch.version.cuda}"
                 raise RuntimeError(f"torch {torch.__version__}, built {built}, sees no GPU")
             properties = torch.cuda.get_device_properties(0)
-            told |= {"model": properties.name, "uuid": str(getattr(properties, "uuid", ""))}
-            told["SMs"] = str(getattr(properties, "multi_processor_count", ""))
+            facts |= {"model": properties.name, "uuid": str(getattr(properties, "uuid", ""))}
+            facts["SMs"] = str(getattr(properties, "multi_processor_count", ""))
         settings = sorted(f"{name}={value}" for name, value in os.environ.items() if name.startswith(_OF_PRODUCTS))
-        told |= {"settings": hashlib.sha256("\n".join(settings).encode()).hexdigest()[:8]} if settings else {}
+        facts |= {"settings": hashlib.sha256("\n".join(settings).encode()).hexdigest()[:8]} if settings else {}
         torch.zeros(1, device=self._device)
         self._sync()
-        self._say(facts=told | libraries())
+        self._say(facts=facts | libraries())
 
     def _sync(self) -> None:
         if self._device == "cuda":
@@ -171,8 +171,8 @@ class Bench:
     def _repeat(self) -> None:
         """The product once more: every bit has to come out as at first."""
         self._multiply()
-        self._found["repeats"] += 1
-        self._found["different"] += not self._torch.equal(self._made, self._first)
+        self._results["repeats"] += 1
+        self._results["different"] += not self._torch.equal(self._made, self._first)
 
     def _burn(self) -> None:
         """Heat the card for as long as was asked: its speed in the second half, its bits all the time."""
@@ -238,8 +238,8 @@ class Bench:
         made = numbers + self._rank
         dist.all_reduce(made)
         good = bool((made == numbers * size + size * (size - 1) / 2).all())
-        said = log_of(aside)
-        self._say(network=network_in(said), gpudirect=gpudirect_in(said))
+        log = log_of(aside)
+        self._say(network=network_in(log), gpudirect=gpudirect_in(log))
         large = torch.zeros(self._block // 4, device=self._device)
         dist.all_reduce(large)
         self._sync()
@@ -268,7 +268,7 @@ def checksum(torch: Any, made: Any) -> str:
 def libraries() -> dict[str, str]:
     """Versions of what is really loaded, by asking it; none where it is built in."""
     with open("/proc/self/maps", encoding="utf-8", errors="replace") as file:
-        loaded = {found[1]: found[0] for found in _LIBRARY.finditer(file.read())}
+        loaded = {match[1]: match[0] for match in _LIBRARY.finditer(file.read())}
     versions = {}
     for name, ask in (("libnccl", nccl_version), ("libcublas", cublas_version)):
         with contextlib.suppress(OSError, AttributeError):
@@ -296,7 +296,7 @@ def cublas_version(library: Any) -> str:
 
 
 def log_of(aside: int) -> str:
-    """What NCCL has printed."""
+    """Read the output of NCCL."""
     ctypes.CDLL(None).fflush(None)  # it may be in C's own buffer yet
     with open(os.dup(aside), encoding="utf-8", errors="replace") as file:
         file.seek(0)
@@ -304,13 +304,13 @@ def log_of(aside: int) -> str:
 
 
 def network_in(log: str) -> str:
-    """Which network NCCL uses, the last that it names; empty: it did not say."""
+    """The network that NCCL uses, the last that it names; empty: it names none."""
     matches = (pattern.findall(log) for pattern in _NETWORKS)
     return next((names[-1] for names in matches if names), "")
 
 
 def gpudirect_in(log: str) -> str:
-    """Of how many adapters NCCL says that they reach GPUs' memory directly; empty: it did not say."""
+    """The adapters that reach GPUs' memory directly by NCCL's log: all, some or none; empty: it names none."""
     words = set(_GPUDIRECT.findall(log))
     return {"Enabled": "all", "Disabled": "none"}[words.pop()] if len(words) == 1 else "some" if words else ""
 

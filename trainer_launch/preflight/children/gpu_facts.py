@@ -1,10 +1,10 @@
-"""What NVIDIA's own library says of this node's GPUs, as one JSON object; started by path.
+"""Facts of this node's GPUs by NVIDIA's own library, as a JSON object; started by path.
 
-`watch SECONDS` in its command line: what happens to them while others load them. It looks many times a second until
-its input ends, and tells the worst of each GPU, and the XID errors that the driver told meanwhile.
+With `watch SECONDS` in the command line: facts under the load of others. It looks many times a second until its
+input ends, and prints the worst of each GPU, and the XID errors that the driver reported meanwhile.
 
-A call may hang in the driver, so this runs in a child that can be killed. What a driver does not tell is in
-`unknown`, with the reason; what a card does not have is neither there nor among the facts.
+A call may hang in the driver, so this runs in a child that can be killed. A fact that a driver does not give is in
+`unknown`, with the reason; a fact that a card does not have is neither there nor among the facts.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ except ImportError:
     nvml = None
 
 # By what they are called in nvml.h; a library that is older than a name does not have it.
-_UNSUPPORTED, _FUNCTION_NOT_FOUND, _LOST, _RESET_REQUIRED = 3, 13, 15, 16
+_UNSUPPORTED, _NO_FUNCTION, _LOST, _RESET_REQUIRED = 3, 13, 15, 16
 _RECOVERY_ACTION = 230
 _NVLINK_ERRORS = (161, 162, 163)  # replay, recovery, CRC
 _MAX_LINKS = 18
@@ -70,7 +70,7 @@ def at_rest() -> dict[str, Any]:
     gpus = [of_gpu(index) for index in range(nvml.nvmlDeviceGetCount())]
     driver = Facts()
     driver.ask("version", lambda: text(nvml.nvmlSystemGetDriverVersion()))
-    return {"trouble": "", "driver": driver.known.get("version", ""), "gpus": gpus}
+    return {"trouble": "", "driver": driver.answers.get("version", ""), "gpus": gpus}
 
 
 def of_gpu(index: int) -> dict[str, Any]:
@@ -82,14 +82,14 @@ def of_gpu(index: int) -> dict[str, Any]:
         return {"index": index, "lost": str(problem)}
     for name, read in AT_REST.items():
         facts.ask(name, partial(read, gpu))
-    return {"index": index, "lost": facts.lost, "facts": facts.known, "unknown": facts.unknown}
+    return {"index": index, "lost": facts.lost, "facts": facts.answers, "unknown": facts.unknown}
 
 
 class Facts:
-    """What calls give, and why others give nothing."""
+    """Answers of calls, and why others gave none."""
 
     def __init__(self) -> None:
-        self.known: dict[str, Any] = {}
+        self.answers: dict[str, Any] = {}
         self.unknown: dict[str, str] = {}
         self.lost = ""
 
@@ -97,13 +97,13 @@ class Facts:
         """Once; the newest answer counts."""
         self.unknown.pop(name, None)
         try:
-            self.known[name] = read()
+            self.answers[name] = read()
         except nvml.NVMLError as problem:
             code = getattr(problem, "value", None)
             if code in (_LOST, _RESET_REQUIRED):
                 self.lost = self.lost or str(problem)
             if code != _UNSUPPORTED:
-                is_old = code == _FUNCTION_NOT_FOUND
+                is_old = code == _NO_FUNCTION
                 self.unknown[name] = "the driver is too old for it" if is_old else str(problem)
         except AttributeError:
             self.unknown[name] = "nvidia-ml-py is too old for it"
@@ -162,12 +162,12 @@ def nvlink_errors(gpu: Any) -> int:
 
 
 def pcie_generation(gpu: Any) -> list[int]:
-    """What it is at, and what it could be at."""
+    """The present PCIe generation, and the best possible."""
     return [nvml.nvmlDeviceGetCurrPcieLinkGeneration(gpu), nvml.nvmlDeviceGetMaxPcieLinkGeneration(gpu)]
 
 
 def pcie_lanes(gpu: Any) -> list[int]:
-    """What it has, and what it could have."""
+    """The present number of PCIe lanes, and the most possible."""
     return [nvml.nvmlDeviceGetCurrPcieLinkWidth(gpu), nvml.nvmlDeviceGetMaxPcieLinkWidth(gpu)]
 
 
@@ -218,7 +218,7 @@ def watched() -> dict[str, Any]:
 
 
 class WatchedGpu:
-    """One GPU under load."""
+    """A GPU under load."""
 
     def __init__(self, index: int) -> None:
         self._index, self._gpu = index, nvml.nvmlDeviceGetHandleByIndex(index)
@@ -241,7 +241,7 @@ class WatchedGpu:
         self._hear(0)
 
     def _best(self, name: str, read: Callable[[Any], list[int]]) -> list[int]:
-        return max(read(self._gpu), self._facts.known.get(name, []))
+        return max(read(self._gpu), self._facts.answers.get(name, []))
 
     def _clocks(self) -> dict[str, Any]:
         """How often what slowed the clocks down, while the GPU was busy."""
@@ -252,7 +252,7 @@ class WatchedGpu:
         return {"looks": self._looks, "times": self._times}
 
     def _hear(self, wait_ms: int) -> None:
-        events = self._start.known
+        events = self._start.answers
         while "events" in events and len(self._xids) < _MAX_EVENTS:
             try:
                 heard = nvml.nvmlEventSetWait_v2(events["events"], wait_ms)
@@ -264,20 +264,20 @@ class WatchedGpu:
             self._xids += [int(heard.eventData)] if heard.eventType == _XID_EVENT else []
 
     def summary(self) -> dict[str, Any]:
-        """The worst of each fact, and the errors that the driver told."""
+        """The worst of each fact, and the errors that the driver reported."""
         self._hear(_LAST_MS)
-        known, unknown = self._facts.known, self._facts.unknown
-        if "nvlink_errors" in self._start.known:
-            before = self._start.known["nvlink_errors"]
+        answers, unknown = self._facts.answers, self._facts.unknown
+        if "nvlink_errors" in self._start.answers:
+            before = self._start.answers["nvlink_errors"]
             self._facts.ask("load nvlink_errors", lambda: nvlink_errors(self._gpu) - before)
-        if "events" in self._start.known:
-            known["load xids"] = self._xids
+        if "events" in self._start.answers:
+            answers["load xids"] = self._xids
         elif "events" in self._start.unknown:
             unknown["load xids"] = self._start.unknown["events"]
-        if not self._looks and known.pop("load clock_reasons", None):
+        if not self._looks and answers.pop("load clock_reasons", None):
             unknown["load clock_reasons"] = "it was idle whenever we looked"
-        unknown = {name: why for name, why in unknown.items() if name not in known}
-        return {"index": self._index, "facts": known, "unknown": unknown}
+        unknown = {name: why for name, why in unknown.items() if name not in answers}
+        return {"index": self._index, "facts": answers, "unknown": unknown}
 
 
 if __name__ == "__main__":

@@ -1,7 +1,7 @@
-"""One end of a test of two nodes over a plain socket: each sends for a moment, and the other compares every byte.
+"""An end of a test of two nodes over a plain socket: each sends for a moment, and the other compares every byte.
 
-Started by path with `-I -S`, with only the standard library: `TOKEN SECONDS HOST PORT [DESCRIPTOR]`; who is given
-the descriptor of a listener waits for the other. A busy process such as node 0's launcher would measure itself.
+Started by path with `-I -S`, with only the standard library: `TOKEN SECONDS HOST PORT [DESCRIPTOR]`. With the
+descriptor of a listener it waits for the other end. A busy process such as node 0's launcher would measure itself.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from collections.abc import Iterator
 
 BLOCK = 1 << 18
 SEND_S = 0.12
-TOKEN_S = 1.0  # for whoever connects to say that this test is meant: it is said at once
+TOKEN_S = 1.0  # for whoever connects to say that this test is meant: it is text at once
 _AGAIN_S = 0.02
 _LENGTH = struct.Struct("!Q")
 
@@ -144,14 +144,14 @@ def fill(sock: socket.socket, buffer: memoryview, until: float) -> None:
 
 def line(sock: socket.socket, until: float, what: str) -> str:
     """A short line, without its end; empty at the end of the connection."""
-    said = b""
-    while not said.endswith(b"\n") and len(said) < 500:
+    text = b""
+    while not text.endswith(b"\n") and len(text) < 500:
         with in_time(sock, until, what):
             byte = sock.recv(1)
         if not byte:
             return ""
-        said += byte
-    return said.decode("ascii", "replace").strip()
+        text += byte
+    return text.decode("ascii", "replace").strip()
 
 
 @contextlib.contextmanager

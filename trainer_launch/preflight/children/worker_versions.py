@@ -1,6 +1,6 @@
-"""What a worker of this interpreter would import, found out without importing it: started by path.
+"""Versions that a worker of this interpreter would import, read without importing them: started by path.
 
-Prints one JSON object; what is not installed is not in it.
+Prints a JSON object; a package that is not installed is not in it.
 """
 
 from __future__ import annotations
@@ -18,19 +18,19 @@ _CUDA = re.compile(r"^(cuda|hip)\b[^=]*=\s*['\"]([^'\"]+)['\"]", re.MULTILINE)
 
 
 def main() -> None:
-    """Say what is there."""
-    told = {"python": platform.python_version(), "arch": platform.machine(), "kernel": platform.release()}
-    told.update(_versions())
-    os.write(1, json.dumps(told).encode())
+    """Print all versions."""
+    facts = {"python": platform.python_version(), "arch": platform.machine(), "kernel": platform.release()}
+    facts.update(_versions())
+    os.write(1, json.dumps(facts).encode())
 
 
 def _versions() -> Iterator[tuple[str, str]]:
-    found = importlib.util.find_spec("torch")
-    if found is not None and found.origin is not None:
+    torch = importlib.util.find_spec("torch")
+    if torch is not None and torch.origin is not None:
         yield "torch", _version("torch") or "of unknown version"
         with (
             contextlib.suppress(OSError),
-            open(os.path.join(os.path.dirname(found.origin), "version.py"), encoding="utf-8") as file,
+            open(os.path.join(os.path.dirname(torch.origin), "version.py"), encoding="utf-8") as file,
         ):
             yield from (("cuda", f"{kind} {number}") for kind, number in _CUDA.findall(file.read()))
     versions = filter(None, map(_version, ("nvidia-nccl-cu11", "nvidia-nccl-cu12", "nvidia-nccl-cu13")))

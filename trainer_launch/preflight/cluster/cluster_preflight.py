@@ -1,18 +1,24 @@
 """Node 0's part in the cluster preflight: gather reports, have pairs tested, judge once, tell all nodes.
 
-It knows neither sockets nor a clock: what nodes say and what time it is come as arguments of its calls.
+`ClusterPreflight` has neither sockets nor a clock: messages and times come as arguments of its calls.
+`PreflightServer` is the thread around it that waits for a line, a connection or a deadline.
 """
 
 from __future__ import annotations
 
 import itertools
+import logging
+import threading
+import time
 from collections.abc import Callable, Sequence
 from enum import Enum
 
 from msgspec.structs import replace
 
-from trainer_launch.membership.protocol import refused_version
+from trainer_launch.membership.protocol import StatusQuery, refused_version
+from trainer_launch.membership.server import Connection, ServerConnections
 from trainer_launch.model import Endpoint
+from trainer_launch.model.codec import MessageError
 from trainer_launch.model.findings import Fault, Finding, Measure
 from trainer_launch.preflight import registry
 from trainer_launch.preflight.check import Where
@@ -20,7 +26,7 @@ from trainer_launch.preflight.cluster import pairs, present_nodes
 from trainer_launch.preflight.cluster import preflight_messages as msg
 from trainer_launch.preflight.cluster.nodes import LEASE_S, Cluster, ClusterSettings, JobNode, PairTests, label
 from trainer_launch.preflight.cluster.pairs import Rounds
-from trainer_launch.preflight.cluster.present_nodes import Stuck
+from trainer_launch.preflight.cluster.present_nodes import Stuck, look_at_all
 
 TICK_S = 0.25
 NEWS_S = 2.0  # between two words to those who wait, which show that this node lives
@@ -30,7 +36,9 @@ _GATHER_S = 2.0  # after the last that came, in a job that may have more nodes t
 _LOOK_S = 3.0  # before the deadline: nodes that are missing are looked at
 _SHOWN = 8
 _SOUGHT = 32  # nodes whose tokens all look for in shared folders
-_COME_BACK_S = 4.0  # for who was lost after all were there
+_COME_BACK_S = 4.0  # for a node that was lost after all were there
+_SILENCE_S = 20.0  # until the kernel ends a connection whose other end does not answer
+_log = logging.getLogger(__name__)
 
 
 class PreflightPhase(Enum):
@@ -43,7 +51,7 @@ class PreflightPhase(Enum):
 
 
 def judge(cluster: Cluster) -> list[Finding]:
-    """What the reports of all nodes, and the tests of pairs of them, come to. Pure."""
+    """The findings about the reports of all nodes and the tests of pairs. Pure."""
     checks = [check for check in registry.at(Where.CLUSTER) if check.id not in cluster.settings.left_out]
     runs = dict.fromkeys(check.run for check in checks)
     return [finding for run in runs for finding in run(cluster)]
@@ -146,7 +154,7 @@ class ClusterPreflight:
         return PairTests() if self._rounds is None else self._rounds.tests
 
     def measured(self) -> list[Measure]:
-        """What all nodes have measured."""
+        """The measures of all nodes."""
         of_nodes = (measure for node in self._nodes.values() for measure in node.report.measures)
         return [*of_nodes, *self.pair_tests.measures]
 
@@ -222,11 +230,6 @@ class ClusterPreflight:
         place = self._settings.names.place(rank)
         return label(rank, None if place is None else place.host)
 
-    def _place(self, rank: int) -> Endpoint | None:
-        """Where to look for a node: where it was, or should be."""
-        node = self._nodes.get(rank)
-        return self._settings.names.place(rank) if node is None else node.at
-
     def _go_on(self, now_s: float) -> None:
         if self.phase is PreflightPhase.CALLING:
             self._call(now_s)
@@ -265,7 +268,10 @@ class ClusterPreflight:
             )
         elif self._looking is None and now_s >= self._until_s - min(_LOOK_S, settings.deadline_s / 3):
             self._looking = self._missing()[: present_nodes.MAX_NAMED]
-            self._look(list(map(self._place, self._looking)), max(0.2, self._until_s - now_s - 0.4))
+            # Where they were, or should be.
+            nodes, place = self._nodes, settings.names.place
+            places = [nodes[rank].at if rank in nodes else place(rank) for rank in self._looking]
+            self._look(places, max(0.2, self._until_s - now_s - 0.4))
 
     def _await_reports(self, now_s: float) -> None:
         if self._unreported and not self._lost and now_s < self._until_s:
@@ -307,3 +313,75 @@ class ClusterPreflight:
         # Where it has no name, it is known by the pod's own and a boot ID.
         places = [f"{name} is on {machine}" for name, machine in machines if machine and " " not in machine]
         return replace(finding, evidence=(*places[:_SHOWN], *finding.evidence))
+
+
+class PreflightServer(ServerConnections[msg.Message, msg.FromServer]):
+    """The cluster preflight of one job, on the port that its nodes meet at; its verdict frees the port."""
+
+    _hang_up_s = 2.0  # for the termination message
+
+    def __init__(self, settings: ClusterSettings, endpoint: Endpoint, secret: bytes | None = None) -> None:
+        super().__init__(
+            *("cluster preflight", msg.parse, msg.render),
+            endpoint=endpoint,
+            nodes=settings.max_nodes,
+            secret=secret,
+            silence_s=_SILENCE_S,
+            log=lambda text, level: _log.log(level, "%s", text),
+        )
+        self._settings = settings
+        self._tick_at_s = 0.0
+
+    def _begin(self) -> None:
+        # To be read after its verdict.
+        self.preflight = ClusterPreflight(self._settings, time.monotonic(), self._say, self._look)
+
+    def _is_over(self) -> bool:
+        return self.preflight.phase is PreflightPhase.OVER
+
+    def _end(self, defect: str) -> None:
+        if defect:  # a thread that dies in silence would blame node 0
+            self.preflight.break_off(defect)
+
+    def _due_s(self) -> float:
+        return self._tick_at_s
+
+    def _tick(self, now_s: float) -> None:
+        self._tick_at_s = now_s + TICK_S
+        self.preflight.tick(now_s)
+
+    def _say(self, peer: int, message: msg.FromServer | None) -> None:
+        if message is None:
+            self._close_after_flush(peer)
+        else:
+            self._send(peer, message)
+
+    def _look(self, places: Sequence[Endpoint | None], limit_s: float) -> None:
+        def look() -> None:
+            stuck = look_at_all(places, limit_s)
+            self._events.append(lambda now_s: self.preflight.looked(stuck))
+
+        threading.Thread(target=look, daemon=True, name="look").start()
+
+    def _gone(self, connection: Connection, *, ended: bool) -> None:
+        self._events.append(lambda now_s: self.preflight.lose(connection.peer, now_s))
+
+    def _heard(self, connection: Connection, message: msg.Message) -> None:
+        peer, address = connection.peer, connection.address
+        if isinstance(message, StatusQuery):
+            self._send(peer, NOT_YET)
+            self._close_after_flush(peer)
+            return
+        if not connection.is_greeted:
+            if not isinstance(message, msg.Hello):
+                raise MessageError("did not say first who it is")
+            # A node that looks for a coordinator is told to wait, whatever its version.
+            is_here = message.listens is not None
+            refused = refused_version("node 0", msg.VERSION, message.version) if is_here else None
+            if not self._is_admitted(connection, message, refused):
+                return
+            self._greeted(connection)
+        if isinstance(message, msg.Time):
+            now = time.time()
+            self._send(peer, msg.TimeIs(message.sent, now, time.time()))
+        self._events.append(lambda now_s: self.preflight.hear(peer, address, message, now_s))

@@ -1,6 +1,6 @@
-"""What a node tells the others of itself (versions, code, variables, GPUs), and which nodes differ from most.
+"""Facts that a node reports of itself (versions, code, variables, GPUs), and nodes that differ from most.
 
-No node is the measure of the others. What a node does not tell of itself is unknown: it does not differ for that.
+No node is the measure of the others. A node does not differ for a fact that it does not report: that is unknown.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ ENV = "env "  # how a variable's fact begins
 GPUS, WORKERS = "gpus", "nproc_per_node"
 _SHOWN = 8
 _VERSIONS = "python"  # where this is missing, so is all that is found out with it
-_ALWAYS_TOLD = ("image", WORKERS, "command", "adapters", "pair tests")  # or there is none
+_ALWAYS_REPORTED = ("image", WORKERS, "command", "adapters", "pair tests")  # or there is none
 # Of the variables, these change what nodes send each other: where they differ, a collective hangs or fails.
 _MUST_AGREE = frozenset(
     (
@@ -83,7 +83,7 @@ _IMAGE_VARIABLE = "FLYTE_INTERNAL_IMAGE"  # its name, which a container does not
 
 
 class PeerRule(Struct, frozen=True):
-    """What it means when a fact is not the same on all nodes, and what to do."""
+    """The fault and the action when a fact is not the same on all nodes."""
 
     text: str  # what differs
     fault: Fault | None  # None: a warning
@@ -138,9 +138,17 @@ def clock(cluster: Cluster) -> Iterator[Finding]:
 def differences(names: Sequence[str], reports: Sequence[Mapping[str, str]]) -> Iterator[Finding]:
     """A finding for each fact that is not the same on all nodes; `names` say whose facts they are."""
     keys = dict.fromkeys(key for report in reports for key in sorted(report))
-    told = {key: dict(_told(key, names, reports)) for key in keys}
-    differing = {key: values for key, values in told.items() if len(set(values.values())) > 1}
-    unread = [name for name in names if _VERSIONS in told and name not in told[_VERSIONS]]
+    # A node whose value could not be read is left out; no variable, no image and no adapter are values.
+    values_by_key = {
+        key: {
+            name: report.get(key, UNSET)
+            for name, report in zip(names, reports, strict=True)
+            if key in report or key.startswith(ENV) or key in _ALWAYS_REPORTED
+        }
+        for key in keys
+    }
+    differing = {key: values for key, values in values_by_key.items() if len(set(values.values())) > 1}
+    unread = [name for name in names if _VERSIONS in keys and name not in values_by_key[_VERSIONS]]
     if unread:  # a machine that is too busy to start a Python in time has no other versions for that
         text = f"the versions of Python and torch could not be found out in time on {listed(unread)}"
         yield facts.unknown(text, subject=listed(unread))
@@ -148,15 +156,8 @@ def differences(names: Sequence[str], reports: Sequence[Mapping[str, str]]) -> I
         is_short = key == GPUS and WORKERS in differing  # else each node has enough for its workers
         yield _difference(key, grouped((value, name) for name, value in values.items()), is_short=is_short)
     if not differing and not unread:
-        n_known = sum(all(key in report for report in reports) for key in keys)
-        yield facts.passed(f"{counted(n_known, 'fact')} alike on all {len(names)} nodes", scope=Scope.JOB)
-
-
-def _told(key: str, names: Sequence[str], reports: Sequence[Mapping[str, str]]) -> Iterator[tuple[str, str]]:
-    """A fact by node; a node of which it is unknown is left out."""
-    for name, report in zip(names, reports, strict=True):
-        if key in report or key.startswith(ENV) or key in _ALWAYS_TOLD:
-            yield name, report.get(key, UNSET)
+        n_alike = sum(all(key in report for report in reports) for key in keys)
+        yield facts.passed(f"{counted(n_alike, 'fact')} alike on all {len(names)} nodes", scope=Scope.JOB)
 
 
 def _difference(key: str, groups: Mapping[str, Sequence[str]], *, is_short: bool) -> Finding:
@@ -256,18 +257,18 @@ def collect(
 
 
 def loud(findings: Sequence[Finding]) -> tuple[Finding, ...]:
-    """What other nodes must know of a node's own findings."""
+    """The findings of a node that other nodes must know."""
     return msg.fitted((finding for finding in findings if finding.status in _LOUD), _FINDINGS_BYTES)
 
 
 def report_s(subject: Subject) -> float:
-    """What node 0 waits for all nodes' reports: a GPU or a folder that hangs takes its time to tell."""
+    """The time that node 0 gives all nodes to report: a GPU or a folder that hangs is found out late."""
     gpus_s = 0.0 if subject.cards is None else subject.cards.limit_s
     return _REPORT_S + max(gpus_s, resource_limits.storage.limit_s(subject) if subject.storage else 0.0)
 
 
 def measured(cards: Cards | None) -> tuple[tuple[Measure, ...], tuple[Checksum, ...]]:
-    """What the GPUs did."""
+    """The measures and checksums of the GPUs."""
     if cards is None or not cards.has_load:
         return (), ()
     return fitted(cards.facts().measures), fitted_checksums(cards.facts().checksums)
@@ -295,7 +296,7 @@ def read_meanwhile(command: Command | None, limit_s: float = READ_S) -> Callable
 
 
 def versions(command: Command | None) -> dict[str, str]:
-    """What the program's own interpreter would import; none of it where that could not be found out."""
+    """The versions that the program's own interpreter would import; none where its Python did not answer."""
     python = command.python[0] if command is not None and command.python else sys.executable
     ended = deadline_subprocess.run((python, str(_VERSIONS_PROGRAM)), None, _VERSIONS_S)
     try:
@@ -329,7 +330,7 @@ def code_hash(program: str) -> str | None:
 def quick_facts(
     env: Mapping[str, str], command: Command | None, workers: int | None, salt: bytes
 ) -> dict[str, str]:
-    """What is there to be read."""
+    """The facts that take no time to read."""
     values = {"image": env[_IMAGE_VARIABLE]} if env.get(_IMAGE_VARIABLE) else {}
     if workers is not None:
         values[WORKERS] = str(workers)
@@ -359,7 +360,7 @@ def _program(command: Command) -> tuple[str, ...]:
 
 
 def of_gpus(cards: Cards | None, count: int) -> dict[str, str]:
-    """What all nodes should have alike: GPUs, driver, and the NCCL that is loaded; `count` is without cards."""
+    """Facts that all nodes should have alike: GPUs, driver, and the loaded NCCL; `count` is without cards."""
     if cards is None:
         return {GPUS: str(count)}
     gpus = cards.facts()

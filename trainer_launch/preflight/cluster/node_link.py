@@ -1,4 +1,4 @@
-"""A node's link to node 0 in the cluster preflight: it reports, tests pairs, and hears the verdict."""
+"""A node's link to node 0 in the cluster preflight: it reports, tests pairs, and receives the verdict."""
 
 from __future__ import annotations
 
@@ -172,7 +172,7 @@ class NodeLink(ReconnectingClient[msg.Message, msg.FromNode, News]):
             self.end((present_nodes.cut_off(self._hello.host, self.stage, now_s - self._began_s),))
 
     def end(self, findings: tuple[Finding, ...], *, is_shared: bool = False) -> None:
-        """This is the verdict, whatever node 0 may say."""
+        """End with these findings as the verdict, whatever node 0 may say."""
         self._is_over = True
         self._tell(ClusterVerdict(findings, is_shared))
 
@@ -187,7 +187,7 @@ class NodeLink(ReconnectingClient[msg.Message, msg.FromNode, News]):
     def _connect_once(self) -> bool:
         is_good = False
         try:
-            self._use_one_connection()
+            self._use_connection()
             is_good = True
         except (LostError, NodeError) as problem:
             self._lose(str(problem))
@@ -201,7 +201,7 @@ class NodeLink(ReconnectingClient[msg.Message, msg.FromNode, News]):
         return min(2 * before_s, _LONGEST_PAUSE_S, max(_PAUSE_S, self._until_s - time.monotonic()))
 
     def _lose(self, why: str) -> None:
-        """What node 0 has promised, such as time for records, is over with it."""
+        """Go back to waiting for node 0; the time that it has promised ends with it."""
         self.stage, self.waiting = why, None
         self._until_s = min(self._until_s, max(self._first_until_s, time.monotonic() + _COME_BACK_S))
 
@@ -214,7 +214,7 @@ class NodeLink(ReconnectingClient[msg.Message, msg.FromNode, News]):
         name = f"node 0 ({self._home.host})"
         return self.end((present_nodes.no_coordinator(name, stuck, time.monotonic() - self._began_s),))
 
-    def _use_one_connection(self) -> None:
+    def _use_connection(self) -> None:
         with self._connect() as sock:
             tune(sock, _SILENT_KERNEL_S)
             lines = Lines(sock, msg.parse, self._server, self._secret)
@@ -278,15 +278,16 @@ class NodeLink(ReconnectingClient[msg.Message, msg.FromNode, News]):
                 self._tell(message)
             case msg.Complete():
                 self._tell(message)
-            case msg.Test():
-                threading.Thread(target=self._take_part, args=(message,), daemon=True).start()
+            case msg.Test() as test:
+
+                def take_part() -> None:
+                    self.send(self._bench(_findable(test), self._listener))
+
+                threading.Thread(target=take_part, daemon=True).start()
             case msg.Decided(findings):
                 self.end(findings, is_shared=True)
             case msg.Refused(reason, _):
                 raise LostError(f"node 0 refuses for now: {reason}")
-
-    def _take_part(self, test: msg.Test) -> None:
-        self.send(self._bench(_findable(test), self._listener))
 
     def _learn_time(self, lines: Lines[msg.Message], until_s: float) -> list[msg.Message]:
         """Four timestamps, as NTP has them; the fastest of some exchanges tells most. What else comes meanwhile."""

@@ -42,7 +42,7 @@ def names_of(job: Job, topology: Topology, home: Endpoint, hostname: str) -> Nam
 
 
 class ClusterSettings(Struct, frozen=True, kw_only=True):
-    """Who should come, and what is to be done when they are there."""
+    """The nodes that should come, and what is to be done when they are there."""
 
     job: str
     min_nodes: int
@@ -51,7 +51,6 @@ class ClusterSettings(Struct, frozen=True, kw_only=True):
     names: Names
     salt: str
     left_out: frozenset[str] = frozenset()  # checks
-    is_deep: bool = False
     pair_test: str = "auto"  # or a way
     thresholds: Thresholds = field(default_factory=Thresholds)
     kinds: tuple[SpeedKind, ...] = KINDS  # how what GPUs measure is judged
@@ -79,7 +78,7 @@ class JobNode(Struct):
 
 
 class PairTest(Struct, frozen=True):
-    """One test of a pair on one rail, as both its ends saw it: the lower index first."""
+    """A test of a pair on one rail, as both its ends saw it: the lower index first."""
 
     ends: Pair
     whys: tuple[str, str]  # "": it went well
@@ -93,11 +92,10 @@ class PairTest(Struct, frozen=True):
 
 
 class Way(Struct, frozen=True):
-    """How pairs are tested, and how all nodes together."""
+    """How pairs are tested."""
 
     pairs: str = "socket"
     rails: int = 1
-    whole: str | None = None  # None: nothing can test them together
     trouble: str = ""  # why it is not what was asked for
 
 
@@ -110,7 +108,6 @@ class PairTests(Struct, frozen=True):
     way: Way = Way()
     model: str = ""  # of all GPUs, where the tests were theirs
     thresholds: Thresholds = field(default_factory=Thresholds)  # what they are held against
-    together: tuple[msg.RailResult, ...] | None = None  # how a test of all nodes went, by node
 
     @property
     def measures(self) -> list[Measure]:

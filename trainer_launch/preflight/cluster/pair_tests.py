@@ -1,4 +1,4 @@
-"""One node's part in tests of pairs of nodes, in children that are killed when their time is up."""
+"""A node's part in tests of pairs of nodes, in children that are killed when their time is up."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ _MAX_BYTES = 1 << 16
 
 
 class BenchAnswer(Struct, frozen=True):
-    """What a child says: at first what it can do, then how each rail of a test went."""
+    """Output of a child: at first what it can do, then how each rail of a test went."""
 
     gloo: bool = False
     gpus: Count = 0
@@ -70,7 +70,7 @@ def run(test: msg.Test, listener: Listener, child: Sequence[str] = PAIR_TEST_CHI
 
 
 def bench(collectives: Collectives | None, test: msg.Test, listener: Listener) -> msg.Result:
-    """This node's part in a test of any kind; always comes back in time."""
+    """Play this node's part in a test of any kind; always comes back in time."""
     if test.way == pairs.SOCKET:
         return run(test, listener)
     if collectives is None:
@@ -108,10 +108,10 @@ class Collectives:
                 self._problem = f"its process could not be started: {problem.strerror}"
 
     def ability(self) -> str:
-        """What this node can do, in the words of `means_told`; waits until torch is imported."""
+        """Say what this node can test with, as `means_fact` does; waits until torch is imported."""
         with self._lock:
             can = self._ready(IMPORT_S) or BenchAnswer(why=self._problem)
-        return pairs.means_told(can.gloo, can.gpus, can.why[:200])
+        return pairs.means_fact(can.gloo, can.gpus, can.why[:200])
 
     def _ready(self, limit_s: float) -> BenchAnswer | None:
         if self._can is None and not self._problem:

@@ -1,6 +1,6 @@
 """Tests of pairs of nodes: what nodes can test with, the rounds, and which node, rail or link is faulty.
 
-It knows neither sockets nor a clock: `pair_tests.py` makes the tests.
+Without sockets and clock: `pair_tests.py` makes the tests.
 """
 
 from __future__ import annotations
@@ -30,8 +30,7 @@ from trainer_launch.preflight.fault_isolation import Link, Pair, PairTrial
 from trainer_launch.preflight.thresholds import MBYTE, SHARE_OF_PLAIN_SOCKETS, Table, Thresholds
 
 NAME = "pairs"
-FULL_JOB = "full-job"
-FACT = "pair tests"  # a node's own words, among its facts
+FACT = "pair tests"  # what a node can test with, among its facts
 SOCKET, GLOO, NCCL = "socket", "gloo", "nccl"
 _NCCL_FACT = re.compile(r"nccl on (\d{1,4}) GPUs")
 _ENOUGH = 4  # pairs that can be compared with each other
@@ -40,10 +39,6 @@ _ACTION_NODE = "put the job on other machines than that one, and see its network
 _ACTION_LINK = "see the switches, cables, routes and network policies between the two"
 _ACTION_SLOW = "see the network card, cable and switch port for errors and their negotiated speed"
 _ACTION_WAY = "see what the nodes' own facts say of their pair tests (check facts), or leave --pair-test away"
-_ACTION_FULL = (
-    "see limits of open files and connections, tables of switches and network cards, and NCCL's "
-    "topology and tuning files; try with half of the nodes"
-)
 _ACTION_REFERENCE = (
     "is NCCL on plain sockets, or is there less than one NIC for each GPU? Where that is meant, save it with "
     "--report FILE.json and pass that as --reference"
@@ -53,7 +48,6 @@ _RATIOS = {SOCKET: SHARE_OF_PLAIN_SOCKETS, GLOO: SHARE_OF_PLAIN_SOCKETS, NCCL: 0
 _SHARE_OF_REFERENCE = 0.75
 _TEST_S = 5.0
 _PATIENCE = {SOCKET: 1, GLOO: 2, NCCL: 4}  # times a test's time, for who has to set more up
-_WHOLE_PATIENCE = 8
 _REPORT_S = 2.0  # from a test's limit until its ends have reported
 _NO_REPORT = msg.RailResult("no report", 0)
 
@@ -83,48 +77,34 @@ class Rounds:
         self._busy: set[int] = set()  # numbers of the nodes that have a part in this round
         self._results: dict[int, msg.Result] = {}
         self._round = 0
-        self._is_whole = False  # all nodes are tested together
         self._until_s = 0.0
         self.is_over = False
 
     def begin(self, now_s: float) -> None:
-        """Order the next round, if one is of use; after the last, a deep preflight tests all nodes together."""
-        way, settings = self.tests.way, self._settings
+        """Order the next round, if there is a test that may change the verdict."""
+        way = self.tests.way.pairs
         self._chosen = fault_isolation.next_round(*self._trials)
         self._results, self._round = {}, self._trials[0].rounds
-        if self._chosen:
-            self._order(list(map(self._around, self._chosen)), way.pairs, now_s, _TEST_S * _PATIENCE[way.pairs])
-        elif settings.is_deep and FULL_JOB not in settings.left_out and way.whole is not None and self._are_well():
-            self._is_whole = True
-            self._order([range(len(self._nodes))], way.whole, now_s, _TEST_S * _WHOLE_PATIENCE)
-        else:
-            self.is_over = True
-
-    def _are_well(self) -> bool:
-        return not any(finding.fault for finding in of_pairs(self.tests))
-
-    def _around(self, ends: Pair) -> Sequence[int]:
-        """Who listens first: on a ring each node does once, for the next one, and connects once."""
-        n_nodes = len(self._nodes)
-        return ends[::-1] if ends == (0, n_nodes - 1) and n_nodes > 2 else ends
-
-    def _order(self, groups: Sequence[Sequence[int]], way: str, now_s: float, limit_s: float) -> None:
-        """A test for each group of nodes at the same time: its first node listens, and is found under its name."""
+        self.is_over = not self._chosen
+        limit_s = _TEST_S * _PATIENCE[way]
         self._until_s = now_s + limit_s + _REPORT_S
-        self._busy = {number for members in groups for number in members}
-        for members in groups:
-            first, last = self._nodes[members[0]], members[-1]
+        self._busy = {number for ends in self._chosen for number in ends}
+        for ends in self._chosen:
+            # On a ring each node listens once, for the next one, and connects once.
+            closes_ring = len(self._nodes) > 2 and ends == (0, len(self._nodes) - 1)
+            listener, dialer = ends[::-1] if closes_ring else ends
+            first = self._nodes[listener]
             place = self._settings.names.place(first.rank)
             host = first.at.host if place is None else place.host  # by name, as the job will
-            token = f"{self._settings.salt}-{self._round}-{members[0]}-{last}"
-            for rank, number in enumerate(members):
+            token = f"{self._settings.salt}-{self._round}-{listener}-{dialer}"
+            for rank, number in enumerate((listener, dialer)):
                 peer = self._nodes[number].peer
                 if peer is not None:
-                    about = (self._round, rank, len(members), host, first.at.port, token, limit_s, way)
-                    self._send(peer, msg.Test(*about, self.tests.way.rails, self._is_whole, first.at.host))
+                    about = (self._round, rank, 2, host, first.at.port, token, limit_s, way)
+                    self._send(peer, msg.Test(*about, self.tests.way.rails, first.at.host))
 
     def take(self, rank: int, result: msg.Result) -> None:
-        """What one end says; words of an earlier round are too late."""
+        """Note the result of one end; a result of an earlier round is too late."""
         if result.round == self._round and rank in self._numbers:
             self._results.setdefault(self._numbers[rank], result)
 
@@ -137,11 +117,6 @@ class Rounds:
 
     def next(self, now_s: float) -> None:
         """Judge the round, and begin the next one."""
-        if self._is_whole:
-            together = tuple(max(self._result_of(number)) for number in range(len(self._nodes)))  # a reason, if any
-            self.tests = replace(self.tests, together=together)
-            self.is_over = True
-            return
         tests = (*self.tests.tests, *(test for ends in self._chosen for test in self._tested(ends)))
         # Early rounds have little to compare with: all are judged anew by what is known now.
         standard = Standard(self.tests.thresholds, tests)
@@ -156,18 +131,16 @@ class Rounds:
         self.begin(now_s)
 
     def _tested(self, ends: Pair) -> Iterator[PairTest]:
-        for rail, (here, there) in enumerate(zip(*map(self._result_of, ends), strict=True)):
+        n_rails = self.tests.way.rails
+        reported = [self._results[number].rails if number in self._results else () for number in ends]
+        whole = ((*rails, *[_NO_REPORT] * n_rails)[:n_rails] for rails in reported)
+        for rail, (here, there) in enumerate(zip(*whole, strict=True)):
             rates = [end.rate for end in (here, there) if not end.why]
-            number = rail if self.tests.way.rails > 1 else None
-            yield PairTest(ends, (here.why, there.why), min(rates, default=0), number)
-
-    def _result_of(self, number: int) -> tuple[msg.RailResult, ...]:
-        result, n_rails = self._results.get(number), self.tests.way.rails
-        return (*(() if result is None else result.rails), *[_NO_REPORT] * n_rails)[:n_rails]
+            yield PairTest(ends, (here.why, there.why), min(rates, default=0), rail if n_rails > 1 else None)
 
 
-def means_told(gloo: bool, gpus: int, why: str) -> str:
-    """What a node can do, as its fact."""
+def means_fact(gloo: bool, gpus: int, why: str) -> str:
+    """The fact of a node that says what it can test with."""
     if gpus:
         return f"nccl on {gpus} GPUs"
     return GLOO if gloo else f"only plain sockets: {why}"
@@ -180,12 +153,11 @@ def choose_means(wanted: str, facts: Sequence[str | None]) -> Way:
     has_gloo = all(fact == GLOO or match is not None for fact, match in zip(facts, matches, strict=True))
     rails = min(*gpus, msg.MAX_RAILS) if gpus else 0
     if rails and wanted in ("auto", NCCL):
-        return Way(NCCL, rails, NCCL)
-    whole = GLOO if has_gloo else None
+        return Way(NCCL, rails)
     if has_gloo and wanted == GLOO:
-        return Way(GLOO, 1, whole)
+        return Way(GLOO)
     trouble = "" if wanted in ("auto", SOCKET) else f"{wanted} was asked for, and not all nodes have it"
-    return Way(SOCKET, 1, whole, trouble)
+    return Way(SOCKET, trouble=trouble)
 
 
 @check(NAME, Where.CLUSTER)
@@ -213,40 +185,8 @@ def below_reference(rates: Sequence[float], model: str, table: Table) -> Iterato
     yield pairs.warned(text, scope=Scope.JOB, basis=Basis.ABSOLUTE, action=_ACTION_REFERENCE, **more)
 
 
-@check(FULL_JOB, Where.CLUSTER)
-def full_job(cluster: Cluster) -> Iterator[Finding]:
-    """A collective of all nodes at once comes out right: some faults show at that scale only."""
-    tests, settings = cluster.pairs, cluster.settings
-    if tests is None or not settings.is_deep:
-        return
-    if tests.together is None:
-        why = "pairs of nodes fail already" if tests.way.whole else "not all nodes have torch with gloo or NCCL"
-        yield full_job.skipped(f"all nodes were not tested together, since {why}", scope=Scope.JOB)
-        return
-    rails = tests.way.rails
-    who = f"{len(tests.names)} nodes together ({tests.way.whole}{f', {rails} GPUs each' if rails > 1 else ''})"
-    failed = grouped((end.why, name) for name, end in zip(tests.names, tests.together, strict=True) if end.why)
-    if not failed:
-        rate = statistics.median(end.rate for end in tests.together) / 1e9
-        text = f"all {who} reduce correctly, at {rate:.3g} GB/s"
-        yield full_job.passed(text, scope=Scope.JOB, measured=round(rate, 3), unit="GB/s")
-        return
-    n_failed = sum(map(len, failed.values()))
-    ordered = sorted(failed.items(), key=lambda group: (len(group[1]), group[0]))  # who differs tells most
-    yield full_job.failed(
-        Fault.NODE,
-        f"all pairs pass, but all {who} fail, as {n_failed} of them report: the fault shows at full scale only",
-        scope=Scope.JOB,
-        measured=n_failed,
-        expected=0,
-        unit="nodes",
-        evidence=tuple(f"{listed(its)}: {why}" for why, its in ordered[:_SHOWN]),
-        action=_ACTION_FULL,
-    )
-
-
 class Standard:
-    """What tests are held against: one floor for all, each other, and for each pair and node what it does best.
+    """The standard of pair tests: a floor for all, each other, and for each pair and node its best result.
 
     A node is slow only if its best is: its partners do better with others. A pair is, likewise: one slow test of
     three may be other work on a machine. And tests of suspects with nodes that are cleared must not move what all
@@ -271,7 +211,7 @@ class Standard:
         return any((end, test.rail) in self._slow for end in test.ends)
 
     def is_hard(self, tests: Iterable[PairTest]) -> bool:
-        """Whether it is more than slowness by comparison, which only warns."""
+        """Whether these tests fail by themselves; slowness by comparison alone only warns."""
         wanted = max(self.thresholds.floor, self.thresholds.expected)
         return any(not test.is_whole or test.rate < wanted for test in tests)
 

@@ -1,11 +1,10 @@
-"""One node's part in the cluster preflight: report, test pairs, receive the verdict. Node 0 holds it."""
+"""A node's part in the cluster preflight: report, test pairs, receive the verdict. Node 0 holds it."""
 
 from __future__ import annotations
 
 import contextlib
 import functools
 import logging
-import os
 import re
 import secrets
 import sys
@@ -16,7 +15,7 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 from trainer_launch import contracts
 from trainer_launch.host.files import read_secret
 from trainer_launch.host.machine import machine_name
-from trainer_launch.membership.quarantine import FAILING_NODES, NO_MACHINE
+from trainer_launch.membership.quarantine import NO_MACHINE
 from trainer_launch.model import Endpoint
 from trainer_launch.model.errors import NodeError
 from trainer_launch.model.findings import Finding, Scope
@@ -28,20 +27,20 @@ from trainer_launch.preflight import network_checks, registry, thresholds
 from trainer_launch.preflight.check import Subject, Where
 from trainer_launch.preflight.cluster import node_facts, pairs, present_nodes, shared_storage
 from trainer_launch.preflight.cluster import preflight_messages as msg
+from trainer_launch.preflight.cluster.cluster_preflight import PreflightServer
 from trainer_launch.preflight.cluster.node_link import ClusterVerdict, NodeLink, look_out
 from trainer_launch.preflight.cluster.nodes import ClusterSettings, label, names_of
 from trainer_launch.preflight.cluster.pair_tests import Collectives, bench
-from trainer_launch.preflight.cluster.preflight_server import PreflightServer
 from trainer_launch.preflight.cluster.shared_storage import Tokens
 
 _THOROUGH = ("standard", "deep")  # levels
-_COMPARISONS = (node_facts.FACTS, node_facts.CLOCK, shared_storage.NAME, pairs.NAME, pairs.FULL_JOB)
+_COMPARISONS = (node_facts.FACTS, node_facts.CLOCK, shared_storage.NAME, pairs.NAME)
 _MAX_FOLDERS = 16
 _PORT_S = 3.0  # for the port to become free
 _SAY_AGAIN_S = 10.0
 _POLL_S = 2.0
 _HOST = re.compile(r"node [0-9]+ \(([^()]+)\)")
-_ONE_NODE = "the job has one node"
+_SINGLE_NODE = "the job has one node"
 _UNKNOWN_PLACE = "the number of nodes, the node rank or the address of node 0 is unknown"
 _HIDDEN = "this operator publishes no DNS names for init containers; elsewhere, request it with --level"
 _IN_KUBERNETES = "KUBERNETES_SERVICE_HOST"  # a variable of every pod
@@ -56,7 +55,7 @@ def obstacle(subject: Subject, settings: Settings, chosen: Collection[str], skip
     if present_nodes.NAME in skipped or (chosen and not set(chosen) & set(registry.ids(Where.CLUSTER))):
         return "deselected with --only or --policy"
     if topology.pods == 1:
-        return _ONE_NODE
+        return _SINGLE_NODE
     if topology.nodes is None or topology.node_rank is None or topology.coordinator is None:
         return _UNKNOWN_PLACE
     if subject.job.engine not in (None, "torchrun", "plain"):
@@ -67,9 +66,9 @@ def obstacle(subject: Subject, settings: Settings, chosen: Collection[str], skip
 
 
 def alone(subject: Subject, settings: Settings, obstacle: str) -> list[Finding]:
-    """What is told of a preflight without other nodes: a warning where the job may have some all the same."""
+    """Findings about a preflight without other nodes: a warning where the job may have some all the same."""
     is_assumed = subject.job.contract == contracts.UNKNOWN.name and _IN_KUBERNETES in subject.env
-    if obstacle == _ONE_NODE and is_assumed and "nodes" not in settings.model_fields_set:
+    if obstacle == _SINGLE_NODE and is_assumed and "nodes" not in settings.model_fields_set:
         obstacle = "no platform's variables are set in this container, so the job was taken for one node"
     elif obstacle not in (_UNKNOWN_PLACE, _HIDDEN):
         return [present_nodes.all_present.skipped(obstacle)] if subject.has_peers else []
@@ -81,7 +80,7 @@ def alone(subject: Subject, settings: Settings, obstacle: str) -> list[Finding]:
 
 
 class Gathering:
-    """One node's part, while it goes on; `undo` ends it. `server` is node 0's, and its verdict is whole."""
+    """A node's part, while it goes on; `undo` ends it. `server` is node 0's, and its verdict is whole."""
 
     def __init__(
         self,
@@ -96,7 +95,7 @@ class Gathering:
         self.server = server
         self._subject = subject
         self._secret = _secret(subject)
-        self._collectives = _collectives(subject, settings, cluster)
+        self._collectives = _collectives(subject, settings, cluster.left_out)
         if self._collectives is not None:
             undo.callback(self._collectives.close)
         incarnation = secrets.token_hex(8)
@@ -156,8 +155,8 @@ class Gathering:
         if self._collectives is not None:
             facts[pairs.FACT] = self._collectives.ability()
         key = salt.encode() + (self._secret or b"")
-        seen = self.tokens.seek(tokens)
-        return node_facts.collect(self._subject, facts, findings, self.link.offset, seen, key)
+        tokens_here = self.tokens.seek(tokens)
+        return node_facts.collect(self._subject, facts, findings, self.link.offset, tokens_here, key)
 
 
 def _waiting(news: msg.PreflightWaiting) -> str:
@@ -206,7 +205,6 @@ def _cluster_settings(subject: Subject, settings: Settings, skipped: Collection[
         names=names_of(subject.job, topology, home, subject.host.hostname),
         salt=secrets.token_hex(8),
         left_out=frozenset(left_out),
-        is_deep=settings.level == "deep",
         pair_test=settings.pair_test,
         storage={folder: folder in subject.shared for folder in folders},
         thresholds=of_pairs,
@@ -216,11 +214,10 @@ def _cluster_settings(subject: Subject, settings: Settings, skipped: Collection[
     )
 
 
-def _collectives(subject: Subject, settings: Settings, cluster: ClusterSettings) -> Collectives | None:
+def _collectives(subject: Subject, settings: Settings, left_out: Collection[str]) -> Collectives | None:
     """The child that imports torch, where it may be of use."""
-    wanted = settings.pair_test in (pairs.GLOO, pairs.NCCL) or cluster.is_deep
-    wanted = wanted or (settings.pair_test == "auto" and subject.host.gpus.cuda > 0)
-    if not wanted or pairs.NAME in cluster.left_out:
+    on_gpus = settings.pair_test == "auto" and subject.host.gpus.cuda > 0
+    if pairs.NAME in left_out or not (on_gpus or settings.pair_test in (pairs.GLOO, pairs.NCCL)):
         return None
     command = subject.command
     python = command.python if command is not None and command.python else (sys.executable,)
@@ -248,7 +245,7 @@ def seats_of(cluster: ClusterSettings, own_rank: int) -> list[Endpoint]:
 
 
 def machine_of(subject: Subject) -> str:
-    """What identifies this node's machine, as `run` tells it the coordinator."""
+    """An identity of this node's machine, the same that `run` gives the coordinator."""
     return machine_name(subject.env, f"{subject.host.hostname}-{subject.topology.node_rank}")
 
 
@@ -266,8 +263,3 @@ def failing_nodes(findings: Sequence[Finding], machines: Mapping[str, str]) -> s
                 hosts[host] = hosts.get(host) or (machines.get(host, "") if is_proven else "")
     shared = {machine for machine, count in Counter(machines.values()).items() if count > 1 and machine}
     return "".join(f"{host}\n" if of in shared else f"{host}\t{of or NO_MACHINE}\n" for host, of in hosts.items())
-
-
-def beside(report: str) -> str:
-    """Where the list of failing nodes belongs."""
-    return os.path.join(os.path.dirname(report), FAILING_NODES)

@@ -1,4 +1,4 @@
-"""What nodes in their preflight say to each other: membership's Challenge, Hello and Renew, then what is their own.
+"""Messages between nodes in their preflight: membership's Challenge, Hello and Renew, then its own.
 
 A Hello that `listens` comes from a node in preflight, any other from a node whose job runs already.
 """
@@ -19,7 +19,7 @@ from trainer_launch.membership.protocol import Renew as Renew
 from trainer_launch.model.codec import Codec, Count, Name, Port, Real, Tagged, Text, encode
 from trainer_launch.model.findings import Checksums, Finding, Measures, Severity, Status
 from trainer_launch.model.units import counted, listed
-from trainer_launch.preflight.report_formats import in_one_line
+from trainer_launch.preflight.report_formats import single_line
 
 MAX_RAILS = 64
 MAX_FACTS = 400
@@ -37,7 +37,7 @@ _Findings: TypeAlias = Annotated[tuple[Finding, ...], Meta(max_length=_MAX_FINDI
 
 
 class RailResult(NamedTuple):
-    """One rail of a test, as one end saw it."""
+    """Result of a rail in a test, as one end saw it."""
 
     why: Text  # it failed; "": it did not
     rate: Count  # bytes per second, the slower direction; 0 when it failed
@@ -50,9 +50,9 @@ class Time(Tagged, frozen=True):
 
 
 class NodeReport(Tagged, frozen=True):
-    """What this node is, by stable names, and what its own checks found that others must know.
+    """Facts of this node, by stable names, and the findings of its own checks that others must know.
 
-    An early one has the findings alone: the others are told of them, should some nodes never be there.
+    An early report has the findings alone: the others get them, should some nodes never be there.
     """
 
     facts: _Facts = field(default_factory=dict)
@@ -66,7 +66,7 @@ class NodeReport(Tagged, frozen=True):
 
 
 class Result(Tagged, frozen=True):
-    """How this end saw its test, on each rail."""
+    """Results of a test on each rail, as this end saw it."""
 
     round: Nodes
     rails: Annotated[tuple[RailResult, ...], Meta(min_length=1, max_length=MAX_RAILS)]
@@ -97,7 +97,7 @@ class Complete(Tagged, frozen=True):
 
 
 class Test(Tagged, frozen=True):
-    """Test the way to another node, or among all; who is first listens for the token, the others find it there."""
+    """Test the way to another node: rank 0 listens for the token, rank 1 connects."""
 
     round: Nodes
     rank: NodeRank
@@ -108,8 +108,7 @@ class Test(Tagged, frozen=True):
     limit_s: Real
     way: _Way = "socket"  # or torch's gloo or nccl
     rails: Annotated[int, Meta(ge=1, le=MAX_RAILS)] = 1  # each with a communicator of its own
-    is_whole: bool = False  # one communicator for all rails of all nodes
-    address: Text = ""  # of the first one, as node 0 sees it; the host may not resolve elsewhere
+    address: Text = ""  # of rank 0, as node 0 sees it; the host may not resolve elsewhere
 
 
 class Decided(Tagged, frozen=True):
@@ -119,7 +118,7 @@ class Decided(Tagged, frozen=True):
 
 
 class Here(Tagged, frozen=True):
-    """This node runs, says its listener to whoever connects; how far it has come with the cluster preflight."""
+    """Answer of a node's listener to any connection: how far it has come with the cluster preflight."""
 
     stage: Text
 
@@ -141,7 +140,7 @@ def parse(line: bytes) -> Message:
     """
     message = _CODEC.decode(line)
     if isinstance(message, NodeReport | Decided):
-        return replace(message, findings=tuple(map(in_one_line, message.findings)))
+        return replace(message, findings=tuple(map(single_line, message.findings)))
     return message
 
 

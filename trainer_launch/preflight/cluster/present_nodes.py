@@ -1,4 +1,4 @@
-"""Who is there and who is missing, in sentences; and a look from outside at how far a missing node has come."""
+"""Present and missing nodes in sentences; and a look from outside at how far a missing node has come."""
 
 from __future__ import annotations
 
@@ -135,7 +135,7 @@ def absent(
     n_present: int,
     settings: ClusterSettings,
 ) -> list[Finding]:
-    """One finding for all that did not come, then one for each; of many, the last is for all that are left.
+    """A finding for all nodes that did not come, then one for each; of many, the last is for all that are left.
 
     `missing` has their names by rank, `lost` how those were lost that had come before.
     """
@@ -163,7 +163,7 @@ def _absent(who: str, stuck: Stuck | None, text: str) -> Finding:
 
 
 def midway(node: JobNode) -> Finding:
-    """It was there, and then it was not."""
+    """A node that was lost after it had come."""
     how = node.lost or "it did not report the results of its own checks"
     text = f"{node.name} was lost during the cluster preflight: {how}"
     more = {"measured": NodeStage.SILENT.value, "action": "see the log and the events of its pod"}
@@ -171,7 +171,7 @@ def midway(node: JobNode) -> Finding:
 
 
 def broken(defect: str) -> Finding:
-    """This program has a defect, and no node."""
+    """A defect of this program, which accuses no node."""
     action = "no node is faulty; report this bug with the log of node 0"
     return all_present.unknown(defect, scope=Scope.JOB, action=action)
 
@@ -200,7 +200,7 @@ def no_coordinator(home: str, stuck: Stuck, waited_s: float) -> Finding:
 
 
 def cut_off(host: str, doing: str, waited_s: float) -> Finding:
-    """This node itself cannot ask node 0."""
+    """Finding of a node whose own resolver or network hangs."""
     text = f"{host} could not ask node 0 within {waited_s:.0f} s: its resolver or network hangs ({doing})"
     return all_present.failed(Fault.NODE, text, action="check DNS and the network of this node")
 
@@ -212,14 +212,14 @@ def refused(reason: str) -> Finding:
 
 
 def own_findings(nodes: Iterable[JobNode]) -> list[Finding]:
-    """What nodes have found themselves, those of one kind together: the first one stands for the others."""
+    """The findings of nodes about themselves, those of a kind together: the first stands for the others."""
     pairs = ((node.name, finding) for node in nodes for finding in node.report.findings[:_MAX_OF_A_NODE])
     kinds = grouped((kind_of(finding), (name, finding)) for name, finding in pairs)
     return [_together(members) for members in kinds.values()]
 
 
 def kind_of(finding: Finding) -> object:
-    """What findings of several nodes are put together by."""
+    """The key by which findings of several nodes are put together."""
     return finding.check, finding.status, finding.fault, finding.remedy
 
 

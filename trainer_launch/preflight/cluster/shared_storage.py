@@ -10,7 +10,7 @@ from trainer_launch.host.deadline_subprocess import Tried
 from trainer_launch.model.findings import Basis, Fault, Finding, Scope, Status
 from trainer_launch.model.units import grouped
 from trainer_launch.preflight.check import Where, at_once, check
-from trainer_launch.preflight.cluster.nodes import Cluster, JobNode, listed
+from trainer_launch.preflight.cluster.nodes import Cluster, listed
 
 NAME = "shared-storage"
 _LEAVE_S = 8.0
@@ -22,15 +22,17 @@ _SEE = "see the mount of that volume on its machine, and its access mode"
 @check(NAME, Where.CLUSTER)
 def shared_storage(cluster: Cluster) -> Iterator[Finding]:
     """Each folder of --storage is the same for all nodes, where it has to be."""
-    # Who cannot write there at all is told by its own check.
-    able = [node for node in cluster.nodes if not _cannot_write(node)]
+    # Of a node that cannot write there at all, its own check speaks.
+    failed = {
+        node.rank
+        for node in cluster.nodes
+        for finding in node.report.findings
+        if finding.check == "storage" and finding.status is Status.FAIL
+    }
+    able = [node for node in cluster.nodes if node.rank not in failed]
     for folder, must in cluster.settings.storage.items() if len(cluster.nodes) > 1 else ():
         groups = grouped((node.report.tokens[folder], node.name) for node in able if folder in node.report.tokens)
         yield _judged(folder, sorted(groups.values(), key=len, reverse=True), must)
-
-
-def _cannot_write(node: JobNode) -> bool:
-    return any(finding.check == "storage" and finding.status is Status.FAIL for finding in node.report.findings)
 
 
 def _judged(folder: str, groups: Sequence[Sequence[str]], must: bool) -> Finding:
@@ -59,10 +61,10 @@ def _judged(folder: str, groups: Sequence[Sequence[str]], must: bool) -> Finding
 
 
 class Tokens:
-    """Those of one node, under a name that only it has: whoever finds one looks into the same folder.
+    """The files of a node, under a name that only it has: a node that sees the file has the same folder.
 
-    Nobody has looked for the name before, so no client of a file server remembers that it is not there, and every
-    node writes a file of its own: not all file systems let only one of two nodes create a file.
+    The name is new, so no client of a file server remembers that it is absent, and every node writes a file of its
+    own: not all file systems let a single node win a race to create a file.
     """
 
     def __init__(self, folders: Sequence[str], own: str, try_out: Callable[[str, str, float], Tried]) -> None:
