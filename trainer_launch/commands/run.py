@@ -325,8 +325,6 @@ def _tell(task: Task, plan: Plan) -> None:
     job, topology = task.job, task.topology
     for warning in (*job.warnings, *plan.warnings):
         _log.warning("%s", warning)
-    if plan.workers is not None and plan.workers.bindings:
-        _log.info("%s", task.trial.bindings[1])
     is_alone = job.contract == UNKNOWN.name and topology.pods == 1
     rank = "ranked-by-arrival" if topology.by_arrival and topology.node_rank is None else topology.node_rank
     _log.info(

@@ -255,13 +255,6 @@ class Hosting(Struct, frozen=True, kw_only=True):
     by_arrival: bool = False  # nodes have no ranks of their own, and another launcher of this machine may host it
 
 
-class Binding(Struct, frozen=True):
-    """Where one worker runs."""
-
-    cpus: tuple[int, ...]
-    node: int | None = None  # the NUMA node whose memory it prefers; None: that of the CPU which first touches it
-
-
 class Workers(Struct, frozen=True, kw_only=True):
     """The torch workers of this node, which PID 1 starts itself in each generation."""
 
@@ -284,7 +277,6 @@ class Workers(Struct, frozen=True, kw_only=True):
     virtual_local_rank: bool = False
     serve_store: bool = False  # rank 0 serves a generation's store, not a process of the launcher's
     of_deepspeed: bool = False  # they get the variables of the `deepspeed` command, too
-    bindings: tuple[Binding, ...] = ()  # by local rank; (): workers run on any CPU
     logs: Mapping[str, str] = field(default_factory=_nothing)  # torchrun's options about output, by name
 
 
