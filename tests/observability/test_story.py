@@ -13,7 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.schemas.validator import EVENTS
-from tests.supervisor.fakes import KILL, TERM, FakeSystem, Program
+from tests.supervisor.fakes import TERM, FakeSystem, Program
 from trainer_launch.host import runtime_directory
 from trainer_launch.model import Failure, Outcome, Plan, Process, Verdict, codec
 from trainer_launch.observability import event_log
@@ -35,10 +35,10 @@ class Listener(RunObserver):
         self.told.append((event, *list(values.values())[:1]))
 
 
-def story_of(system: FakeSystem, respawns: int = 0) -> list[tuple[object, ...]]:
+def story_of(system: FakeSystem) -> list[tuple[object, ...]]:
     """The names and first values of what a plan of one process tells."""
     process = Process(name="main", argv=("train",), env={})
-    plan = Plan(engine="test", processes=(process,), grace_s=10.0, respawns=respawns)
+    plan = Plan(engine="test", processes=(process,), grace_s=10.0)
     listener = Listener()
     supervise(plan, system, observer=listener)
     return listener.told
@@ -53,12 +53,6 @@ def test_a_run_that_is_asked_to_stop_and_does_not() -> None:
         ("stopping", "kill"),
         ("exited", "main"),
     ]
-
-
-def test_an_agent_that_is_started_again() -> None:
-    told = story_of(FakeSystem({"main": [Program(1, number=KILL), Program(1)]}), respawns=1)
-    assert ("restarting", 1) in told
-    assert told.count(("spawned", "main")) == 2
 
 
 def test_the_last_line_has_the_outcome() -> None:

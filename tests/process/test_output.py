@@ -58,24 +58,6 @@ def test_lines_of_many_writers_are_never_torn():
         seen[mark] += 1
 
 
-def test_a_process_that_is_started_again_and_again_costs_no_descriptors(tmp_path):
-    dies = f"""
-import os, signal
-with open({str(tmp_path / "counts")!r}, "a+") as file:
-    print(len(os.listdir(f"/proc/{{os.getppid()}}/fd")), file=file, flush=True)
-    file.seek(0)
-    if len(file.readlines()) < 4:
-        os.kill(os.getpid(), signal.SIGKILL)
-"""
-    process = {"argv": [*PYTHON, "-c", dies], "label": "n0"}
-    with Launcher(tmp_path, process, respawns=3) as launcher:
-        assert launcher.wait() == 0, launcher.log()
-    counts = [int(word) for word in (tmp_path / "counts").read_text().split()]
-    assert len(counts) == 4
-    # Each has two pipes; the pump closes those of the dead one in its own time.
-    assert counts[3] - counts[1] <= 8, counts
-
-
 def test_a_line_of_a_megabyte_and_bytes_that_are_no_text(tmp_path):
     program = "import os;w=open(1,'wb',0);w.write(b'x'*1000000+b'\\n'+bytes(range(256))+b'\\nend')"
     with Launcher(tmp_path, {"argv": [*PYTHON, "-c", program], "label": "w"}) as launcher:

@@ -306,8 +306,6 @@ class Plan(Struct, frozen=True, kw_only=True):
     grace_s: float  # from the request to stop until SIGKILL
     stop_signal: int = SIGTERM  # what asks a leader to stop
     signals: Mapping[int, SignalAction] = field(default_factory=dict)  # where it is not the default
-    # Times an hour that one that ends by itself is started again while what it has started goes on.
-    respawns: int = 0
     daemons: frozenset[str] = frozenset()  # programs that hear SIGTERM only once nothing else runs below them
     hosting: Hosting | None = None  # on node 0 of a torch job that meets at our coordinator
     meeting: tuple[str, Endpoint] | None = None  # the job's name, and where our coordinator is found

@@ -125,12 +125,6 @@ class Processes:
         self.begin()
         return [death for process in specs if (death := self._spawn(process)) is not None]
 
-    def start_again(self, process: Process, ended_pid: int) -> Death | None:
-        """Start a process of this generation that has ended again; what it has left behind goes on."""
-        self._ended.pop(ended_pid, None)
-        self._untold = [pid for pid in self._untold if pid != ended_pid]
-        return self._spawn(process)
-
     def _spawn(self, process: Process) -> Death | None:
         try:
             pid = self._system.spawn(process)

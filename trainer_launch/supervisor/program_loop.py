@@ -1,7 +1,4 @@
-"""Run any program to its end: wait, act, say how it ended. How it is stopped, `Processes` knows.
-
-A daemon that the plan allows to be started again is so alone: what it has started goes on meanwhile.
-"""
+"""Run any program to its end: wait, act, say how it ended. How it is stopped, `Processes` knows."""
 
 from __future__ import annotations
 
@@ -11,13 +8,11 @@ from collections.abc import Callable
 from trainer_launch.model import Death, Failure, Outcome, Plan
 from trainer_launch.supervisor import error_lines, failure
 from trainer_launch.supervisor.failure import how
-from trainer_launch.supervisor.processes import Processes, Rung
+from trainer_launch.supervisor.processes import Processes
 from trainer_launch.supervisor.run_loop import AnyWatch, RunLoop
 from trainer_launch.supervisor.run_observer import RunObserver, RunPhase, TimeUse
 from trainer_launch.supervisor.system import System
 
-RESTART_WINDOW_S = 3600.0  # in which starts count against the plan's bound: what heals between is no loop
-TOO_SOON_S = 1.0  # who ends by itself within it cannot run at all
 log = logging.getLogger(__name__)
 
 
@@ -57,7 +52,6 @@ class ProgramLoop(RunLoop):
         (self._process,) = plan.processes
         self._death: Death | None = None
         self._cause: Death | None = None  # the same where it failed by itself, or a hang
-        self._restarts_s: list[float] = []  # when something was started again
 
     def begin(self, now_s: float) -> None:
         """Start it."""
@@ -72,8 +66,6 @@ class ProgramLoop(RunLoop):
         if death is None:
             return
         log.info("%s ended with %s", death.process, how(death))
-        if self._started_again(death, now_s, pid):
-            return
         self._death = death
         if death.exit_code == 0 or self._stop_signal is not None or self._cause is not None:
             return
@@ -81,22 +73,6 @@ class ProgramLoop(RunLoop):
         self._observe()  # what follows is no training
         if (cause := self._failure()) is not None:
             self._failed(cause, death.process)
-
-    def _started_again(self, death: Death, now_s: float, pid: int) -> bool:
-        """Start again what has ended by itself, alone; not where that is unwanted or will not help."""
-        before = [restart_s for restart_s in self._restarts_s if restart_s > now_s - RESTART_WINDOW_S]
-        at_most, number = self._plan.respawns, len(before) + 1
-        is_wanted = self._processes.rung is Rung.NONE and not (self._processes.asked or self._processes.is_draining)
-        if not is_wanted or number > at_most:
-            return False
-        if death.signal is None and now_s - max((self._started_at_s, *before)) < TOO_SOON_S:
-            return False
-        what = f"restarting {death.process} (restart {number} of at most {at_most} per hour)"
-        log.warning("%s; its child processes keep running", what)
-        self._restarts_s.append(now_s)
-        self._observer.tell("restarting", restart=len(self._restarts_s), restarts_at_most=at_most)
-        self._death = self._cause = self._processes.start_again(self._process, pid)
-        return True
 
     def on_hang(self, hang: Death, now_s: float) -> None:
         """What runs hangs; it is asked to end politely at first: a part of it may still be able to save."""
@@ -130,9 +106,8 @@ class ProgramLoop(RunLoop):
 
     def outcome(self) -> Outcome:
         """How it ended, and why."""
-        attempt = 1 + len(self._restarts_s)
         exits = () if self._death is None else (self._death,)
-        return self.ended(self._failure(), exits, attempt, well=self._cause is None)
+        return self.ended(self._failure(), exits, attempt=1, well=self._cause is None)
 
     def _failure(self) -> Failure | None:
         cause, is_stopped = self._cause, self._stop_signal is not None
