@@ -38,7 +38,6 @@ _UNEVEN = "ProgramError"  # the exit reason of a job whose ranks do not run the 
 _LEFT = "PeerLost"  # the same, or the ranks that finished were asked to
 _LATE = "Hung"  # and of a job for one of whose ranks the others waited in vain
 _KILLS = (signal.SIGKILL, signal.SIGTERM)  # no worker dies of these because a peer has failed
-_CRASHED, _SAME = "Crashed", 3  # so many crashes at one place are no chance
 _MOST_NAMED = 8
 _MESSAGE_CHARS = 300  # of an exception
 
@@ -236,8 +235,6 @@ def die(
     run = state.run
     if run is None or not runs(state):
         return
-    if _lasted_s(state, now_s) >= timeouts.CRASH_LOOP_S:
-        state.crashes = 0  # whatever has ended it
     begin_judging(state, (), now_s)
     state.phase, state.gather_from_s, state.admit_at_s = JobPhase.GATHERING, now_s, None
     state.say(f"generation {run.number} is over: {reason}", logging.DEBUG)
@@ -375,34 +372,13 @@ def charge(state: JobState) -> None:
         return
     if failure is not None:
         state.failure = replace(failure, seen=_notes_on(state, failure, suspicion))
-    failed, spent = suspicion.failed, why_spent(state.restarts, settings.max_restarts)
-    crash = failed.message if failed.exit_reason == _CRASHED else ""
-    state.same_crashes = state.same_crashes + 1 if crash and crash == state.same_crash else 1
-    state.same_crash = crash
+    spent = why_spent(state.restarts, settings.max_restarts)
     if spent is not None:
-        text = f"{reason or suspicion.reason}, and {spent}"
-        if state.same_crashes >= _SAME and state.failure is not None:
-            state.failure = replace(state.failure, helps=False)
-            text += f"; the same crash has ended {state.same_crashes} starts in a row"
-        give_up(state, text)
+        give_up(state, f"{reason or suspicion.reason}, and {spent}")
         return
     if reason:
         state.say(reason)
     state.restarts += 1
-    stumble(state, reason or suspicion.reason, suspicion.at_s)
-
-
-def stumble(state: JobState, reason: str, now_s: float) -> None:
-    """Count a generation that did not get far, but not for ever: further than any before it, it did get far."""
-    notes = [node.notes for node in state.nodes.values()]
-    progress = max((judge.progress(_bodies(judge, notes)) for judge in state.judges.values()), default=0)
-    progress = max([progress, *(node.step for node in state.nodes.values())])
-    is_early = state.run is not None and _lasted_s(state, now_s) < timeouts.CRASH_LOOP_S
-    state.crashes = state.crashes + 1 if is_early and progress <= state.progress else 0
-    state.progress = max(progress, state.progress)
-    if state.crashes >= state.settings.crash_loop:
-        within = f"{state.crashes} times in a row within {timeouts.CRASH_LOOP_S:g} s of the start"
-        give_up(state, f"{reason}, and generations have failed {within}, with no new step")
 
 
 def note_loss(state: JobState, node: NodeRecord, now_s: float) -> None:

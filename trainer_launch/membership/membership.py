@@ -41,7 +41,6 @@ from trainer_launch.membership.generation import (
     note_loss,
     send_members,
     settle,
-    stumble,
     tick_judges,
 )
 from trainer_launch.membership.notes import Judge
@@ -66,6 +65,8 @@ from trainer_launch.membership.state import (
 )
 from trainer_launch.model.exit_codes import MISCONFIGURED
 from trainer_launch.model.units import counted, listed, printable
+
+_MOST_UNOPENED = 5  # generations in a row whose store was not opened: it is no chance any more
 
 
 def begin(
@@ -161,7 +162,7 @@ def _join(state: JobState, node: NodeRecord, join: msg.Join, now_s: float) -> No
         state.joined_s = now_s
     state.set_joined(node, True)
     node.prepared, node.notes, node.joined_s = join.prepared, node_notes, now_s
-    node.kept, node.step = join.kept, join.step
+    node.kept = join.kept
     node.is_faulty = quarantine.why_not(state, node.host, node.machine) is not None
     if node.node_rank != (state.settings.candidate or 0):
         quarantine.evict(state, node)
@@ -174,7 +175,7 @@ def _join(state: JobState, node: NodeRecord, join: msg.Join, now_s: float) -> No
 def _note_store(state: JobState, node: NodeRecord, store: msg.Store, now_s: float) -> None:
     run = state.run
     if run is not None and state.phase is JobPhase.FORMED and run.members.get(node.key) == 0:
-        run.store = store
+        run.store, state.unopened = store, 0
         _go(state, now_s)
 
 
@@ -451,7 +452,9 @@ def _stop_waiting(state: JobState, now_s: float) -> None:
             _wait_for_start(state, host, state.run, now_s)
             return
         reason = f"{host.name} did not open the store in {state.settings.store_timeout_s:g} s"
-        stumble(state, reason, now_s)
+        state.unopened += 1
+        if state.unopened >= _MOST_UNOPENED:
+            give_up(state, f"{reason}, {state.unopened} times in a row")
         die(state, reason, now_s)
         return
     text = f"waited {state.settings.rejoin_timeout_s:g} s for {', '.join(missing(state)) or 'more nodes'}"

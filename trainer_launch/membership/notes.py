@@ -82,10 +82,6 @@ class Judge(Struct, frozen=True, kw_only=True):
         """Who made a rank's collective time out, by what nodes carried: words and ranks; "", (): not proven."""
         return "", ()
 
-    def progress(self, bodies: Sequence[Any]) -> int:
-        """How far the job has ever come, by what nodes have carried; 0: nothing tells."""
-        return 0
-
     def status(self, now_s: float) -> object:
         """The body of what `status` shows."""
         return None

@@ -150,7 +150,6 @@ class Join(Tagged, frozen=True):
     notes: _Notes = field(default_factory=dict)
     may_be_asked: bool = False  # whether one that finished may have been told to, by a signal from elsewhere
     kept: _Workers = 0  # workers that wait here with their state
-    step: Count = 0  # of the newest state that its ranks have shared
 
 
 class Renew(Tagged, frozen=True):

@@ -43,7 +43,6 @@ class CoordinatorSettings(Struct, frozen=True, kw_only=True):
     store_timeout_s: float = timeouts.STORE_S
     candidate: int | None = None  # the rank of the node whose launcher this is; None: only node 0's is a candidate
     unseen_s: float = timeouts.UNSEEN_S
-    crash_loop: int = 5  # generations in a row that fail within CRASH_LOOP_S, and advance nothing
 
     @property
     def all_nodes(self) -> int:
@@ -73,7 +72,6 @@ class NodeRecord(Struct, kw_only=True, eq=False):
     claims: tuple[Claim, ...] = ()  # the generations that it has taken
     workers: int = 0  # 0: it has not said
     kept: int = 0  # of them that have kept their state
-    step: int = 0  # the newest that they have shared
     notes: Mapping[str, Any] = field(default_factory=dict)  # of its last Join, by topic
     joined_s: float = 0.0  # when that came
     role: str = ""
@@ -181,10 +179,7 @@ class JobState(Struct, kw_only=True, eq=False):
     yielding_until_s: float | None = None  # nodes are refused: a lower candidate is there
     generation: int = 0  # the highest that anyone has seen
     restarts: int = 0  # failures, likewise
-    crashes: int = 0  # generations in a row that failed early, and advanced nothing
-    same_crash: str = ""  # what the worker said that crashed last
-    same_crashes: int = 0  # how many failures in a row were that crash
-    progress: int = 0  # how far the job had come when the last one failed
+    unopened: int = 0  # generations in a row whose store was not opened
     losses: tuple[Loss, ...] = ()  # of one node, in a row
     suspicion: Suspicion | None = None
     quarantined: tuple[msg.Quarantine, ...] = ()

@@ -64,7 +64,6 @@ LOOK_GAP_S = 20.0  # looks further apart tell nothing of the time between them: 
 # -- ending a generation, and the job ---------------------------------------------------------
 
 START_S = 30.0  # from Go; what fails within it fails at its start
-CRASH_LOOP_S = 10.0  # a generation that lasts less counts towards a crash loop
 LOSSES = 5  # of a pod in a row at one stage, from which on they are no chance: each costs a restart
 SAME_STAGE = 1.2  # such losses come after times that differ by this factor at most
 STOPPING_S = 30.0  # the longest that workers run on after they were told to stop: torch's own grace
