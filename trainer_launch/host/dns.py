@@ -6,15 +6,19 @@ import contextlib
 import socket
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from enum import Enum
 from queue import Empty, Queue
-from typing import TypeAlias
+from typing import TypeAlias, TypeVar
+
+from trainer_launch.host.deadline_subprocess import begin_thread
 
 Addresses: TypeAlias = frozenset[str] | tuple[str, ...]
 Lookup: TypeAlias = Callable[[str], Addresses]  # raises OSError while the name does not resolve
 
 _THREADS = 16
+K = TypeVar("K")
+V = TypeVar("V")
 
 
 class Answer(str, Enum):
@@ -48,17 +52,36 @@ def lookup(name: str) -> tuple[str, ...]:
 
 def lookup_all(names: Sequence[str], limit_s: float, by: Lookup = lookup) -> Mapping[str, Addresses | Answer]:
     """The addresses of each name, or why there are none: TEMPORARY where nothing came within `limit_s`."""
-    answers: Queue[tuple[str, Addresses | Answer]] = Queue()
+    answers = in_threads(names, lambda name: _addresses(name, by), limit_s)
+    return {name: answers.get(name, Answer.TEMPORARY) for name in names}
+
+
+def in_threads(keys: Sequence[K], ask: Callable[[K], V], limit_s: float, *, threads: int = _THREADS) -> dict[K, V]:
+    """What `ask` returns for each key, as far as that comes within `limit_s`; it may hang, and raises nothing."""
+    answers: Queue[tuple[K, V]] = Queue()
     until_s = time.monotonic() + limit_s
-    left = iter(names)  # one for all threads: a slow name delays no other
-    for _ in range(min(_THREADS, len(names))):
-        threading.Thread(target=_answer, args=(left, by, answers, until_s), daemon=True).start()
-    found: dict[str, Addresses | Answer] = dict.fromkeys(names, Answer.TEMPORARY)
+    left = iter(keys)  # of all threads: a slow answer delays no other
+
+    def work() -> None:
+        for key in left:
+            answers.put((key, ask(key)))
+            if time.monotonic() > until_s:
+                return  # nobody waits any more
+
+    for _ in range(min(threads, len(keys))):
+        if begin_thread("lookup", work) is None:
+            break
+    arrived: dict[K, V] = {}
     with contextlib.suppress(Empty):
-        for _ in names:
-            name, answer = answers.get(timeout=max(0.0, until_s - time.monotonic()))
-            found[name] = answer
-    return found
+        for _ in keys:
+            key, value = answers.get(timeout=max(0.0, until_s - time.monotonic()))
+            arrived[key] = value
+    return arrived
+
+
+def is_absent(problem: socket.gaierror) -> bool:
+    """Whether the resolver knows that a name has no address."""
+    return _answer_of(problem) in (Answer.NXDOMAIN, Answer.NO_DATA)
 
 
 class Resolving:
@@ -103,17 +126,12 @@ class Resolving:
             answers.put([str(entry[4][0]) for entry in found])
 
 
-def _answer(
-    names: Iterator[str], by: Lookup, answers: Queue[tuple[str, Addresses | Answer]], until_s: float
-) -> None:
-    for name in names:
-        answers.put((name, _addresses(name, by)))
-        if time.monotonic() > until_s:
-            return  # nobody waits any more
-
-
 def _addresses(name: str, by: Lookup) -> Addresses | Answer:
     try:
         return by(name)
     except OSError as problem:
-        return _ANSWERS.get(problem.errno, Answer.FAILED)
+        return _answer_of(problem)
+
+
+def _answer_of(problem: OSError) -> Answer:
+    return Answer.FAILED if problem.errno is None else _ANSWERS.get(problem.errno, Answer.FAILED)
