@@ -61,16 +61,10 @@ def wanted_candidates(state: JobState) -> frozenset[int]:
         return frozenset()
     if own:
         return frozenset({0}) if runs(state) else frozenset(range(own))
-    if not is_beginning(state):
-        return frozenset()
+    if state.phase is not JobPhase.GATHERING or state.run is not None or binding(state):
+        return frozenset()  # the job has begun
     joined = {node.node_rank for node in state.nodes.values() if node.joined}
     return frozenset(range(state.settings.all_nodes)) - joined if joined else frozenset()
-
-
-def is_beginning(state: JobState) -> bool:
-    """Whether this launcher has to know which other launchers are there before it may begin the job."""
-    gathers = state.phase is JobPhase.GATHERING and bool(state.peers)
-    return gathers and state.settings.candidate == 0 and state.run is None and not binding(state)
 
 
 def binding(state: JobState) -> tuple[Claim, ...]:

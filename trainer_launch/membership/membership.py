@@ -24,7 +24,6 @@ from msgspec.structs import replace
 
 from trainer_launch.membership import protocol as msg
 from trainer_launch.membership import quarantine, timeouts
-from trainer_launch.membership.arrival import with_rank
 from trainer_launch.membership.election import binding, note_look
 from trainer_launch.membership.generation import (
     begin_judging,
@@ -215,7 +214,7 @@ def _note_done(state: JobState, node: NodeRecord, now_s: float) -> None:
 
 def _greet(state: JobState, peer: int, hello: msg.Hello, now_s: float) -> None:
     """A node says who it is."""
-    stranger, hello = why_stranger(state.settings.job, hello), with_rank(state, hello)
+    stranger, hello = why_stranger(state.settings.job, hello), _with_rank(state, hello)
     refusal = stranger or _refusal(state, peer, hello, now_s) or quarantine.greet(state, hello, now_s)
     if refusal is not None:
         note_refused(state, hello, refusal)
@@ -257,6 +256,28 @@ def _greet(state: JobState, peer: int, hello: msg.Hello, now_s: float) -> None:
         reason = "this node or the coordinator was away, so its generation is over"
         state.send(peer, msg.Restart(hello.generation, reason))
     settle(state, now_s)
+
+
+def _with_rank(state: JobState, hello: msg.Hello) -> msg.Hello:
+    """A Hello with the node's rank; nodes without one get theirs as they come, after the coordinator's own node.
+
+    A node is identified by its host name. While it is away its rank waits for it, unless no other rank is free.
+    In a job that is complete a node gets a rank behind all others, and waits as a spare does.
+    """
+    if hello.node_rank is not None and not hello.arrives:
+        return hello
+    hosts, taken = state.hosts, set()
+    for rank, node in state.nodes.items():
+        is_back = node.incarnation == hello.incarnation or (node.is_away and node.host == hello.host)
+        if node.has_lease and not is_back:
+            taken.add(rank)
+    all_nodes = state.settings.all_nodes
+    free = set(range(1, max(all_nodes, 2 + max(taken, default=0)))) - taken
+
+    def order(rank: int) -> tuple[bool | int, ...]:
+        return rank != hello.node_rank, hosts.get(rank) != hello.host, rank >= all_nodes, rank in hosts, rank
+
+    return replace(hello, node_rank=min(free, key=order), arrives=True)
 
 
 def _refusal(state: JobState, peer: int, hello: msg.Hello, now_s: float) -> msg.Refused | None:

@@ -134,7 +134,7 @@ class Hello(Tagged, frozen=True, forbid_unknown_fields=False):
     fault: Text = ""  # what its own preflight found faulty here
     label: Machine = ""  # where it is in the network, such as block-a/rack-3; "": it does not say
     nodes: Nodes = 0  # of the job, as this node was told, spares included; 0: their number may vary
-    arrives: bool = False  # it has no rank of its own, only what a coordinator gave it; see arrival.py
+    arrives: bool = False  # it has no rank of its own, only what a coordinator gave it; see membership.py
     listens: Port | None = None  # in preflight: where others look for it and test the way to it; None: at work
 
 

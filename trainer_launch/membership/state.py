@@ -34,7 +34,7 @@ class CoordinatorSettings(Struct, frozen=True, kw_only=True):
     min_nodes: int
     max_nodes: int
     spares: int = 0  # nodes beyond them, which wait to replace another
-    by_arrival: bool = False  # nodes have no ranks of their own; see arrival.py
+    by_arrival: bool = False  # nodes have no ranks of their own; see membership.py
     failing: tuple[str, ...] = ()  # hosts that preflight found faulty
     max_restarts: int  # failures that the job may have
     lease_s: float = timeouts.LEASE_S

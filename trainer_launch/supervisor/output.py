@@ -324,23 +324,12 @@ class _Pipe:
         if data:  # its end is no word
             self.heard_at_s = now_s
         self.bytes += len(data)
-        shown = self._without_steps(data)
+        shown = data if self.sieve is None else self.sieve(data)
         self.show(lambda: self.source.feed(shown))
         if self._copy is not None:
             self._copy.write(data)
         if self.listener is not None:
             self.listener(data)
-
-    def _without_steps(self, data: bytes) -> bytes:
-        """What is shown; a defect in reading it costs the reading, not the output."""
-        if self.sieve is None:
-            return data
-        try:
-            return self.sieve(data)
-        except Exception:  # noqa: BLE001
-            _log.critical("internal error while steps were read from the output; it is shown whole", exc_info=True)
-            self.sieve = None
-            return data
 
     def show(self, text: Callable[[], bytes]) -> None:
         """Write what `text` makes of the stream as it stands now, where this pipe is shown."""

@@ -20,13 +20,11 @@ from functools import partial
 from typing import TypeVar
 
 from msgspec import Struct
-from msgspec.structs import replace
 
 from trainer_launch.host import cgroup, executables, process_tree, shm
 from trainer_launch.model import Process, exit_codes
 from trainer_launch.model.errors import EXHAUSTED, LIMITS, NodeError, NotRunnableError
 from trainer_launch.model.signal_policy import RELAYED, STOP_SIGNALS
-from trainer_launch.model.units import in_units
 from trainer_launch.supervisor import inherited
 from trainer_launch.supervisor.failure import Evidence
 from trainer_launch.supervisor.output import Listener, Output, Sieve
@@ -384,9 +382,6 @@ def _collect(pid: int) -> int:
 # -- evidence ----------------------------------------------------------------------------------
 
 
-_LARGEST = 3
-
-
 class Witness:
     """Knows the count of OOM kills from before the last start."""
 
@@ -403,7 +398,7 @@ class Witness:
         """Return what can be seen now."""
         room = shm.space(self._shm)
         limit_bytes = cgroup.memory_limit_bytes(self._groups)
-        seen = Evidence(
+        return Evidence(
             oom_kills_before=self._before,
             oom_kills_after=cgroup.oom_kills(self._groups),
             memory_limit_bytes=limit_bytes,
@@ -412,13 +407,6 @@ class Witness:
             shm_free_bytes=None if room is None else room.free_bytes,
             shm_size_bytes=None if room is None else room.size_bytes,
         )
-        return replace(seen, shm_largest=_largest(self._shm)) if seen.shm_full else seen
-
-
-def _largest(folder: str) -> tuple[str, ...]:
-    """The three largest segments."""
-    found = shm.segments(folder)[:_LARGEST]
-    return tuple(f"{segment.name} ({in_units(segment.size_bytes)})" for segment in found)
 
 
 # -- spawn errors ------------------------------------------------------------------------------
