@@ -69,7 +69,7 @@ def memory_peak_bytes(groups: Groups) -> int | None:
 
 
 def memory_used_bytes(groups: Groups) -> int | None:
-    """What the own group uses now, without file pages that the kernel drops before it kills."""
+    """The memory that the own group uses now, without file pages that the kernel drops before it kills."""
     if not groups.memory:
         return None
     usage, idle = ("memory.current", "inactive_file ") if groups.version == 2 else _V1_USAGE
@@ -146,9 +146,6 @@ def _number(text: str) -> int | None:
     # "max" in v2 and "-1" in v1 both mean: no limit.
     stripped = text.strip()
     return int(stripped) if stripped.isascii() and stripped.isdigit() and len(stripped) <= _MAX_DIGITS else None
-
-
-# -- limits beside the cgroup's ----------------------------------------------------------------
 
 
 class Limits(Struct, frozen=True, kw_only=True):

@@ -66,12 +66,12 @@ class Ended(Struct, frozen=True, kw_only=True):
 
     @property
     def out(self) -> str:
-        """What it has printed."""
+        """Its standard output."""
         return self.stdout.decode(errors="replace")
 
     @property
     def err(self) -> str:
-        """What it has said on stderr."""
+        """Its standard error."""
         return self.stderr.decode(errors="replace")
 
     @property
@@ -88,7 +88,7 @@ class Ended(Struct, frozen=True, kw_only=True):
 
 
 class Streams(Struct, frozen=True, kw_only=True):
-    """What a command reads and where it writes, as for Popen."""
+    """A command's input and outputs, as for Popen."""
 
     text: str | None = None  # on its standard input
     stdin: int = subprocess.DEVNULL  # without a text
@@ -231,9 +231,6 @@ def _input(streams: Streams) -> Iterator[int]:
         yield file.fileno()
 
 
-# -- trials of what may hang: a dead file server holds only the child ------------------------------
-
-
 class Tried(Struct, frozen=True, kw_only=True):
     """How a trial went."""
 
@@ -246,7 +243,7 @@ class Tried(Struct, frozen=True, kw_only=True):
 
     @property
     def is_good(self) -> bool:
-        """Whether it went well."""
+        """Whether the trial succeeded."""
         return not (self.timed_out or self.problem or self.errno is not None)
 
 

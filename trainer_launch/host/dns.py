@@ -57,7 +57,7 @@ def lookup_all(names: Sequence[str], limit_s: float, by: Lookup = lookup) -> Map
 
 
 def in_threads(keys: Sequence[K], ask: Callable[[K], V], limit_s: float, *, threads: int = _THREADS) -> dict[K, V]:
-    """What `ask` returns for each key, as far as that comes within `limit_s`; it may hang, and raises nothing."""
+    """The results of `ask` for each key that come within `limit_s`; `ask` may hang, and raises nothing."""
     answers: Queue[tuple[K, V]] = Queue()
     until_s = time.monotonic() + limit_s
     left = iter(keys)  # of all threads: a slow answer delays no other

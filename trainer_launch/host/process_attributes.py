@@ -1,4 +1,4 @@
-"""What Python has no words for: death signals, mapped files, and what /proc shows as our command line."""
+"""Calls that Python lacks: death signals, mapped files, and the command line that /proc shows."""
 
 from __future__ import annotations
 

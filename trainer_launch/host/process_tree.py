@@ -1,4 +1,4 @@
-"""Who lives below a process, and with which environment it was started, as /proc tells; and killing all of them."""
+"""Processes below a process, and the environment each was started with, as /proc has them; killing all of them."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _SWEEPS = 100  # looks of one sweep; each finds only what was forked during the 
 
 
 class ProcessEntry(Struct, frozen=True):
-    """One live process, as /proc/PID/stat has it; (pid, started) is never used twice."""
+    """A live process, as /proc/PID/stat has it; (pid, started) is never used twice."""
 
     pid: int
     name: str
@@ -33,7 +33,7 @@ class ProcessEntry(Struct, frozen=True):
 
     @property
     def key(self) -> tuple[int, int]:
-        """What tells it from a later process with the same number."""
+        """The identity that no later process with the same number has."""
         return self.pid, self.started
 
     def __str__(self) -> str:
@@ -215,9 +215,6 @@ def _scan(proc: str) -> Iterator[ProcessEntry]:
         entry = read(int(name), proc) if name.isdigit() else None
         if entry is not None:  # None: it ended while we were reading
             yield entry
-
-
-# -- what every thread of a process is doing ---------------------------------------------------
 
 
 _THREADS = 64  # shown of each process

@@ -45,7 +45,7 @@ class Space(Struct, frozen=True):
 
 
 class Segment(Struct, frozen=True):
-    """One file of the memory file system, as `lstat` has it."""
+    """A file of the memory file system, as `lstat` has it."""
 
     name: str
     inode: int
@@ -55,7 +55,7 @@ class Segment(Struct, frozen=True):
 
     @property
     def key(self) -> tuple[str, int]:
-        """What tells it from a later one of the same name."""
+        """The identity that no later segment of the same name has."""
         return self.name, self.inode
 
 
@@ -150,8 +150,6 @@ def write_error(size_bytes: int, folder: str = FOLDER) -> int | None:
     return None
 
 
-# -- what dead processes have left there -------------------------------------------------------
-
 # Shared memory that dead processes of this run have left behind, and nothing else, is removed.
 #
 # A segment is ours to remove when all of this holds:
@@ -193,7 +191,7 @@ Key = tuple[str, int]
 
 
 class Removed(Struct, frozen=True):
-    """What one sweep took away."""
+    """The result of a sweep."""
 
     count: int = 0
     size_bytes: int = 0
@@ -255,7 +253,7 @@ def _take(place: int, segment: Segment) -> bool:
 
 
 class Baseline:
-    """What lay in /dev/shm before this run: known to the end, and as PID 1 over a container's restart."""
+    """The contents of /dev/shm before this run: remembered to the end, and as PID 1 over a container's restart."""
 
     def __init__(self, hostname: str, folder: str = FOLDER, *, is_pid1: bool | None = None) -> None:
         self._hostname = hostname

@@ -27,7 +27,7 @@ _waiting: dict[threading.Thread, str] = {}  # calls that have not returned in ti
 
 
 def within(path: str, default: T, call: Callable[..., T], *args: object, wait_s: float = WAIT_S) -> T:
-    """What `call(*args)` returns, or `default` if that takes too long.
+    """Return the result of `call(*args)`, or `default` if that takes too long.
 
     `path` is what the call touches; on a local file system it is an ordinary call. While a call still hangs, others
     on the same mount are not tried.

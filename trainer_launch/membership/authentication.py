@@ -56,7 +56,7 @@ class _Direction:
 
 
 class Channel:
-    """One end of a connection."""
+    """An end of a connection."""
 
     def __init__(self, secret: bytes | None) -> None:
         self._secret = secret
@@ -65,10 +65,8 @@ class Channel:
         self._out: _Direction | None = None
         self._in: _Direction | None = None
 
-    # -- the server's end -----------------------------------------------------------------------
-
     def challenge(self) -> str:
-        """What the server asks a client to prove its knowledge with; "" without a secret."""
+        """The server's demand of a proof; "" without a secret."""
         self._nonce = "" if self._secret is None else f"{_SIGNED}{secrets.token_hex(16)}"
         return self._nonce
 
@@ -81,8 +79,6 @@ class Channel:
             return False
         self._begin(nonce, out=_FROM_SERVER, into=_FROM_CLIENT)
         return True
-
-    # -- the client's end -----------------------------------------------------------------------
 
     def challenged(self, nonce: str) -> str | None:
         """Take the server's challenge; why this server cannot prove that it knows the secret, if there is one."""
@@ -102,8 +98,6 @@ class Channel:
         proof = f"{nonce}:{self._proof(nonce, message)}"
         self._begin(nonce, out=_FROM_CLIENT, into=_FROM_SERVER)
         return replace(message, proof=proof)  # type: ignore[type-var]
-
-    # -- both -----------------------------------------------------------------------------------
 
     def sign(self, line: bytes) -> bytes:
         """A line with its newline, as it goes out."""

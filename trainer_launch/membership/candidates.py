@@ -1,4 +1,4 @@
-"""Which other launchers are there, and how the job of one stands: connections that only ask."""
+"""Looks for the launchers of other nodes, and at how a job stands: connections that only ask."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ class CandidateWatch:
                 self._looked(self._look(self._seats, sorted(wanted)))
 
     def _look(self, seats: Seats, ranks: Sequence[int]) -> Looked:
-        """One look at all of them; who is not wanted any more, because it has joined, is left out."""
+        """Look at all of them once, but for those that are not wanted any more because they have joined."""
         begun_s = time.monotonic()
         there: set[int] = set()
         absent: set[int] = set()
@@ -110,9 +110,6 @@ def _is_there(endpoint: Endpoint) -> bool | None:
         return False if is_absent(problem) else None
     except (OSError, UnicodeError, MessageError):  # silence, no descriptor, an invalid name, another program
         return None
-
-
-# -- how a job stands --------------------------------------------------------------------------
 
 
 def ask(

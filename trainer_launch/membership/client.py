@@ -60,11 +60,8 @@ _Said = TypeVar("_Said")  # those of the client
 _News = TypeVar("_News")  # what the client tells
 
 
-# -- of any server of ours -----------------------------------------------------------------------
-
-
 class LostError(Exception):
-    """This connection is over; its text says at which stage and why."""
+    """The connection is over; the text says at which stage and why."""
 
 
 class UnprovenError(LostError):
@@ -100,7 +97,7 @@ class Lines(Generic[_M]):
         self._rest = b""
 
     def ready(self) -> list[_M]:
-        """What has come so far."""
+        """The messages that have come so far."""
         messages = list(self._ready)
         self._ready.clear()
         return messages
@@ -175,7 +172,7 @@ class Lines(Generic[_M]):
             raise LostError(f"{self._who} sent an invalid message: {problem}") from None
 
     def _unproven(self, line: bytes) -> UnprovenError:
-        """It may say why in plain words: the secrets differ, or the versions."""
+        """The error for a server without the secret, which may say why: other secrets, other versions."""
         said: object = None
         with contextlib.suppress(MessageError):
             said = self._parse(line)
@@ -196,7 +193,7 @@ class Lines(Generic[_M]):
 def inquire(
     endpoint: Endpoint, job: str, secret: bytes | None = None, timeout_s: float = timeouts.STATUS_S
 ) -> msg.Message:
-    """What the coordinator answers to the question how the job stands; launchers of all versions know it.
+    """The coordinator's answer to the question how the job stands; launchers of all versions understand it.
 
     Raises:
         NodeError: nobody answers there.
@@ -274,8 +271,6 @@ class ReconnectingClient(ABC, Generic[_M, _Said, _News]):
         if threading.current_thread() is not self._thread:
             self._thread.join(timeout=1.0)
 
-    # -- the thread ---------------------------------------------------------------------------
-
     def _run(self) -> None:
         pause_s = self._first_pause_s
         try:
@@ -352,9 +347,6 @@ class ReconnectingClient(ABC, Generic[_M, _Said, _News]):
     def _nudge(self) -> None:
         with self._lock, contextlib.suppress(OSError):  # full: it is due to wake up anyway; closed: nobody is there
             self._waker.send(b".")
-
-
-# -- a node's ------------------------------------------------------------------------------------
 
 
 class Connected(Struct, frozen=True):
@@ -499,8 +491,6 @@ class Client(ReconnectingClient[msg.Message, msg.FromNode, News]):
             return own
         return name if coordinator.is_loopback else coordinator.host
 
-    # -- the thread ---------------------------------------------------------------------------
-
     def _rendered(self, message: msg.FromNode) -> bytes:
         """A Join may have waited for a coordinator for long: its notes are of now."""
         if isinstance(message, msg.Join):
@@ -639,7 +629,7 @@ class Client(ReconnectingClient[msg.Message, msg.FromNode, News]):
         return None
 
     def _remember(self, claim: Claim | None) -> None:
-        """What this node says from now on wherever it goes; only then it says that it has taken it."""
+        """Note a claim, which this node tells wherever it goes from now on; only then it says `Took`."""
         if claim is None:
             return
         self._hello = replace(self._hello, claims=remember(self._hello.claims, claim))

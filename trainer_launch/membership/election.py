@@ -1,4 +1,4 @@
-"""Who may form a generation: the rule that never lets two parts of a job train at the same time.
+"""The right to form a generation: the rule that never lets two parts of a job train at the same time.
 
 A claim is a generation as its members and its coordinator know it. It is sure once every member has taken it, and
 only then do workers start. The next generation needs, of the last sure claim and of every unsure one after it, the
@@ -55,7 +55,7 @@ def _is_unseen(state: JobState, rank: int) -> bool:
 
 
 def wanted_candidates(state: JobState) -> frozenset[int]:
-    """Which other launchers this one has to look for now."""
+    """The other launchers that this one has to look for now."""
     own = state.settings.candidate
     if own is None or state.end is not None or not state.peers:
         return frozenset()
@@ -81,7 +81,7 @@ def binding(state: JobState) -> tuple[Claim, ...]:
 
 
 def remember(claims: Iterable[Claim], new: Claim) -> tuple[Claim, ...]:
-    """What a node or a coordinator knows after a generation was formed: a sure claim ends all doubts before it."""
+    """The claims that still matter after a generation was formed: a sure claim ends all doubts before it."""
     if new.sure:
         return (new,)
     doubt = (False, new.coordinator, new.ranks)

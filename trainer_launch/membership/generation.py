@@ -42,9 +42,6 @@ _MOST_NAMED = 8
 _MESSAGE_CHARS = 300  # of an exception
 
 
-# -- forming one ----------------------------------------------------------------------------------
-
-
 def settle(state: JobState, now_s: float) -> None:
     """After any change of who is there: what is due now, and when to look again."""
     if state.phase is JobPhase.OVER:
@@ -100,7 +97,7 @@ def _form(state: JobState, now_s: float) -> None:
 
 
 def _say_replaced(state: JobState, members: Mapping[Key, int]) -> None:
-    """Which nodes take the places of which."""
+    """Say which nodes take the places of which."""
     before = () if state.run is None else state.run.members
     lost = [state.nodes[key].name if key in state.nodes else f"node {key}" for key in before if key not in members]
     new = [state.nodes[key].name for key in members if key not in before]
@@ -157,7 +154,7 @@ def _ranks(chosen: list[NodeRecord]) -> Iterator[tuple[int, int, int, int]]:
 
 
 def _choose(state: JobState) -> list[NodeRecord]:
-    """Who was in the last generation stays in; ranks follow the nodes' order, never the order of arrival."""
+    """The next members: those of the last generation stay in; ranks follow the nodes' order, never the arrival."""
     run = state.run
     joined = [node for node in state.nodes.values() if node.joined]
     last = (
@@ -218,9 +215,6 @@ def _admit_at_s(state: JobState) -> float | None:
     if not prepared:
         return None
     return state.joined_s + (timeouts.GATHER_S if prepared < room(state) else 0.0)
-
-
-# -- ending one, and the job ----------------------------------------------------------------------
 
 
 def die(
@@ -320,7 +314,7 @@ def _who(failed: msg.Failed) -> str:
 
 
 def _reason(node: NodeRecord, failed: msg.Failed) -> str:
-    """Which worker failed, and how; what is no worker's, such as the store's end, has a sentence of its own."""
+    """The worker that failed, and how; other failures, such as the store's end, have their own sentences."""
     if failed.exit_reason == _LATE and failed.signal == signal.SIGKILL:
         if failed.rank is None:
             return f"the workers on {node.name} were ended by the launcher, because they hung"
@@ -412,12 +406,12 @@ def _is_one_stage(losses: tuple[Loss, ...]) -> bool:
 
 
 def _notes_on(state: JobState, failure: msg.GiveUp, suspicion: Suspicion) -> str:
-    """Who is killed cannot say why; what it and the others were in says more."""
+    """The notes on a worker that was killed, and so cannot say why: what the workers were in says more."""
     return "" if failure.signal is None else _explained(state, suspicion)
 
 
 def _explained(state: JobState, suspicion: Suspicion) -> str:
-    """What judges read in the notes of the nodes whose workers have ended."""
+    """The judges' words about the notes of the nodes whose workers have ended."""
     texts = (judge.explain_end(_bodies(judge, suspicion.notes)) for judge in state.judges.values())
     return "; ".join(filter(None, texts))
 
@@ -446,9 +440,6 @@ def end(state: JobState, word: msg.GiveUp | msg.Finished) -> None:
         state.send(peer, word)
 
 
-# -- ranks for which others waited in vain ----------------------------------------------------------
-
-
 def note_ends(state: JobState, key: Key, join: msg.Join, notes: Mapping[str, Any]) -> None:
     """Take in what a member of the last generation says of its workers when it joins again."""
     suspicion, run = state.suspicion, state.run
@@ -462,7 +453,7 @@ def note_ends(state: JobState, key: Key, join: msg.Join, notes: Mapping[str, Any
 
 
 def _name_cause(state: JobState, suspicion: Suspicion) -> str:
-    """Who made the victim wait in vain, in a sentence; "": it is not proved.
+    """The ranks for which the victim waited in vain, in a sentence; "": it is not proved.
 
     A rank that waited in vain says that a peer is gone or late, not which one or why. Ranks that finished are the
     cause only if every node has told how its workers ended; a late rank only if all members of its group reported.
@@ -502,9 +493,6 @@ def _node_of(state: JobState, rank: int | None) -> NodeRecord | None:
     return None
 
 
-# -- notes, and their judges ------------------------------------------------------------------------
-
-
 def carried(state: JobState, notes: Mapping[str, Any]) -> Mapping[str, Any]:
     """The notes in a Join or a Failed, as far as judges want them."""
     wanted = {topic: judge.carried for topic, judge in state.judges.items() if topic in notes}
@@ -525,7 +513,7 @@ def hear_note(state: JobState, node: NodeRecord, note: msg.Note, now_s: float) -
 
 
 def begin_judging(state: JobState, members: Sequence[MemberView], now_s: float) -> None:
-    """These members' workers are started; or, without members, the generation is over."""
+    """Tell the judges that these members' workers are started; or, without members, that the generation is over."""
     state.judges = {topic: judge.begin(members, now_s) for topic, judge in state.judges.items()}
 
 

@@ -1,4 +1,4 @@
-r"""Who is a member of the job, lost, back: what the coordinator does.
+r"""The coordinator's acts: which node is a member of the job, lost, back.
 
 Each thing that happens is a call that changes the state, and sends and says what follows.
 
@@ -115,9 +115,6 @@ def close(state: JobState, reason: str) -> None:
         end(state, msg.GiveUp(reason))
 
 
-# -- what a node says -------------------------------------------------------------------------
-
-
 def _hear(state: JobState, node: NodeRecord, message: msg.Message, now_s: float) -> None:
     match message:
         case msg.Join():
@@ -207,9 +204,6 @@ def _note_done(state: JobState, node: NodeRecord, now_s: float) -> None:
     state.admit_at_s = None
     if len(run.done) == len(run.members):
         end(state, msg.Finished())
-
-
-# -- who is there, and who is lost ----------------------------------------------------------------
 
 
 def _greet(state: JobState, peer: int, hello: msg.Hello, now_s: float) -> None:
@@ -418,7 +412,7 @@ def _go_on_without(
 
 
 def _leave(state: JobState, node: NodeRecord, reason: str, now_s: float) -> None:
-    """It goes on purpose: it stays connected but is not waited for."""
+    """A node goes on purpose: it stays connected but is not waited for."""
     working = is_working(state, node.key)
     state.set_joined(node, False)
     node.returning = False
@@ -443,9 +437,6 @@ def _expire(state: JobState, now_s: float) -> None:
             _lose(state, node, how, now_s, since_s=node.heard_s)
     first_s = min((node.heard_s for node in state.nodes.values() if node.has_lease), default=None)
     state.lease_check_s = None if first_s is None else first_s + lease_s
-
-
-# -- time -------------------------------------------------------------------------------------
 
 
 def tick(state: JobState, now_s: float) -> None:

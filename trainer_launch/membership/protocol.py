@@ -27,9 +27,6 @@ _VERSIONS_OF_0_1 = re.compile(r"^(.*) speaks version ([0-9]+), not ([0-9]+)$")
 _VERSION_OF_NODE = re.compile(r"(?<=uses protocol version )([0-9]+, )this node (?=[0-9]+;)")
 
 
-# -- fields ------------------------------------------------------------------------------------
-
-
 def _ascend(ranks: str) -> bool:
     """Each rank once, so that as many are read out of it as there are nodes at most: strangers send it, too."""
     end = 0
@@ -83,9 +80,6 @@ _Claims: TypeAlias = Annotated[tuple[Claim, ...], Meta(max_length=MAX_CLAIMS)]
 Row: TypeAlias = tuple[NodeRank | None, Text, Name, Amount | None]
 
 
-# -- messages of status ------------------------------------------------------------------------
-
-
 class StatusQuery(Tagged, frozen=True, forbid_unknown_fields=False):
     """In place of a Hello: how does the job stand? A JobStatus is the answer, and the end of the connection."""
 
@@ -113,11 +107,8 @@ class JobStatus(Tagged, frozen=True):
     notes: _Notes = field(default_factory=dict)
 
 
-# -- from a node ------------------------------------------------------------------------------
-
-
 class Hello(Tagged, frozen=True, forbid_unknown_fields=False):
-    """Who is calling. A node that has been in the job before says what it has seen, should the server be new."""
+    """A node's first message. If it has been in the job before, it says what it saw, should the server be new."""
 
     version: Nodes
     job: Name
@@ -139,7 +130,7 @@ class Hello(Tagged, frozen=True, forbid_unknown_fields=False):
 
 
 class Join(Tagged, frozen=True):
-    """This node has no workers running and is ready for a generation above `generation`."""
+    """The node has no workers running and is ready for a generation above `generation`."""
 
     incarnation: Name
     generation: Count = 0  # the last one that it was in; a Join that is overtaken by a newer one means nothing
@@ -157,7 +148,7 @@ class Renew(Tagged, frozen=True):
 
 
 class Took(Tagged, frozen=True):
-    """This node has heard of the generation, and will say so wherever it goes."""
+    """The node has heard of the generation, and will say so wherever it goes."""
 
     generation: Count
 
@@ -192,7 +183,7 @@ class Failed(Tagged, frozen=True):
 
 
 class Leave(Tagged, frozen=True):
-    """This node goes on purpose."""
+    """The node goes on purpose."""
 
     reason: Text
 
@@ -209,9 +200,6 @@ class Done(Tagged, frozen=True):
     """All workers of this node have succeeded."""
 
     generation: Count
-
-
-# -- from the server --------------------------------------------------------------------------
 
 
 class Challenge(Tagged, frozen=True):
@@ -257,7 +245,7 @@ class Quarantined(Refused, frozen=True):
 
 
 class Waiting(Tagged, frozen=True):
-    """Who is missing before the next generation; nobody while one runs."""
+    """The nodes that are missing before the next generation; none while one runs."""
 
     present: Nodes
     wanted: Nodes
@@ -292,7 +280,7 @@ class Go(Tagged, frozen=True):
 
 
 class Restart(Tagged, frozen=True):
-    """That generation is over: stop its workers and join again."""
+    """The generation of this number is over: stop its workers and join again."""
 
     generation: Count
     reason: Text

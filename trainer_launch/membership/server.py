@@ -35,8 +35,6 @@ from trainer_launch.model import Endpoint, Hosting, Seats
 from trainer_launch.model.codec import MessageError
 from trainer_launch.model.errors import NodeError
 
-# -- connections: let them in, hear them, answer, drop who misbehaves ----------------------------
-
 MAX_CONNECTIONS = 8192
 MAX_UNGREETED = 200
 MAX_UNSENT_BYTES = 1 << 20  # what a peer may leave unread before it is dropped
@@ -63,7 +61,7 @@ class Complaints:
 
 
 class Connection:
-    """What is read and not yet a line, what is written and not yet sent."""
+    """Bytes that are read and not yet a line, bytes that are written and not yet sent."""
 
     def __init__(self, sock: socket.socket, peer: int, address: str, secret: bytes | None, at_s: float) -> None:
         self.sock = sock
@@ -142,8 +140,6 @@ class ServerConnections(ABC, Generic[_Heard, _Said]):
             log(TOO_FEW_FILES % nodes, logging.WARNING)
         self._max_connections = max(64, min(MAX_CONNECTIONS, spare_files()))
 
-    # -- what a server makes of it ------------------------------------------------------------
-
     @abstractmethod
     def _heard(self, connection: Connection, message: _Heard) -> None:
         """Somebody said something; a MessageError ends the connection."""
@@ -170,8 +166,6 @@ class ServerConnections(ABC, Generic[_Heard, _Said]):
     def _is_over(self) -> bool:
         """Whether all is said, though nobody has stopped the server."""
         return False
-
-    # -- its beginning and its end ------------------------------------------------------------
 
     def start(self) -> int:
         """Listen, or raise NodeError; returns the port."""
@@ -230,8 +224,6 @@ class ServerConnections(ABC, Generic[_Heard, _Said]):
         self._waker.close()
         self._selector.close()
 
-    # -- its turns ----------------------------------------------------------------------------
-
     def _wait(self, due_s: float | None) -> None:
         """Sleep until something comes or is due, and hear everybody who has something to say."""
         for key, mask in self._selector.select(self._sleep_s(due_s)):
@@ -269,8 +261,6 @@ class ServerConnections(ABC, Generic[_Heard, _Said]):
             due, self._to_flush = self._to_flush, {}
             for connection in due.values():
                 self._serve(connection, selectors.EVENT_WRITE)
-
-    # -- who is let in ------------------------------------------------------------------------
 
     def _has_room(self) -> bool:
         return len(self._ungreeted) < MAX_UNGREETED and len(self._connections) < self._max_connections
@@ -326,8 +316,6 @@ class ServerConnections(ABC, Generic[_Heard, _Said]):
     def _greeted(self, connection: Connection) -> None:
         connection.is_greeted = True
         self._ungreeted.pop(connection.peer, None)
-
-    # -- lines in, lines out ------------------------------------------------------------------
 
     def _serve(self, connection: Connection, mask: int) -> None:
         if connection.peer not in self._connections:
@@ -414,9 +402,6 @@ def hang_up(connections: list[Connection], until_s: float) -> None:
                     break
 
 
-# -- the coordinator ---------------------------------------------------------------------------
-
-
 def _say(text: str, level: int) -> None:
     _log.log(level, "%s", text)
 
@@ -476,8 +461,6 @@ class Coordinator(ServerConnections[msg.Message, msg.FromServer]):
         self._candidates.close()
         super()._close()
 
-    # -- connections --------------------------------------------------------------------------
-
     def _looked(self, looked: Looked) -> None:
         self._events.append(lambda now_s: membership.look(self._state, looked, now_s))
         self._nudge()
@@ -505,9 +488,6 @@ class Coordinator(ServerConnections[msg.Message, msg.FromServer]):
         # A node in preflight learns, too, how the job stands: it does not join it yet.
         self._send(connection.peer, answer(message, self._state, time.monotonic()))
         return self._close_after_flush(connection.peer)
-
-
-# -- for a launcher that hosts it --------------------------------------------------------------
 
 
 @contextlib.contextmanager

@@ -1,4 +1,4 @@
-"""What the coordinator knows of a job, and what it says to who asks: values and questions about them.
+"""The coordinator's view of a job, and its answers to questions about it.
 
 The functions of membership.py decide what follows, and change the JobState.
 """
@@ -28,7 +28,7 @@ MAX_NAMED = 16  # names in a Waiting
 
 
 class CoordinatorSettings(Struct, frozen=True, kw_only=True):
-    """What kind of job it is and how patient the coordinator is with it."""
+    """The kind of the job, and the coordinator's patience with it."""
 
     job: str
     min_nodes: int
@@ -56,7 +56,7 @@ class CoordinatorSettings(Struct, frozen=True, kw_only=True):
 
 
 class NodeRecord(Struct, kw_only=True, eq=False):
-    """One node that has called."""
+    """A node that has called."""
 
     node_rank: int
     host: str
@@ -80,7 +80,7 @@ class NodeRecord(Struct, kw_only=True, eq=False):
 
     @property
     def key(self) -> Key:
-        """What stays the same when its pod comes back."""
+        """The identity that stays the same when its pod comes back."""
         return self.node_rank
 
     @property
@@ -90,7 +90,7 @@ class NodeRecord(Struct, kw_only=True, eq=False):
 
     @property
     def has_lease(self) -> bool:
-        """Whether it is connected, or may be so again in time."""
+        """Whether the node is connected, or may be so again in time."""
         return self.peer is not None or self.is_away
 
     @property
@@ -205,9 +205,6 @@ class JobState(Struct, kw_only=True, eq=False):
         node.joined = joined
 
 
-# -- questions --------------------------------------------------------------------------------
-
-
 def deadline_s(state: JobState) -> float | None:
     """When `tick` is due, None: never."""
     times = [state.lease_check_s, state.say_at_s, state.form_at_s, state.admit_at_s, give_up_at_s(state)]
@@ -274,14 +271,14 @@ def room(state: JobState) -> int:
 
 
 def newcomers(state: JobState) -> tuple[NodeRecord, ...]:
-    """Who is not in the generation that runs and could start workers: it does not stop for a node that imports."""
+    """Nodes that could enter the generation that runs: it does not stop for a node that still imports."""
     members = state.run.members if state.run is not None else ()
     waiting = (node for node in state.nodes.values() if node.joined and node.prepared and not node.is_faulty)
     return tuple(node for node in waiting if node.key not in members)
 
 
 def waiting(state: JobState) -> msg.Waiting:
-    """What those that wait are told."""
+    """The message to the nodes that wait."""
     low, high = state.settings.min_nodes, state.settings.max_nodes
     if runs(state) and state.run is not None:
         return msg.Waiting(len(state.run.members), high, (), running=True)
@@ -304,8 +301,6 @@ def missing(state: JobState) -> tuple[str, ...]:
     return tuple(node.name for node in nsmallest(MAX_NAMED, absent, key=lambda node: node.node_rank))
 
 
-# -- how the job stands, for who asks ------------------------------------------------------------
-
 ROWS_BYTES = 40_000  # at most, which leaves room in a line for all else
 _HEAD_BYTES = 100  # of a message, with its newline
 _ROW_BYTES = 60  # a row without its host
@@ -313,7 +308,7 @@ _LOST, _MISSING = "lost", "missing"
 
 
 def answer(query: msg.Hello | msg.StatusQuery, state: JobState, now_s: float) -> msg.FromServer:
-    """What to say to who asks."""
+    """The answer to a question about the job."""
     return why_stranger(state.settings.job, query) or status(state, now_s)
 
 

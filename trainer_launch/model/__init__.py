@@ -23,9 +23,6 @@ def _nothing() -> Mapping[str, str]:
     return MappingProxyType({})
 
 
-# -- what the platform told us ----------------------------------------------------------------
-
-
 class Origin(str, Enum):
     """Where a fact was read."""
 
@@ -40,7 +37,7 @@ class Origin(str, Enum):
 
 
 class Fact(Struct, frozen=True, kw_only=True):
-    """One thing that was read, and what it became."""
+    """A fact that was read, and the field that it became."""
 
     name: str  # the variable, path or flag
     value: str
@@ -65,7 +62,7 @@ class NodeRange(Struct, frozen=True):
 
 
 class Member(Struct, frozen=True):
-    """One node of the job by name; `slots` is its room for ranks, None when nobody said."""
+    """A node of the job by name; `slots` is its room for ranks, None where none is given."""
 
     host: str
     slots: int | None = None
@@ -106,7 +103,7 @@ class StatusEndpoint(Struct, frozen=True, kw_only=True):
 
 
 class Job(Struct, frozen=True, kw_only=True):
-    """What the platform told us, in our words. None always means: nobody said."""
+    """The platform's description of the job, in our words. None always means: not given."""
 
     contract: str = ""  # its name; `contracts.read_job` fills it in
     role: str | None = None  # the platform's word: node, launcher, worker, master, chief, ps …
@@ -138,9 +135,6 @@ class Job(Struct, frozen=True, kw_only=True):
     warnings: tuple[str, ...] = ()
 
 
-# -- what this machine is ---------------------------------------------------------------------
-
-
 class Cpus(Struct, frozen=True, kw_only=True):
     """CPUs that this container may use."""
 
@@ -165,12 +159,12 @@ class Gpus(Struct, frozen=True, kw_only=True):
 
     @property
     def cuda(self) -> int:
-        """Those that torch.cuda counts, NVIDIA's and AMD's."""
+        """Devices that torch.cuda counts, NVIDIA's and AMD's."""
         return self.count if self.device == "cuda" else 0
 
 
 class Host(Struct, frozen=True, kw_only=True):
-    """This machine as the container sees it."""
+    """The machine as the container sees it."""
 
     hostname: str
     cpus: Cpus
@@ -182,11 +176,8 @@ class Host(Struct, frozen=True, kw_only=True):
     memory_used_bytes: int | None = None  # of the limit, without what the kernel can drop at once
 
 
-# -- what will run ----------------------------------------------------------------------------
-
-
 class Topology(Struct, frozen=True, kw_only=True):
-    """Who this node is among whom."""
+    """The place of this node among the others."""
 
     node_rank: int | None
     nodes: NodeRange | None  # None: nobody said how many
@@ -225,7 +216,7 @@ class Destination(Struct, frozen=True, kw_only=True):
 
 
 class Process(Struct, frozen=True, kw_only=True):
-    """One process to start, completely described."""
+    """A process to start, completely described."""
 
     name: str
     argv: tuple[str, ...]
@@ -281,7 +272,7 @@ class Workers(Struct, frozen=True, kw_only=True):
 
 
 class Membership(Struct, frozen=True, kw_only=True):
-    """This node as a member of a job that meets at our coordinator."""
+    """The node as a member of a job that meets at our coordinator."""
 
     job: str
     coordinator: Endpoint
@@ -314,9 +305,6 @@ class Plan(Struct, frozen=True, kw_only=True):
     membership: Membership | None = None  # with `workers`
     reasons: tuple[str, ...] = ()
     warnings: tuple[str, ...] = ()  # what the user should know about this plan
-
-
-# -- how it ended -----------------------------------------------------------------------------
 
 
 class Death(Struct, frozen=True, kw_only=True):
@@ -404,9 +392,6 @@ class Outcome(Struct, frozen=True, kw_only=True):
     node_rank: int | None = None
     host: str = ""
     note: str = ""  # what else a person should know
-
-
-# -- addresses ---------------------------------------------------------------------------------
 
 
 class PortRange(Struct, frozen=True):

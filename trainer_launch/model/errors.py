@@ -1,4 +1,4 @@
-"""What can go wrong before a program runs, cut by whose fault it is.
+"""Errors before a program runs, cut by whose fault they are.
 
 LaunchError
 ├── UsageError      the user's flags, settings or command
@@ -55,13 +55,13 @@ class NotRunnableError(UsageError):
 
 
 class ContractError(LaunchError):
-    """What the platform injected is missing, contradictory or out of range."""
+    """The platform's variables or files are missing, contradictory or out of range."""
 
     exit_code = exit_codes.MISCONFIGURED
 
 
 class NodeError(LaunchError):
-    """This machine or a peer is at fault; another attempt elsewhere may succeed."""
+    """The machine or a peer is at fault; another attempt elsewhere may succeed."""
 
     exit_code = exit_codes.INFRASTRUCTURE
 
@@ -78,7 +78,7 @@ def tells_of_limit(text: str) -> bool:
 
 
 def explained(cause: BaseException) -> LaunchError | None:
-    """What this machine lacks, as an error for people; None: it lacks nothing, the exception is a defect.
+    """The error for people about a machine that lacks something; None: it lacks nothing, the exception is a defect.
 
     What was raised while a limit's own exception was handled, such as of a thread that never began, comes of it.
     """

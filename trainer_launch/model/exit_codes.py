@@ -48,7 +48,7 @@ def cannot_run(code: int | None) -> bool:
 
 
 def describe(code: int) -> str:
-    """One phrase for people: what an exit code says."""
+    """A phrase for people about an exit code."""
     known = {
         SUCCEEDED: "success",
         MISCONFIGURED: "invalid contract, options or settings",

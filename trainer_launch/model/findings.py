@@ -1,4 +1,4 @@
-"""What a preflight finds: one value for each sentence, one for all of them, and what the pod should end with.
+"""The findings of a preflight: one value for each sentence, one for all of them, and the pod's exit code.
 
 Made by checks of one container, by comparisons between nodes and by tests of pairs alike. "Unknown" is a state of
 its own: it counts neither as passed nor as failed.
@@ -38,7 +38,7 @@ class Fault(str, Enum):
 
 
 class Scope(str, Enum):
-    """What a finding is about."""
+    """The kind of thing that a finding is about."""
 
     NODE = "node"
     GPU = "gpu"
@@ -48,7 +48,7 @@ class Scope(str, Enum):
 
 
 class Basis(str, Enum):
-    """What a measured value was compared with."""
+    """The value that a measured value was compared with."""
 
     ABSOLUTE = "absolute"
     PEER = "peer"
@@ -90,7 +90,7 @@ REMEDIES = (*OF_MACHINES, "FIX_JOB", "FIX_IMAGE")
 
 
 class Finding(Struct, frozen=True, kw_only=True):
-    """One sentence of a preflight."""
+    """A sentence of a preflight."""
 
     check: str  # the check's stable name, by which a policy sets its severity
     status: Status
@@ -116,7 +116,7 @@ class Finding(Struct, frozen=True, kw_only=True):
 
     @property
     def severity(self) -> Severity:
-        """What its status and fault come to."""
+        """The severity that its status and fault come to."""
         if self.fault is not None:
             return _SEVERITIES[self.fault]
         return Severity.WARNING if self.status is Status.WARN else Severity.INFO
@@ -155,11 +155,8 @@ class Report(Struct, frozen=True, kw_only=True):
 
 
 def exit_code(verdict: Verdict) -> int:
-    """What the pod ends with; any code but 0 stops a pod whose init container has it, so a warning is 0."""
+    """The exit code of the pod; any but 0 stops a pod whose init container has it, so a warning is 0."""
     return _EXIT_CODES[verdict]
-
-
-# -- measurements, which travel to node 0 ------------------------------------------------------
 
 
 MAX_MEASURES = 256
@@ -172,7 +169,7 @@ _Gpu: TypeAlias = Annotated[int, Meta(ge=0, le=1023)]
 
 
 class Measure(NamedTuple):
-    """One figure: the greater, the better."""
+    """A figure: the greater, the better."""
 
     name: _Word  # what was measured, by a stable name: gemm, hbm-copy, h2d, d2h
     value: Annotated[float, Meta(ge=0, le=1e18)]
@@ -182,7 +179,7 @@ class Measure(NamedTuple):
 
 
 class Checksum(NamedTuple):
-    """What a computation that must come out alike made of its numbers on one GPU."""
+    """The checksum of a computation on one GPU that must come out alike on all."""
 
     gpu: _Gpu
     uuid: _Word

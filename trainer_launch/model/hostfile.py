@@ -21,9 +21,6 @@ _RANGE = re.compile(r"([0-9]{1,9})(?:-([0-9]{1,9}))?")
 _HOSTLIST_ITEM = re.compile(r"[^\[\],]*(?:\[[^\[\]]*\][^\[\],]*)?")
 
 
-# -- parse ------------------------------------------------------------------------------------
-
-
 def parse_open_mpi(text: str, where: str = "hostfile", contract: str = "") -> tuple[Member, ...]:
     """Lines of `HOST [slots=N] [max_slots=M]`."""
     return _merged(_lines(text, _open_mpi_line, _OPEN_MPI, where, contract), where, contract)
@@ -62,9 +59,6 @@ def expand_hostlist(text: str, where: str = "hostlist", contract: str = "") -> t
     return tuple(hosts)
 
 
-# -- render -----------------------------------------------------------------------------------
-
-
 def render_open_mpi(members: Iterable[Member]) -> str:
     """An Open MPI hostfile."""
     return "".join(f"{_open_mpi_text(member)}\n" for member in members)
@@ -78,9 +72,6 @@ def render_hydra(members: Iterable[Member]) -> str:
 def render_horovod(members: Iterable[Member]) -> str:
     """The value of horovodrun's -H."""
     return ",".join(map(_hydra_text, members))
-
-
-# -- lines ------------------------------------------------------------------------------------
 
 
 def _lines(
@@ -145,9 +136,6 @@ def _merged(members: list[Member], where: str, contract: str) -> tuple[Member, .
     return tuple(
         Member(m.host, repeats[m.host]) if m.slots is None and repeats[m.host] > 1 else m for m in merged.values()
     )
-
-
-# -- Flux's short form ------------------------------------------------------------------------
 
 
 def _hostlist_items(line: str) -> list[str]:

@@ -1,4 +1,4 @@
-"""What must not leave the pod in a bug report: values by their names and shapes, and secrets by their looks."""
+"""Secrets, which must not leave the pod in a bug report: by their names and shapes, and by their looks."""
 
 from __future__ import annotations
 
@@ -85,7 +85,7 @@ def redact_text(text: str) -> str:
 
 
 def presentable(text: str) -> str:
-    """What others wrote, fit for a log: no secrets by their looks, no control characters but newlines."""
+    """A foreign text, fit for a log: no secrets by their looks, no control characters but newlines."""
     return "\n".join(printable(line, " ") for line in redact_text(_ANSI.sub("", text)).split("\n"))
 
 

@@ -21,7 +21,7 @@ OF_SHIMS = frozenset({"SHIM"})  # read by the shims of torchrun and others, not 
 
 
 class Option:
-    """One setting; on an object of `Settings` it is the value, the default where none was given.
+    """A setting; on an object of `Settings` it is the value, the default where none was given.
 
     Its annotation says what it accepts: words (`Literal`), and one of text, a switch (bool), a whole number (int),
     and seconds (float), the numbers from `least` to `most`.
@@ -44,7 +44,7 @@ class Option:
         return self if settings is None else self.default
 
     def read(self, value: object) -> Any:
-        """What was typed as a value of this setting; values of Python pass if they fit.
+        """The value of this setting that was typed; values of Python pass if they fit.
 
         Raises:
             ValueError: it does not fit; the text says what was expected.
@@ -62,7 +62,7 @@ class Option:
 
     @property
     def expected(self) -> str:
-        """What this setting accepts, for people."""
+        """The values that this setting accepts, for people."""
         words = ", ".join(self.choices)
         if self.kind is None:
             return f"one of {words}"
@@ -103,7 +103,7 @@ class Settings:
 
     @property
     def model_fields_set(self) -> frozenset[str]:
-        """What a flag or a variable has set."""
+        """The options that a flag or a variable has set."""
         return frozenset(vars(self))
 
     contract: str | None = _option(None, description="platform contract to read the pod as; default: detected")
@@ -350,7 +350,7 @@ def job_options(settings: Settings) -> dict[str, str]:
 
 
 def unknown_variables(variables: Mapping[str, str]) -> list[str]:
-    """One sentence for each TRAINER_LAUNCH_* variable that is unknown, with the nearest real one."""
+    """Sentences about TRAINER_LAUNCH_* variables that are unknown, each with the nearest real one."""
     known = {variable_of(name) for name in Settings.model_fields}
     sentences = []
     for name, value in sorted(variables.items()):
@@ -373,15 +373,12 @@ def flag_of(name: str) -> str:
     return "--" + name.replace("_", "-")
 
 
-# -- service links -----------------------------------------------------------------------------
-
-
 _SERVICE = re.compile(r"([A-Z0-9_]+_)?(SERVICE_HOST|SERVICE_PORT(_.*)?|PORT_[0-9]+_(TCP|UDP|SCTP).*)")
 _ADDRESS = re.compile(r"(tcp|udp|sctp)://\S+:[0-9]+")
 
 
 def is_link(name: str, value: object) -> bool:
-    """Whether it is one for a Service called trainer-launch or trainer-launch-…; `name` is without our prefix."""
+    """Whether a variable is for a Service called trainer-launch or trainer-launch-…; `name` lacks our prefix."""
     linked = isinstance(value, str) and _ADDRESS.fullmatch(value) is not None
     is_port = name.upper().endswith("PORT")
     return (is_port and linked) or _SERVICE.fullmatch(name) is not None

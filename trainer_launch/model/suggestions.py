@@ -35,8 +35,6 @@ def _plain(name: str) -> str:
     return name[:_MAX_CHARS].lower().lstrip("-")
 
 
-# -- typos in a program, told by a Python exception's own words ---------------------------------
-
 # A name, a module's attribute or a parameter that does not exist comes again at every start. Other AttributeErrors
 # and TypeErrors tell of values, which a storage that is away for a while may leave out: 'NoneType' object has no.
 TYPO_IN_PROGRAM = (

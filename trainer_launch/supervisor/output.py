@@ -226,8 +226,6 @@ class Output:
         with contextlib.suppress(BlockingIOError):  # full: the thread wakes up anyway
             os.write(self._wake_write, b".")
 
-    # -- in the thread ------------------------------------------------------------------------
-
     def _run(self) -> None:
         try:
             self._pump()
@@ -346,7 +344,7 @@ class _Pipe:
 
 
 class _Sink:
-    """One of our own streams; when its reader is gone, what it should get is dropped and the job goes on."""
+    """An own stream; when its reader is gone, the output for it is dropped and the job goes on."""
 
     def __init__(self, fd: int, stream: Stream, lock: threading.Lock) -> None:
         self.fd, self.stream = fd, stream
@@ -472,7 +470,7 @@ class LineLimit:
 
 
 class Stream:
-    """One of our own streams: what has been written to it last, and by whom."""
+    """An own stream: the process that wrote to it last, where its line is still open."""
 
     def __init__(self) -> None:
         self.open_by: PipeText | None = None
@@ -486,7 +484,7 @@ class Stream:
 
 
 class PipeText:
-    """One pipe's text."""
+    """The text of one pipe."""
 
     def __init__(self, prefix: bytes, stream: Stream) -> None:
         self.tail = b""
@@ -580,7 +578,7 @@ class PipeText:
 
 
 class Untouched(PipeText):
-    """One pipe's text, passed on byte for byte as it comes."""
+    """The text of one pipe, passed on byte for byte as it comes."""
 
     def feed(self, data: bytes) -> bytes:
         """Remember the last of it; whoever is not a source of this kind does not go on in its line."""

@@ -58,8 +58,6 @@ class ProgramLoop(RunLoop):
         for unstarted in self._processes.start((self._process,)):
             self._death = self._cause = unstarted
 
-    # -- what happens -------------------------------------------------------------------------
-
     def on_child(self, pid: int, status: int, now_s: float) -> None:
         """The program has ended; orphans concern nobody."""
         death = self._processes.reaped(pid, status, now_s)
@@ -75,14 +73,14 @@ class ProgramLoop(RunLoop):
             self._failed(cause, death.process)
 
     def on_hang(self, hang: Death, now_s: float) -> None:
-        """What runs hangs; it is asked to end politely at first: a part of it may still be able to save."""
+        """Stop a program that hangs, politely at first: a part of it may still be able to save."""
         self._cause, self._evidence = hang, self._system.look()
         self._observer.tell("hung", text=hang.message)
         self._processes.stop(now_s)
 
     @property
     def is_decided(self) -> bool:
-        """What has failed before a request stays the cause, what has succeeded stays so."""
+        """Whether the program has failed or succeeded: a later request to stop does not change that."""
         has_ended = not (self._processes.is_over or self._processes.has_leaders)
         return self._cause is not None or has_ended
 
@@ -95,14 +93,12 @@ class ProgramLoop(RunLoop):
         self._observer.enter(RunPhase.DONE if self.is_done else self._processes.phase, self._time_use(), since_s)
 
     def _time_use(self) -> TimeUse:
-        """What the seconds from now on are spent on."""
+        """The use of the seconds from now on."""
         has_failed = self._cause is not None
         if self._processes.is_running and not has_failed:
             return TimeUse.TRAINING
         is_end = self.is_done or self._stop_signal is not None or self._processes.is_draining
         return TimeUse.STOPPING if has_failed and not is_end else TimeUse.ENDING
-
-    # -- how it ended -------------------------------------------------------------------------
 
     def outcome(self) -> Outcome:
         """How it ended, and why."""

@@ -36,7 +36,7 @@ log = logging.getLogger(__name__)
 
 
 class Happened(Struct, frozen=True, kw_only=True):
-    """What ended a `wait`, in the order in which it is to be looked at."""
+    """The events that ended a `wait`, in the order in which they are to be handled."""
 
     signals: tuple[int, ...] = ()  # first: a worker that had the same SIGTERM as we has not failed
     # Pid and status of each child that was reaped, a negative one of a signal; orphans that became ours, too.
@@ -91,8 +91,6 @@ class System:
     def now(self) -> float:
         """Monotonic seconds."""
         return time.monotonic()
-
-    # -- starting -----------------------------------------------------------------------------
 
     def spawn(self, process: Process, prepare: Callable[[], None] | None = None) -> int:
         """Start a process in a session of its own, so that a terminal's Ctrl-C reaches only us; return its pid.
@@ -175,8 +173,6 @@ class System:
             self._selector.unregister(fd)
             self._descriptors.discard(fd)
 
-    # -- signalling ---------------------------------------------------------------------------
-
     def signal_leader(self, pid: int, number: int, *, wakes: bool = False) -> None:
         """Signal a process that we started, unless it has ended; `wakes`: it is to hear that also if suspended.
 
@@ -244,7 +240,7 @@ class System:
         return self._signal_groups(number) if reached is None else reached  # groups are all that we can reach
 
     def _ours(self) -> list[process_tree.ProcessEntry]:
-        """What is below us, but for what is kept, with its session, and what carries no mark of ours."""
+        """All processes below us but the kept ones, with their sessions, and those that carry no mark of ours."""
         below = process_tree.descendants(os.getpid())
         entries = [entry for entry in below if self._kept.isdisjoint((entry.pid, entry.session))]
         if self.mark is not None:
@@ -272,8 +268,6 @@ class System:
         is_suspended = entry is not None and entry.state == "T"
         if process_tree.send(pid, number) and is_suspended and (wakes or number == signal.SIGTERM):
             process_tree.send(pid, signal.SIGCONT)
-
-    # -- waiting ------------------------------------------------------------------------------
 
     def poke(self) -> None:
         """End a `wait`; from any thread."""
@@ -325,8 +319,6 @@ class System:
             yield pid, exit_codes.FAILED
         self._popens.clear()
 
-    # -- the end ------------------------------------------------------------------------------
-
     def look(self) -> Evidence:
         """Gather what tells why something has just died."""
         return self._witness.look()
@@ -351,7 +343,7 @@ class System:
 
 
 def _shown(look: Callable[[], T], default: T) -> T:
-    """What /proc shows; `default` where it is another namespace's, or there is none, or too many files are open."""
+    """The result of a look at /proc; `default` where it is another namespace's, is missing, or cannot be opened."""
     if not process_tree.readable():
         return default
     try:
@@ -377,9 +369,6 @@ def _started(
 def _collect(pid: int) -> int:
     """The status of a child that has ended, as Popen has it."""
     return os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
-
-
-# -- evidence ----------------------------------------------------------------------------------
 
 
 class Witness:
@@ -409,16 +398,13 @@ class Witness:
         )
 
 
-# -- spawn errors ------------------------------------------------------------------------------
-
-
 def exhausted(process: Process, error: OSError) -> NodeError:
-    """This machine has run out of something."""
+    """The error for a machine that has run out of something."""
     return NodeError(f"cannot start {process.name}: {error.strerror}; {LIMITS} or start fewer processes")
 
 
 def why(process: Process, error: OSError | ValueError) -> NodeError | NotRunnableError:
-    """What the error of a start means."""
+    """The error for a start that failed."""
     if isinstance(error, OSError) and error.errno in EXHAUSTED:
         return exhausted(process, error)
     number = error.errno if isinstance(error, OSError) else None
