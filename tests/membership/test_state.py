@@ -535,4 +535,4 @@ def test_a_node_that_is_the_whole_job_renews_no_lease_and_never_loses_it():
     assert world.last(alone, msg.Welcome).lease_s >= 3600
     world.pass_time(60, silent={alone})
     assert world.cut == []
-    assert World(2).state.settings.told_lease_s == 3.0
+    assert World(2).state.settings.granted_lease_s == 3.0

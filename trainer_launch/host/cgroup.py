@@ -103,13 +103,13 @@ def oom_kills(groups: Groups) -> int | None:
 
 def _paths(file: Path) -> dict[str, str]:
     """The own path by controller; v2's is under the empty name. Lines read `id:controllers:path`."""
-    found: dict[str, str] = {}
+    paths: dict[str, str] = {}
     for line in files.text(file).splitlines():
         _, _, rest = line.partition(":")
         controllers, _, path = rest.partition(":")
         for name in controllers.split(","):
-            found[name] = path
-    return found
+            paths[name] = path
+    return paths
 
 
 def _v1_chain(mount: Path, paths: dict[str, str], controller: str) -> tuple[Path, ...]:

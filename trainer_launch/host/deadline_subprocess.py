@@ -256,20 +256,20 @@ def try_out(what: str, argument: str, limit_s: float) -> Tried:
     return _tried(ended.stdout, status=ended.status or 0, timed_out=ended.timed_out, stuck=ended.is_stuck)
 
 
-def _tried(said: bytes, *, status: int = 0, timed_out: bool = False, stuck: bool = False) -> Tried:
+def _tried(output: bytes, *, status: int = 0, timed_out: bool = False, stuck: bool = False) -> Tried:
     """Each line is a JSON object: a stage that begins, an error, or what was measured."""
     stage, number = "", None
     values: dict[str, float] = {}
     ended = False
-    for line in said.splitlines():
+    for line in output.splitlines():
         try:
-            told = json.loads(line)
-            stage = str(told.get("stage", stage))[:_SHOWN]
-            number = int(told["errno"]) if "errno" in told else number
-            values = {str(name): float(value) for name, value in told.get("values", values).items()}
+            report = json.loads(line)
+            stage = str(report.get("stage", stage))[:_SHOWN]
+            number = int(report["errno"]) if "errno" in report else number
+            values = {str(name): float(value) for name, value in report.get("values", values).items()}
         except MALFORMED:
             continue
-        ended = ended or "values" in told or "errno" in told
+        ended = ended or "values" in report or "errno" in report
     problem = "" if ended or timed_out else f"the child ended with {status} at the stage {stage or 'start'}"
     return Tried(
         stage=stage, errno=number, values=values, timed_out=timed_out and not ended, stuck=stuck, problem=problem

@@ -44,10 +44,10 @@ def lookup(name: str) -> tuple[str, ...]:
         OSError: it does not resolve.
     """
     try:
-        found = socket.getaddrinfo(name, None, proto=socket.IPPROTO_TCP)
+        entries = socket.getaddrinfo(name, None, proto=socket.IPPROTO_TCP)
     except UnicodeError as problem:  # a label that is empty or too long
         raise socket.gaierror(socket.EAI_NONAME, str(problem)) from None
-    return tuple(dict.fromkeys(str(entry[4][0]).partition("%")[0] for entry in found))
+    return tuple(dict.fromkeys(str(entry[4][0]).partition("%")[0] for entry in entries))
 
 
 def lookup_all(names: Sequence[str], limit_s: float, by: Lookup = lookup) -> Mapping[str, Addresses | Answer]:
@@ -101,13 +101,13 @@ class Resolving:
             self._answers = Queue()
             threading.Thread(target=self._ask, args=(self._answers,), daemon=True, name="resolver").start()
         try:
-            found = self._answers.get(timeout=max(0.0, limit_s))
+            result = self._answers.get(timeout=max(0.0, limit_s))
         except Empty:
             raise socket.gaierror(socket.EAI_AGAIN, "the resolver did not answer in time") from None
         self._answers = None
-        if isinstance(found, OSError):
-            raise found
-        return found
+        if isinstance(result, OSError):
+            raise result
+        return result
 
     def connected(self, limit_s: float) -> socket.socket:
         """A connection to the first address that accepts one, or the OSError of the last one."""
@@ -119,11 +119,11 @@ class Resolving:
 
     def _ask(self, answers: Queue[list[str] | OSError]) -> None:
         try:
-            found = socket.getaddrinfo(self._host, self._port, type=socket.SOCK_STREAM)
+            entries = socket.getaddrinfo(self._host, self._port, type=socket.SOCK_STREAM)
         except (OSError, UnicodeError) as problem:  # the latter: a label that is empty or too long
             answers.put(problem if isinstance(problem, OSError) else OSError(str(problem)))
         else:
-            answers.put([str(entry[4][0]) for entry in found])
+            answers.put([str(entry[4][0]) for entry in entries])
 
 
 def _addresses(name: str, by: Lookup) -> Addresses | Answer:

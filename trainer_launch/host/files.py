@@ -158,14 +158,14 @@ def read_secret(path: str) -> bytes:
     Raises:
         UsageError: there is no such file, or it is empty or too large.
     """
-    found = LiveFiles(MAX_SECRET_BYTES + 1).read(path)
-    if found is None:
+    content = LiveFiles(MAX_SECRET_BYTES + 1).read(path)
+    if content is None:
         raise UsageError(f"the job's secret {path} cannot be read; mount the job's Secret there in every pod")
-    if len(found) > MAX_SECRET_BYTES:
+    if len(content) > MAX_SECRET_BYTES:
         raise UsageError(
             f"the job's secret {path} is larger than {MAX_SECRET_BYTES} bytes; put a shorter one there"
         )
-    secret = found.strip()
+    secret = content.strip()
     if not secret:
         raise UsageError(f"the job's secret {path} is empty; put one there, the same in every pod")
     return hmac.digest(secret, _KEY_LABEL, "sha256") if _IS_KEY.match(secret) else secret

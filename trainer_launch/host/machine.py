@@ -127,14 +127,14 @@ def _there(kind: DeviceKind, env: Mapping[str, str], root: Path) -> int:
     entries = [entry.name for entry in folder.iterdir() if re.fullmatch(kind.entry, entry.name)]
     proven = [entry for entry in entries if not kind.proof or _is_proven(kind, entry, root)]
     parts = () if env.get(_COMPOSITE[0], "").upper() == _COMPOSITE[1] else kind.parts
-    return sum(max((1, *(len(_found(part, entry, root)) for part in parts))) for entry in proven)
+    return sum(max((1, *(len(_files_of(part, entry, root)) for part in parts))) for entry in proven)
 
 
 def _is_proven(kind: DeviceKind, entry: str, root: Path) -> bool:
-    return any(re.search(kind.says, files.text(path), re.IGNORECASE) for path in _found(kind.proof, entry, root))
+    return any(re.search(kind.says, files.text(path), re.IGNORECASE) for path in _files_of(kind.proof, entry, root))
 
 
-def _found(pattern: str, entry: str, root: Path) -> list[Path]:
+def _files_of(pattern: str, entry: str, root: Path) -> list[Path]:
     return list(root.glob(pattern.format(entry=entry)))
 
 

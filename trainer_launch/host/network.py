@@ -145,9 +145,9 @@ class Interface(Struct, frozen=True, kw_only=True):
         return all(address.is_link_local or address.is_loopback for address in parsed)
 
 
-def named(found: Sequence[Interface]) -> str:
+def named(among: Sequence[Interface]) -> str:
     """For people: `eth0 (10.0.0.7), net1 (10.1.0.7)`; a node's own network may have hundreds."""
-    return listed([f"{one.name} ({one.addresses[0]})" for one in found], _SHOWN)
+    return listed([f"{interface.name} ({interface.addresses[0]})" for interface in among], _SHOWN)
 
 
 class AdapterPort(Struct, frozen=True):

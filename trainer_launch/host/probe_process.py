@@ -29,9 +29,9 @@ def main() -> None:
         tell(values=values)
 
 
-def tell(**said: object) -> None:
+def tell(**report: object) -> None:
     """Print a line for the process that started us."""
-    os.write(1, json.dumps(said).encode() + b"\n")
+    os.write(1, json.dumps(report).encode() + b"\n")
 
 
 def storage(folder: str) -> dict[str, float]:

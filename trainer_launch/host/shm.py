@@ -62,32 +62,32 @@ class Segment(Struct, frozen=True):
 def space(folder: str = FOLDER) -> Space | None:
     """Measure; None where there is no such folder."""
     try:
-        found = os.statvfs(folder)
+        status = os.statvfs(folder)
     except OSError:
         return None
-    return Space(found.f_blocks * found.f_frsize, found.f_bavail * found.f_frsize)
+    return Space(status.f_blocks * status.f_frsize, status.f_bavail * status.f_frsize)
 
 
 def segments(folder: str = FOLDER) -> tuple[Segment, ...]:
     """List the regular files directly in it, the largest first; links and folders are no segments."""
     try:
         with os.scandir(folder) as entries:
-            found = [
+            listing = [
                 segment for _, entry in zip(range(MAX_SEGMENTS), entries, strict=False) for segment in _of(entry)
             ]
     except OSError:
         return ()
-    return tuple(sorted(found, key=lambda segment: (-segment.size_bytes, segment.name)))
+    return tuple(sorted(listing, key=lambda segment: (-segment.size_bytes, segment.name)))
 
 
 def _of(entry: os.DirEntry[str]) -> Iterator[Segment]:
     try:
-        seen = entry.stat(follow_symlinks=False)
+        status = entry.stat(follow_symlinks=False)
     except OSError:  # it went away while we were looking
         return
-    if stat.S_ISREG(seen.st_mode):
-        taken = seen.st_blocks * 512
-        yield Segment(entry.name, seen.st_ino, seen.st_dev, seen.st_uid, taken)
+    if stat.S_ISREG(status.st_mode):
+        taken = status.st_blocks * 512
+        yield Segment(entry.name, status.st_ino, status.st_dev, status.st_uid, taken)
 
 
 def may_enlarge(root: Path = Path("/")) -> bool:
@@ -212,24 +212,24 @@ def sweep(before: Collection[Key], folder: str = FOLDER) -> Removed:
     return Removed(len(gone), sum(segment.size_bytes for segment in gone))
 
 
-def _remove_unheld(found: Collection[Segment], folder: str) -> tuple[Segment, ...]:
-    if not found:
+def _remove_unheld(candidates: Collection[Segment], folder: str) -> tuple[Segment, ...]:
+    if not candidates:
         return ()
     try:
         place = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     except OSError:
         return ()
     try:
-        return tuple(segment for segment in found if _take(place, segment))
+        return tuple(segment for segment in candidates if _take(place, segment))
     finally:
         os.close(place)
 
 
 def _may_be_ours(segment: Segment) -> bool:
-    known = FAMILIES.fullmatch(segment.name)
-    if known is None or segment.uid != os.geteuid():
+    family = FAMILIES.fullmatch(segment.name)
+    if family is None or segment.uid != os.geteuid():
         return False
-    return known["pid"] is None or not os.path.exists(f"/proc/{known['pid']}")
+    return family["pid"] is None or not os.path.exists(f"/proc/{family['pid']}")
 
 
 def _take(place: int, segment: Segment) -> bool:
@@ -239,8 +239,8 @@ def _take(place: int, segment: Segment) -> bool:
     except OSError:
         return False
     try:
-        seen = os.fstat(held)
-        if not stat.S_ISREG(seen.st_mode) or seen.st_nlink != 1 or seen.st_ino != segment.inode:
+        status = os.fstat(held)
+        if not stat.S_ISREG(status.st_mode) or status.st_nlink != 1 or status.st_ino != segment.inode:
             return False
         fcntl.fcntl(held, fcntl.F_SETSIG, _LEASE_SIGNAL)
         fcntl.fcntl(held, fcntl.F_SETLEASE, fcntl.F_WRLCK)
@@ -260,10 +260,10 @@ class Baseline:
         self._folder = folder
         self._note = -1
         self.removed = Removed()  # of a predecessor in this pod
-        found = self._predecessors() if (os.getpid() == 1 if is_pid1 is None else is_pid1) else None
-        if found is not None:
-            self.removed = sweep(found, folder)
-        self.before = frozenset(found if found is not None else (s.key for s in segments(folder)))
+        inherited = self._predecessors() if (os.getpid() == 1 if is_pid1 is None else is_pid1) else None
+        if inherited is not None:
+            self.removed = sweep(inherited, folder)
+        self.before = frozenset(inherited if inherited is not None else (s.key for s in segments(folder)))
         self._write()
 
     def sweep(self) -> Removed:
@@ -285,17 +285,17 @@ class Baseline:
             note = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC, 0o600)
         except OSError:
             return None
-        seen = os.fstat(note)
+        status = os.fstat(note)
         try:
-            if not stat.S_ISREG(seen.st_mode) or seen.st_uid != os.geteuid() or seen.st_nlink != 1:
+            if not stat.S_ISREG(status.st_mode) or status.st_uid != os.geteuid() or status.st_nlink != 1:
                 raise OSError
             fcntl.flock(note, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            said = os.read(note, _MAX_NOTE_BYTES)
+            content = os.read(note, _MAX_NOTE_BYTES)
         except OSError:  # another launcher lives beside us and shares this folder: its note
             os.close(note)
             return None
         self._note = note
-        return _parsed(said, self._hostname)
+        return _parsed(content, self._hostname)
 
     def _write(self) -> None:
         if self._note >= 0:
@@ -305,9 +305,9 @@ class Baseline:
                 os.pwrite(self._note, text, 0)
 
 
-def _parsed(said: bytes, hostname: str) -> frozenset[Key] | None:
+def _parsed(content: bytes, hostname: str) -> frozenset[Key] | None:
     try:
-        note = json.loads(said)
+        note = json.loads(content)
         if note["hostname"] != hostname:
             return None
         return frozenset((str(name), int(inode)) for name, inode in note["before"])

@@ -47,8 +47,8 @@ def sweep(place: str) -> int:
 def _remove(folder: str, bound: str) -> bool:
     """Remove a dead process's folder; whether it was and is gone."""
     try:
-        found = os.lstat(folder)
-        if not stat.S_ISDIR(found.st_mode) or found.st_uid != os.geteuid():
+        status = os.lstat(folder)
+        if not stat.S_ISDIR(status.st_mode) or status.st_uid != os.geteuid():
             return False
         paths = [os.path.join(folder, name) for name in os.listdir(folder)]
         if not paths or not all(f" {path}\n" not in bound and _is_dead(path) for path in paths):

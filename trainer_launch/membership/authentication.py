@@ -61,7 +61,7 @@ class Channel:
     def __init__(self, secret: bytes | None) -> None:
         self._secret = secret
         self._nonce = ""
-        self.is_known = False  # the other end has signed a line
+        self.has_proved_itself = False  # the other end has signed a line
         self._out: _Direction | None = None
         self._in: _Direction | None = None
 
@@ -114,7 +114,7 @@ class Channel:
         shown, _, text = line.partition(b" ")
         if not hmac.compare_digest(self._in.signature(text.rstrip(b"\n") + b"\n"), shown):
             raise SignatureError("a message was changed, repeated or lost on the way: its signature is wrong")
-        self.is_known = True
+        self.has_proved_itself = True
         return text
 
     def _proof(self, nonce: str, message: FirstMessage) -> str:

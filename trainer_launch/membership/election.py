@@ -69,10 +69,10 @@ def wanted_candidates(state: JobState) -> frozenset[int]:
 
 def binding(state: JobState) -> tuple[Claim, ...]:
     """The last sure claim that anyone here knows, and the unsure ones after it."""
-    known = {claim for node in state.nodes.values() if node.peer is not None for claim in node.claims}
-    known |= set(state.claims)
-    last = max((claim.generation for claim in known if claim.sure), default=-1)
-    ordered = sorted(known, key=lambda claim: (claim.generation, claim.coordinator, claim.ranks))
+    claims = {claim for node in state.nodes.values() if node.peer is not None for claim in node.claims}
+    claims |= set(state.claims)
+    last = max((claim.generation for claim in claims if claim.sure), default=-1)
+    ordered = sorted(claims, key=lambda claim: (claim.generation, claim.coordinator, claim.ranks))
     return tuple(
         claim
         for claim in ordered

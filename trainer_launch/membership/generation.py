@@ -54,7 +54,7 @@ def settle(state: JobState, now_s: float) -> None:
         _form(state, now_s)
         _reckon(state)
     if state.say_at_s is None:
-        state.say_at_s = now_s + max(timeouts.SAY_S, len(state.peers) / timeouts.TOLD_PER_S)
+        state.say_at_s = now_s + max(timeouts.SAY_S, len(state.peers) / timeouts.MESSAGES_PER_S)
 
 
 def _reckon(state: JobState) -> None:
@@ -81,7 +81,7 @@ def _form(state: JobState, now_s: float) -> None:
     state.nodes = {key: node for key, node in state.nodes.items() if node.peer is not None}
     state.refused.clear()  # whoever was refused is not missed
     state.run = Run(number=number, members=members, formed_s=now_s)
-    state.phase, state.generation, state.failure, state.said = JobPhase.FORMED, number, None, None
+    state.phase, state.generation, state.failure, state.announced = JobPhase.FORMED, number, None, None
     size, restarts = counted(len(chosen), "node"), counted(state.restarts, "restart")
     state.say(f"generation {number}: {size}, {restarts} so far", logging.DEBUG)
     _say_places(state, number, chosen)
@@ -187,7 +187,7 @@ def _form_at_s(state: JobState) -> float | None:
             settings.candidate == 0 or settings.by_arrival
         ) and state.run is None:  # more pods are about to start, or to come back
             ready_s = max(ready_s, begun_s + timeouts.WINDOW_S)
-    return max(ready_s, begun_s + timeouts.SETTLE_S) if _is_one_late(state) else ready_s
+    return max(ready_s, begun_s + timeouts.SETTLE_S) if _is_anyone_late(state) else ready_s
 
 
 def _has_spare(state: JobState) -> bool:
@@ -196,7 +196,7 @@ def _has_spare(state: JobState) -> bool:
     return state.settings.spares > 0 and any(node.node_rank >= most for node in _choose(state))
 
 
-def _is_one_late(state: JobState) -> bool:
+def _is_anyone_late(state: JobState) -> bool:
     """Whether a live member of the last generation still stops its workers; no spare takes its place meanwhile."""
     last = state.run.members if state.run else None
     return any(
@@ -385,7 +385,7 @@ def note_loss(state: JobState, node: NodeRecord, now_s: float) -> None:
         return
     losses = (*losses, Loss(node.key, run.number, _lasted_s(state, now_s)))
     state.losses = losses
-    if not _is_one_stage(losses):
+    if not _are_at_same_stage(losses):
         return
     lasted_s = losses[-1].lasted_s
     stage = f"{lasted_s:.0f} s after the workers started" if lasted_s else "before its workers started"
@@ -398,7 +398,7 @@ def note_loss(state: JobState, node: NodeRecord, now_s: float) -> None:
     state.say(f"{reason}; this costs a restart")
 
 
-def _is_one_stage(losses: tuple[Loss, ...]) -> bool:
+def _are_at_same_stage(losses: tuple[Loss, ...]) -> bool:
     """Whether the latest losses came at one stage: at the start, or after nearly the same time."""
     latest = [loss.lasted_s for loss in losses[-timeouts.LOSSES :]]
     is_early = max(latest) < timeouts.START_S

@@ -242,7 +242,7 @@ def _greet(state: JobState, peer: int, hello: msg.Hello, now_s: float) -> None:
     state.restarts = max(state.restarts, hello.restarts)
     state.gather_from_s = now_s if state.gather_from_s is None else state.gather_from_s
     _watch_lease(state, node)
-    state.send(peer, msg.Welcome(state.settings.told_lease_s))
+    state.send(peer, msg.Welcome(state.settings.granted_lease_s))
     if state.end is not None:
         state.send(peer, state.end)
         return
@@ -291,7 +291,7 @@ def _refusal(state: JobState, peer: int, hello: msg.Hello, now_s: float) -> msg.
     if old is None or old.peer is None or old.host == hello.host:
         return None
     # Who renews is heard every third of the lease: silence for half of it may well be the end of that node.
-    silent = now_s - old.heard_s > settings.told_lease_s / 2
+    silent = now_s - old.heard_s > settings.granted_lease_s / 2
     return msg.RefusedHere(
         f"{old.name} is there already, so {hello.host} cannot be node {rank} as well", retry=silent
     )
@@ -360,7 +360,7 @@ def _unlink(state: JobState, node: NodeRecord) -> None:
 
 
 def _watch_lease(state: JobState, node: NodeRecord) -> None:
-    ends_s = node.heard_s + state.settings.told_lease_s
+    ends_s = node.heard_s + state.settings.granted_lease_s
     state.lease_check_s = ends_s if state.lease_check_s is None else min(ends_s, state.lease_check_s)
 
 
@@ -381,7 +381,7 @@ def _resume(state: JobState, old: NodeRecord, node: NodeRecord) -> None:
     old.peer, old.is_away, old.heard_s, old.claims = peer, False, node.heard_s, node.claims
     _watch_lease(state, old)
     state.say(f"{node.name} is connected again within its lease; nothing restarts", logging.INFO)
-    state.send(peer, msg.Welcome(state.settings.told_lease_s))
+    state.send(peer, msg.Welcome(state.settings.granted_lease_s))
     # The first Go may have been lost with the connection.
     state.send(peer, msg.Go(run.number, run.store.host, run.store.port))
 
@@ -423,7 +423,7 @@ def _expire(state: JobState, now_s: float) -> None:
     """End the leases of those who were silent for too long, unless it is we who were not looking."""
     if state.lease_check_s is None or now_s < state.lease_check_s:
         return
-    lease_s = state.settings.told_lease_s
+    lease_s = state.settings.granted_lease_s
     nodes = [node for node in state.nodes.values() if node.has_lease]
     if now_s > state.lease_check_s + lease_s / 2:  # this process was stopped: their lines may not be read yet
         for node in nodes:
@@ -499,8 +499,8 @@ def _say(state: JobState) -> None:
     if now.missing and stopping == now.wanted - now.present:
         return
     peers = frozenset(node.peer for node in state.nodes.values() if node.joined and node.peer is not None)
-    before, informed = state.said or (None, frozenset())
-    state.said = now, peers
+    before, informed = state.announced or (None, frozenset())
+    state.announced = now, peers
     if now != before and now.missing:
         state.say(_sentence(state, now))
     for peer in sorted(peers if now != before else peers - informed):

@@ -41,7 +41,7 @@ NodeRank: TypeAlias = Annotated[int, Meta(ge=0, le=MAX_NODES - 1)]
 Nodes: TypeAlias = Annotated[int, Meta(ge=0, le=MAX_NODES)]
 _Spans: TypeAlias = Annotated[str, Meta(min_length=1, max_length=MAX_TEXT)]
 _Role: TypeAlias = Annotated[str, Meta(max_length=_MAX_NAME)]  # any text, as torchrun has it
-_Seen: TypeAlias = Annotated[int, Meta(ge=0, le=2**31 - 1)]  # there are always numbers above it
+_Highest: TypeAlias = Annotated[int, Meta(ge=0, le=2**31 - 1)]  # there are always numbers above it
 _Workers: TypeAlias = Annotated[int, Meta(ge=0, le=MAX_RANKS)]  # of one node
 _AllWorkers: TypeAlias = Annotated[int, Meta(ge=0, le=MAX_NODES * MAX_RANKS)]
 _Rank: TypeAlias = Annotated[int, Meta(ge=0, le=2**31 - 1)]
@@ -115,8 +115,8 @@ class Hello(Tagged, frozen=True, forbid_unknown_fields=False):
     node_rank: NodeRank | None  # None: it has none, and `arrives`
     host: Name
     incarnation: Name  # differs for every process that calls
-    generation: _Seen = 0  # the highest that it has seen
-    restarts: _Seen = 0  # likewise
+    generation: _Highest = 0  # the highest that it has seen
+    restarts: _Highest = 0  # likewise
     proof: Text | None = None  # see authentication.py
     claims: _Claims = ()  # the generations that it may still have a say about
     workers: _Workers = 0  # on this node; 0: torch's own agents settle ranks among themselves
@@ -221,11 +221,11 @@ class Refused(Tagged, frozen=True):
     retry: bool
 
 
-def refused_version(server: str, own: int, told: int) -> Refused | None:
+def refused_version(server: str, own: int, theirs: int) -> Refused | None:
     """The answer to a launcher of another version, whatever its secret."""
-    if told == own:
+    if theirs == own:
         return None
-    text = f"{server} (trainer-launch {__version__}) uses protocol version {own}, this node {told}"
+    text = f"{server} (trainer-launch {__version__}) uses protocol version {own}, this node {theirs}"
     return Refused(f"{text}; {_ADVICE}", retry=False)
 
 

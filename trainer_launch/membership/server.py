@@ -42,7 +42,7 @@ _READ_BYTES = 65536
 _MANY_COMPLAINTS = 50
 _log = logging.getLogger(__name__)
 _Heard = TypeVar("_Heard")  # what is said to a server
-_Said = TypeVar("_Said")  # what it says itself
+_Sent = TypeVar("_Sent")  # what it says itself
 
 
 class Complaints:
@@ -51,12 +51,12 @@ class Complaints:
     def __init__(self, whose: str, log: Callable[[str], None]) -> None:
         self._whose = whose
         self._log = log
-        self._said: set[str] = set()
+        self._complaints: set[str] = set()
 
     def __call__(self, why: str, address: str) -> None:
         """Say that a connection from this address was dropped, and why, unless the same was said before."""
-        if why not in self._said and len(self._said) < _MANY_COMPLAINTS:
-            self._said.add(why)
+        if why not in self._complaints and len(self._complaints) < _MANY_COMPLAINTS:
+            self._complaints.add(why)
             self._log(f"{self._whose}: dropped a connection from {address}: {why} (said once)")
 
 
@@ -103,7 +103,7 @@ class Connection:
             del self.unsent[:sent]
 
 
-class ServerConnections(ABC, Generic[_Heard, _Said]):
+class ServerConnections(ABC, Generic[_Heard, _Sent]):
     """A server and its connections, which are numbered in the order in which they came."""
 
     _hang_up_s = timeouts.HANG_UP_S
@@ -112,7 +112,7 @@ class ServerConnections(ABC, Generic[_Heard, _Said]):
         self,
         name: str,  # for people
         parse: Callable[[bytes], _Heard],
-        render: Callable[[_Said | Challenge | Refused], bytes],
+        render: Callable[[_Sent | Challenge | Refused], bytes],
         *,
         endpoint: Endpoint,
         nodes: int,  # that may come
@@ -341,7 +341,7 @@ class ServerConnections(ABC, Generic[_Heard, _Said]):
             self._heard(connection, message)
         return None
 
-    def _send(self, peer: int, message: _Said | Challenge | Refused) -> None:
+    def _send(self, peer: int, message: _Sent | Challenge | Refused) -> None:
         connection = self._connections.get(peer)
         if connection is None:
             return

@@ -50,7 +50,7 @@ class CoordinatorSettings(Struct, frozen=True, kw_only=True):
         return self.max_nodes + self.spares
 
     @property
-    def told_lease_s(self) -> float:
+    def granted_lease_s(self) -> float:
         """The lease that nodes have. One that is the whole job shares the coordinator's process."""
         return self.lease_s if self.all_nodes > 1 else max(self.lease_s, timeouts.ALONE_LEASE_S)
 
@@ -193,7 +193,7 @@ class JobState(Struct, kw_only=True, eq=False):
     admit_at_s: float | None = None  # newcomers are let in
     lease_check_s: float | None = None  # no lease ends earlier
     say_at_s: float | None = None
-    said: tuple[msg.Waiting, frozenset[int]] | None = None  # the last Waiting, and to whom
+    announced: tuple[msg.Waiting, frozenset[int]] | None = None  # the last Waiting, and to whom
 
     def say(self, text: str, level: int = logging.WARNING) -> None:
         """Tell people; INFO: the job goes its ordinary way; DEBUG: its first node says it, too."""
@@ -312,24 +312,24 @@ def answer(query: msg.Hello | msg.StatusQuery, state: JobState, now_s: float) ->
     return why_stranger(state.settings.job, query) or status(state, now_s)
 
 
-def why_stranger(job: str, said: msg.Hello | msg.StatusQuery) -> msg.Refused | None:
+def why_stranger(job: str, message: msg.Hello | msg.StatusQuery) -> msg.Refused | None:
     """The answer to who is of another job, or of another version of ours."""
-    if said.job != job:
-        return msg.RefusedHere(f"this coordinator serves job {job}, not {said.job}", retry=False)
-    return other_version(said)
+    if message.job != job:
+        return msg.RefusedHere(f"this coordinator serves job {job}, not {message.job}", retry=False)
+    return other_version(message)
 
 
-def other_version(said: msg.Hello | msg.StatusQuery) -> msg.Refused | None:
+def other_version(message: msg.Hello | msg.StatusQuery) -> msg.Refused | None:
     """The answer to who is of another version of ours."""
-    return msg.refused_version("the coordinator", msg.VERSION, said.version)
+    return msg.refused_version("the coordinator", msg.VERSION, message.version)
 
 
 def status(state: JobState, now_s: float) -> msg.JobStatus:
     """The whole table, or as much of it as fits into a line."""
-    known = sorted(state.nodes.values(), key=lambda node: node.node_rank)
-    rows = [*(_row(state, node, now_s) for node in known), *_never_seen(state)]
+    nodes = sorted(state.nodes.values(), key=lambda node: node.node_rank)
+    rows = [*(_row(state, node, now_s) for node in nodes), *_never_called(state)]
     ended = state.end
-    told = msg.JobStatus(
+    job_status = msg.JobStatus(
         phase=state.phase.value,
         generation=state.generation,
         restarts=state.restarts,
@@ -343,7 +343,9 @@ def status(state: JobState, now_s: float) -> msg.JobStatus:
         end=None if ended is None else ended.reason if isinstance(ended, msg.GiveUp) else "all nodes are done",
         notes={topic: judge.status(now_s) for topic, judge in state.judges.items()},
     )
-    return replace(told, nodes=_fitting(rows, min(ROWS_BYTES, MAX_LINE_BYTES - _HEAD_BYTES - len(encode(told)))))
+    return replace(
+        job_status, nodes=_fitting(rows, min(ROWS_BYTES, MAX_LINE_BYTES - _HEAD_BYTES - len(encode(job_status))))
+    )
 
 
 def _row(state: JobState, node: NodeRecord, now_s: float) -> msg.Row:
@@ -370,7 +372,7 @@ def _is_done(state: JobState, key: Key) -> bool:
     return has_finished(state, key)
 
 
-def _never_seen(state: JobState) -> list[msg.Row]:
+def _never_called(state: JobState) -> list[msg.Row]:
     """Of a job whose nodes have ranks, those that have not called yet."""
     ranks = {node.node_rank for node in state.nodes.values()}
     return [

@@ -35,7 +35,7 @@ CROWD_S = 0.2  # for them, while as many as may be without them are there and mo
 ACCEPT_AGAIN_S = 0.5  # when the machine had no descriptor for a connection
 HANG_UP_S = 1.0  # for the last messages, when the coordinator stops
 SAY_S = 0.2  # between a change and the words about it: many changes, one message
-TOLD_PER_S = 1000  # of those that wait: words about it must not delay the job that they wait for
+MESSAGES_PER_S = 1000  # of those that wait: words about it must not delay the job that they wait for
 
 # Forming a generation.
 GATHER_S = 0.5  # between the latest join and forming with fewer than the maximum

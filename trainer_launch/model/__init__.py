@@ -355,8 +355,8 @@ class Failure(Struct, frozen=True, kw_only=True):
     @property
     def restart_helps(self) -> bool | None:
         """Whether a restart can help: a signal or the infrastructure may not come again; None: nobody knows."""
-        is_told_by_code = self.again is None and not self.is_elsewhere
-        return True if is_told_by_code and self.exit_code >= 128 else self.again
+        is_judged_by_code = self.again is None and not self.is_elsewhere
+        return True if is_judged_by_code and self.exit_code >= 128 else self.again
 
 
 class GivenUp(Struct, frozen=True, kw_only=True):

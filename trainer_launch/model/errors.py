@@ -49,9 +49,9 @@ class UsageError(LaunchError):
 class NotRunnableError(UsageError):
     """The program exists but cannot be executed (126), or is not there (127), as the shell has them."""
 
-    def __init__(self, message: str, *, found: bool) -> None:
+    def __init__(self, message: str, *, exists: bool) -> None:
         super().__init__(message)
-        self.exit_code = exit_codes.NOT_EXECUTABLE if found else exit_codes.NOT_FOUND
+        self.exit_code = exit_codes.NOT_EXECUTABLE if exists else exit_codes.NOT_FOUND
 
 
 class ContractError(LaunchError):

@@ -138,8 +138,8 @@ class Report(Struct, frozen=True, kw_only=True):
     @property
     def counts(self) -> Mapping[Status, int]:
         """How many findings have each status."""
-        found = Counter(finding.status for finding in self.findings)
-        return {status: found[status] for status in Status}
+        numbers = Counter(finding.status for finding in self.findings)
+        return {status: numbers[status] for status in Status}
 
     @property
     def verdict(self) -> Verdict:
@@ -211,12 +211,14 @@ def within(rows: Iterable[_Row], count: int, size: int) -> Iterator[_Row]:
         yield row
 
 
-def _cut(one: Measure) -> Measure:
-    value = one.value if math.isfinite(one.value) else 0.0
-    return one._replace(
-        name=one.name[:_MAX_NAME], unit=one.unit[:_MAX_NAME], model=one.model[:_MAX_NAME], value=value
+def _cut(measure: Measure) -> Measure:
+    value = measure.value if math.isfinite(measure.value) else 0.0
+    return measure._replace(
+        name=measure.name[:_MAX_NAME], unit=measure.unit[:_MAX_NAME], model=measure.model[:_MAX_NAME], value=value
     )
 
 
-def _cut_checksum(one: Checksum) -> Checksum:
-    return one._replace(uuid=one.uuid[:_MAX_NAME], kind=one.kind[:_MAX_NAME], value=one.value[:_MAX_NAME])
+def _cut_checksum(checksum: Checksum) -> Checksum:
+    return checksum._replace(
+        uuid=checksum.uuid[:_MAX_NAME], kind=checksum.kind[:_MAX_NAME], value=checksum.value[:_MAX_NAME]
+    )

@@ -127,8 +127,8 @@ def _is_secret_part(part: str) -> bool:
 
 def _holds_a_path(name: str, value: str) -> bool:
     parts = _parts(name)
-    told = name in _PATHS_BY_CONTRACT or (parts and parts[-1] in _PATH_ENDS)
-    return bool(told) and _PLAIN_PATH.fullmatch(value) is not None
+    is_path = name in _PATHS_BY_CONTRACT or (parts and parts[-1] in _PATH_ENDS)
+    return bool(is_path) and _PLAIN_PATH.fullmatch(value) is not None
 
 
 def _parts(name: str) -> list[str]:

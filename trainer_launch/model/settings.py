@@ -299,7 +299,7 @@ def load(flags: Mapping[str, Any], env: Mapping[str, str] | None = None) -> Sett
     Raises:
         UsageError: a value does not fit, or a variable was removed; the sentence names the flag or variable.
     """
-    given = {**_told(os.environ if env is None else env), **flags}
+    given = {**_from_variables(os.environ if env is None else env), **flags}
     try:
         return Settings({name: Settings.model_fields[name].read(value) for name, value in given.items()})
     except ValueError:
@@ -328,7 +328,7 @@ def validated(given: Mapping[str, Any], flags: Collection[str] = ()) -> dict[str
         raise UsageError(f"invalid value {str(first['input'])[:60]!r} for {where}: expected {expected}") from None
 
 
-def _told(env: Mapping[str, str]) -> dict[str, str]:
+def _from_variables(env: Mapping[str, str]) -> dict[str, str]:
     """The variables that are set, by the settings' names; not links to Services.
 
     Raises:
@@ -351,13 +351,13 @@ def job_options(settings: Settings) -> dict[str, str]:
 
 def unknown_variables(variables: Mapping[str, str]) -> list[str]:
     """Sentences about TRAINER_LAUNCH_* variables that are unknown, each with the nearest real one."""
-    known = {variable_of(name) for name in Settings.model_fields}
+    variables = {variable_of(name) for name in Settings.model_fields}
     sentences = []
     for name, value in sorted(variables.items()):
         rest = name.removeprefix(PREFIX)
-        if not name.startswith(PREFIX) or name in known or rest in INTERNAL | OF_SHIMS or is_link(rest, value):
+        if not name.startswith(PREFIX) or name in variables or rest in INTERNAL | OF_SHIMS or is_link(rest, value):
             continue
-        near = nearest(rest, (one.removeprefix(PREFIX) for one in known))
+        near = nearest(rest, (variable.removeprefix(PREFIX) for variable in variables))
         advice = f"did you mean {PREFIX}{near}?" if near else "trainer-launch run --help-all lists all"
         sentences.append(f"unknown variable {named(name)}; {advice}")
     return sentences

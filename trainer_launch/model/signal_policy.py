@@ -87,9 +87,9 @@ def parse(text: str) -> dict[int, SignalAction]:
         try:
             given[number] = SignalAction(action.lower())
         except ValueError:
-            known = ", ".join(known.value for known in SignalAction)
+            words = ", ".join(choice.value for choice in SignalAction)
             raise UsageError(
-                f"--signals has {word!r}; expected {name or 'NAME'}=ACTION with one of {known}"
+                f"--signals has {word!r}; expected {name or 'NAME'}=ACTION with one of {words}"
             ) from None
     return given
 

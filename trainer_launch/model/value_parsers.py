@@ -52,8 +52,8 @@ def named(name: str, most: int = 160) -> str:
 def bad_value(name: str, value: str, expected: str, contract: str = "") -> ContractError:
     """The one sentence for a value that does not fit; a secret that was put there by mistake is not repeated."""
     where = f" (contract {contract})" if contract else ""
-    told = shown(redact(name, value[:_LOOKED_AT]))
-    return ContractError(f"{named(name)} is {told}; expected {expected}{where}")
+    quoted = shown(redact(name, value[:_LOOKED_AT]))
+    return ContractError(f"{named(name)} is {quoted}; expected {expected}{where}")
 
 
 def parse_number(value: str, least: int, most: int) -> int | None:

@@ -96,7 +96,7 @@ _NOT_RUNNABLE = Cause(
     again=False,
 )
 # Where more is known than how a process ended.
-_KNOWN = (
+_BY_REASON = (
     Cause(
         reason="Hung",
         hint="correct what the named rank does; trainer-launch incidents show has the stacks of all ranks. If all "
@@ -157,7 +157,7 @@ _LAST = (
     ),
     Cause(reason="Failed", applies=lambda *_: True),
 )
-CAUSES = (*_FIRST, *_KNOWN, *_LAST)
+CAUSES = (*_FIRST, *_BY_REASON, *_LAST)
 
 
 def classify(death: Death, evidence: Evidence) -> Failure:
@@ -189,8 +189,8 @@ def _cause(death: Death, evidence: Evidence) -> tuple[Cause, str]:
         return cause, ""
     if (recognised := recognise(_error_text(death, evidence), death.reason)) is not None:
         return recognised[0], " ".join(recognised[1].split())[:_WHY_CHARS]
-    known = (cause for cause in _KNOWN if cause.reason == death.reason)
-    return next(known, None) or next(cause for cause in _LAST if cause.applies(death, evidence)), ""
+    matching = (cause for cause in _BY_REASON if cause.reason == death.reason)
+    return next(matching, None) or next(cause for cause in _LAST if cause.applies(death, evidence)), ""
 
 
 def _shown(cause: Cause, death: Death, evidence: Evidence) -> Iterator[str]:

@@ -351,7 +351,7 @@ class _Sink:
         self._path = file_behind(fd)
         self._lock = lock  # one per stream: who is mid-line and what is written must agree
         self._broken = False
-        self._said = False
+        self._has_warned = False
         self._hangs = False  # its reader had a moment for our last line, and did not take it
 
     def put(self, text: Callable[[], bytes], patience_s: float = -1.0) -> None:
@@ -380,8 +380,8 @@ class _Sink:
             _write_all(self.fd, data)
         except OSError as error:
             self._broken = error.errno in (errno.EPIPE, errno.EBADF)
-            if not self._said and self.fd != _STDERR:
-                self._said = True
+            if not self._has_warned and self.fd != _STDERR:
+                self._has_warned = True
                 text = f"trainer_launch: cannot write to stdout ({error.strerror}); the job goes on without it\n"
                 with contextlib.suppress(OSError):
                     os.write(_STDERR, text.encode())
@@ -446,21 +446,21 @@ class LineLimit:
 
     def pass_on(self, body: bytes) -> bytes:
         """Whole lines, as many as there is room for."""
-        told = self.told()
+        drop_notice = self.drop_notice()
         if self._clock() >= self._since_s + _SECOND_S:
             self._since_s, self._used = self._clock(), 0
         lines = body.splitlines(keepends=True)
         shown = lines[: self._lines_per_s - self._used]
         self._used += len(shown)
         self._dropped += len(lines) - len(shown)
-        return told + b"".join(shown)
+        return drop_notice + b"".join(shown)
 
     @property
     def due_s(self) -> float | None:
         """When the number of dropped lines is told, None: there are none."""
         return self._since_s + _SECOND_S if self._dropped else None
 
-    def told(self, *, now: bool = False) -> bytes:
+    def drop_notice(self, *, now: bool = False) -> bytes:
         """The number of dropped lines, when it is due, or now."""
         due_s = self.due_s
         if due_s is None or not (now or self._clock() >= due_s):
@@ -507,7 +507,7 @@ class PipeText:
 
     def dropped(self) -> bytes:
         """How many lines were left out, when that is due."""
-        text = self._prefixed(self.limit.told()) if self.limit is not None else b""
+        text = self._prefixed(self.limit.drop_notice()) if self.limit is not None else b""
         return self._stream.admit(self, text) if text else b""
 
     def feed(self, data: bytes) -> bytes:
@@ -531,7 +531,7 @@ class PipeText:
         text, self._pending = self._pending, b""
         text += b"\n" if text and end else b""
         if end and self.limit is not None:
-            text += self.limit.told(now=True)
+            text += self.limit.drop_notice(now=True)
         if not text:
             return b""
         out = self._prefixed(text)

@@ -77,13 +77,13 @@ class System:
         )  # the caller's: looks whether anything else has ended a `wait`
         self._popens: dict[int, subprocess.Popen[bytes] | None] = {}  # by pid, until they have ended
         self._sessions: set[int] = set()  # the pids of all that were started, which lead sessions
-        self._told: dict[int, set[tuple[int, int]]] = {}  # by signal: who has had it from us
+        self._signalled: dict[int, set[tuple[int, int]]] = {}  # by signal: who has had it from us
         self._is_woken = False  # during the present `wait`
         # The variable that what is ours carries, unless it has emptied its environment; None: all is ours.
         self.mark: tuple[str, str] | None = None
         self._descent = process_tree.mark_descendants()
         # Sessions and groups below us; None: nobody has looked since the last end.
-        self._seen: set[int] | None = None
+        self._groups_below: set[int] | None = None
         self._kept: set[int] = set()  # children that no signal to all reaches
         self.unasked: set[int] = set()  # pids that ended with 0, without handlers of signals that ask for it
         self._descriptors: set[int] = set()  # others', which end a `wait`
@@ -144,7 +144,7 @@ class System:
         """Something is about to start: what was killed for memory before is not what it dies of."""
         self._witness.begin()
         self._sessions.intersection_update(self._popens)
-        for keys in self._told.values():  # of those that are gone nothing has to be known
+        for keys in self._signalled.values():  # of those that are gone nothing has to be known
             gone = {key for key in keys if (entry := process_tree.read(key[0])) is None or entry.key != key}
             keys.difference_update(gone)
 
@@ -185,7 +185,7 @@ class System:
 
     def signal_group(self, pid: int, number: int) -> int:
         """Signal who is in the session or the group of a process, also after its end; return how many."""
-        if pid not in self._popens and self._seen is not None and pid not in self._seen:
+        if pid not in self._popens and self._groups_below is not None and pid not in self._groups_below:
             return 0  # whom it has left behind, the look at another of this moment would have shown
         return self._sweep(lambda entry: pid in (entry.session, entry.group), number, again=True)
 
@@ -226,9 +226,9 @@ class System:
         return tuple(_shown(self._ours, []))
 
     def _sweep(self, chosen: Callable[[process_tree.ProcessEntry], bool], number: int, *, again: bool) -> int:
-        if not self._popens and self._seen is not None and not self._seen:
+        if not self._popens and self._groups_below is not None and not self._groups_below:
             return 0
-        before = frozenset() if again else frozenset(self._told.get(number, ()))
+        before = frozenset() if again else frozenset(self._signalled.get(number, ()))
 
         def swept() -> int:
             return process_tree.sweep(
@@ -245,7 +245,7 @@ class System:
         entries = [entry for entry in below if self._kept.isdisjoint((entry.pid, entry.session))]
         if self.mark is not None:
             entries = [entry for entry in entries if self._is_marked(entry)]
-        self._seen = {number for entry in entries for number in (entry.session, entry.group)}
+        self._groups_below = {number for entry in entries for number in (entry.session, entry.group)}
         return entries
 
     def _is_marked(self, entry: process_tree.ProcessEntry) -> bool:
@@ -264,7 +264,7 @@ class System:
 
     def _send(self, pid: int, entry: process_tree.ProcessEntry | None, number: int, *, wakes: bool = False) -> None:
         if entry is not None:
-            self._told.setdefault(number, set()).add(entry.key)
+            self._signalled.setdefault(number, set()).add(entry.key)
         is_suspended = entry is not None and entry.state == "T"
         if process_tree.send(pid, number) and is_suspended and (wakes or number == signal.SIGTERM):
             process_tree.send(pid, signal.SIGCONT)
@@ -296,7 +296,7 @@ class System:
 
     def _reap(self) -> Iterable[tuple[int, int]]:
         """Collect who has ended. Peek first: a child taken from its Popen would look like a success to it."""
-        self._seen = None
+        self._groups_below = None
         while True:
             try:
                 info = os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT)
@@ -409,15 +409,15 @@ def why(process: Process, error: OSError | ValueError) -> NodeError | NotRunnabl
         return exhausted(process, error)
     number = error.errno if isinstance(error, OSError) else None
     place = error.filename if isinstance(error, OSError) and error.filename else process.argv[0]
-    found = number not in (errno.ENOENT, errno.ENOTDIR) or ("/" in place and os.path.exists(place))
+    exists = number not in (errno.ENOENT, errno.ENOTDIR) or ("/" in place and os.path.exists(place))
     text = os.strerror(number) if number else str(error)
     if number == errno.ENOENT and "/" not in place:
         text = f"not found in PATH ({process.env.get('PATH', 'not set')})"
-    elif found:
+    elif exists:
         file = shutil.which(place, path=process.env.get("PATH")) or place
         text = executables.obstacle(file, process.env.get("PATH")) or text
         if number == errno.ENOEXEC:
             text = executables.of_format(file)
         elif number == errno.ENOENT and (loader := executables.loader_of(file)):
             text = f"its dynamic loader {loader} does not exist: it was built for another libc or distribution"
-    return NotRunnableError(f"cannot run {place!r} for {process.name}: {text}", found=found)
+    return NotRunnableError(f"cannot run {place!r} for {process.name}: {text}", exists=exists)
