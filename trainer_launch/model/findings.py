@@ -64,7 +64,7 @@ class Severity(str, Enum):
     INFO = "info"
 
 
-class Verdict(str, Enum):
+class PreflightVerdict(str, Enum):
     """All findings in a word."""
 
     PASS = "pass"
@@ -76,11 +76,11 @@ class Verdict(str, Enum):
 
 _SEVERITIES = {Fault.JOB: Severity.FATAL, Fault.NODE: Severity.RETRYABLE}
 _EXIT_CODES = {
-    Verdict.PASS: exit_codes.SUCCEEDED,
-    Verdict.UNKNOWN: exit_codes.SUCCEEDED,
-    Verdict.WARN: exit_codes.SUCCEEDED,
-    Verdict.RETRYABLE: exit_codes.PREFLIGHT_RETRYABLE,
-    Verdict.FATAL: exit_codes.PREFLIGHT_FATAL,
+    PreflightVerdict.PASS: exit_codes.SUCCEEDED,
+    PreflightVerdict.UNKNOWN: exit_codes.SUCCEEDED,
+    PreflightVerdict.WARN: exit_codes.SUCCEEDED,
+    PreflightVerdict.RETRYABLE: exit_codes.PREFLIGHT_RETRYABLE,
+    PreflightVerdict.FATAL: exit_codes.PREFLIGHT_FATAL,
 }
 
 
@@ -142,19 +142,21 @@ class Report(Struct, frozen=True, kw_only=True):
         return {status: numbers[status] for status in Status}
 
     @property
-    def verdict(self) -> Verdict:
+    def verdict(self) -> PreflightVerdict:
         """The worst finding; where nothing was found out, that is not a pass."""
         counts = self.counts
         if any(finding.fault is Fault.JOB for finding in self.findings):
-            return Verdict.FATAL
+            return PreflightVerdict.FATAL
         if counts[Status.FAIL]:
-            return Verdict.RETRYABLE
+            return PreflightVerdict.RETRYABLE
         if counts[Status.WARN]:
-            return Verdict.WARN
-        return Verdict.UNKNOWN if counts[Status.UNKNOWN] or not counts[Status.PASS] else Verdict.PASS
+            return PreflightVerdict.WARN
+        return (
+            PreflightVerdict.UNKNOWN if counts[Status.UNKNOWN] or not counts[Status.PASS] else PreflightVerdict.PASS
+        )
 
 
-def exit_code(verdict: Verdict) -> int:
+def exit_code(verdict: PreflightVerdict) -> int:
     """The exit code of the pod; any but 0 stops a pod whose init container has it, so a warning is 0."""
     return _EXIT_CODES[verdict]
 
