@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import logging
 import random
 import socket
 import threading
@@ -18,6 +19,7 @@ from trainer_launch.model import Endpoint, Seats
 from trainer_launch.model.codec import MessageError
 from trainer_launch.model.errors import NodeError
 
+_log = logging.getLogger(__name__)
 _AT_ONCE = 256  # candidates, each with a thread and a descriptor
 
 
@@ -55,7 +57,12 @@ class CandidateWatch:
             self._change.clear()
             wanted = self._wanted
             if wanted and not self._over and self._seats is not None:
-                self._looked(self._look(self._seats, sorted(wanted)))
+                try:
+                    looked = self._look(self._seats, sorted(wanted))
+                except Exception as problem:  # noqa: BLE001 - a defect, without which the next look may succeed
+                    _log.warning("cannot look for other coordinators: %s: %s", type(problem).__name__, problem)
+                    continue
+                self._looked(looked)
 
     def _look(self, seats: Seats, ranks: Sequence[int]) -> Looked:
         """Look at all of them once, but for those that are not wanted any more because they have joined."""

@@ -191,7 +191,7 @@ class ServerConnections(ABC, Generic[_Heard, _Sent]):
                 self._turn()
             self._end("")
             self._work_off()
-        except Exception as problem:  # noqa: BLE001
+        except Exception as problem:  # noqa: BLE001 - a defect of ours, of which all nodes have to hear
             _log.critical("internal error in the %s", self._name, exc_info=True)
             self._events.clear()
             self._end(f"internal error in the {self._name}: {type(problem).__name__}: {problem}")
