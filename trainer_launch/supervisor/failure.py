@@ -206,6 +206,7 @@ def _shown(cause: Cause, death: Death, evidence: Evidence) -> Iterator[str]:
     if evidence.shm_full:
         free, size = in_units(evidence.shm_free_bytes or 0), in_units(evidence.shm_size_bytes or 0)
         yield f"/dev/shm has {free} free of {size}"
+        yield f"its largest: {', '.join(evidence.shm_largest)}" if evidence.shm_largest else ""
     if _asked_too_much(death, evidence):
         yield f"this container can have {in_units(evidence.memory_bytes or 0)}"
     if death.local_rank is not None and cause.reason.startswith("Device"):
@@ -310,6 +311,7 @@ class Evidence(Struct, frozen=True, kw_only=True):
     memory_bytes: int | None = None  # that this container can have at most: the limit, or the machine's
     shm_free_bytes: int | None = None
     shm_size_bytes: int | None = None
+    shm_largest: tuple[str, ...] = ()  # what fills it
     last_lines: tuple[str, ...] = ()  # what it wrote last
     last_errors: tuple[str, ...] = ()  # the same of stderr alone
     stopped: bool = False  # we were asked to stop first

@@ -20,16 +20,19 @@ from functools import partial
 from typing import TypeVar
 
 from msgspec import Struct
+from msgspec.structs import replace
 
 from trainer_launch.host import cgroup, executables, process_tree, shm
 from trainer_launch.model import Process, exit_codes
 from trainer_launch.model.errors import EXHAUSTED, LIMITS, NodeError, NotRunnableError
 from trainer_launch.model.signal_policy import RELAYED, STOP_SIGNALS
+from trainer_launch.model.units import in_units
 from trainer_launch.supervisor import inherited
 from trainer_launch.supervisor.failure import Evidence
 from trainer_launch.supervisor.output import Listener, Output, Sieve
 
 _REQUESTS = (signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2)  # on which programs save and leave
+_LARGEST = 3  # segments that are named where /dev/shm is full
 _NOBODY: frozenset[tuple[int, int]] = frozenset()
 T = TypeVar("T")
 log = logging.getLogger(__name__)
@@ -374,10 +377,9 @@ def _collect(pid: int) -> int:
 class Witness:
     """Knows the count of OOM kills from before the last start."""
 
-    def __init__(self, shm: str = "/dev/shm") -> None:
+    def __init__(self) -> None:
         self._groups = cgroup.own_groups()
         self._before: int | None = None
-        self._shm = shm
 
     def begin(self) -> None:
         """Something is about to start: who was killed before is not what it dies of."""
@@ -385,9 +387,9 @@ class Witness:
 
     def look(self) -> Evidence:
         """Return what can be seen now."""
-        room = shm.space(self._shm)
+        room = shm.space()
         limit_bytes = cgroup.memory_limit_bytes(self._groups)
-        return Evidence(
+        evidence = Evidence(
             oom_kills_before=self._before,
             oom_kills_after=cgroup.oom_kills(self._groups),
             memory_limit_bytes=limit_bytes,
@@ -396,6 +398,10 @@ class Witness:
             shm_free_bytes=None if room is None else room.free_bytes,
             shm_size_bytes=None if room is None else room.size_bytes,
         )
+        if not evidence.shm_full:
+            return evidence
+        largest = (f"{segment.name} ({in_units(segment.size_bytes)})" for segment in shm.segments()[:_LARGEST])
+        return replace(evidence, shm_largest=tuple(largest))
 
 
 def exhausted(process: Process, error: OSError) -> NodeError:
