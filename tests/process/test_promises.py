@@ -129,18 +129,6 @@ def test_the_leader_is_asked_first_and_its_loaders_live_until_it_has_saved(tmp_p
         assert launcher.notes()[4:] == ["term", "saved"]  # the loader, afterwards
 
 
-def test_loaders_are_asked_when_most_of_the_grace_is_used(tmp_path):
-    loader = "fork:save:0:0+note:loader+rest"
-    with Launcher(tmp_path, worker(loader, "catch", "note:ready", "rest"), grace_s=1.0) as launcher:
-        launcher.await_note("loader")
-        launcher.await_note("ready")
-        started = time.monotonic()
-        launcher.send(signal.SIGTERM)
-        launcher.await_note("saved")
-        assert time.monotonic() - started > 0.75
-        assert launcher.wait() == 143
-
-
 def test_below_a_shell_that_dies_of_the_request_a_program_has_the_grace_to_save(tmp_path):
     program = shlex.join(map(str, worker("save:3:0", "note:ready", "rest")))
     with Launcher(tmp_path, ["sh", "-c", f"{program}; exit 0"], grace_s=15.0) as launcher:
@@ -249,15 +237,4 @@ def test_a_stop_in_the_instant_of_the_start(tmp_path, wrap):
         launcher.await_log("started main")
         launcher.send(signal.SIGTERM)
         assert launcher.wait() == 143
-        assert survivors(launcher.token) == []
-
-
-def test_a_stop_while_leftovers_are_cleared_does_not_spoil_what_is_done(tmp_path, wrap):
-    orphan = "fork:ignore+note:orphan+rest"
-    program = worker(orphan, "catch", "note:ready")
-    with Launcher(tmp_path, ["sh", "-c", f"{shlex.join(map(str, program))}; exit 0"], wrap=wrap) as launcher:
-        launcher.await_note("orphan")
-        launcher.await_log("ended with exit code 0")
-        launcher.send(signal.SIGTERM)
-        assert launcher.wait() == 0
         assert survivors(launcher.token) == []
