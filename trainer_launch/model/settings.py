@@ -351,13 +351,13 @@ def job_options(settings: Settings) -> dict[str, str]:
 
 def unknown_variables(variables: Mapping[str, str]) -> list[str]:
     """Sentences about TRAINER_LAUNCH_* variables that are unknown, each with the nearest real one."""
-    variables = {variable_of(name) for name in Settings.model_fields}
+    ours = {variable_of(name) for name in Settings.model_fields}
     sentences = []
     for name, value in sorted(variables.items()):
         rest = name.removeprefix(PREFIX)
-        if not name.startswith(PREFIX) or name in variables or rest in INTERNAL | OF_SHIMS or is_link(rest, value):
+        if not name.startswith(PREFIX) or name in ours or rest in INTERNAL | OF_SHIMS or is_link(rest, value):
             continue
-        near = nearest(rest, (variable.removeprefix(PREFIX) for variable in variables))
+        near = nearest(rest, (variable.removeprefix(PREFIX) for variable in ours))
         advice = f"did you mean {PREFIX}{near}?" if near else "trainer-launch run --help-all lists all"
         sentences.append(f"unknown variable {named(name)}; {advice}")
     return sentences
