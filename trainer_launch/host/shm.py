@@ -150,28 +150,19 @@ def write_error(size_bytes: int, folder: str = FOLDER) -> int | None:
     return None
 
 
-# Shared memory that dead processes of this run have left behind, and nothing else, is removed.
+# A segment is removed when a dead process of this run has left it behind, which means that all of this holds:
 #
-# A segment is ours to remove when all of this holds:
-#
-# - its name is one that a framework gives to what its processes share (`FAMILIES`), so a data set that somebody
-#   copied into /dev/shm stays, and so does every name that we do not know;
+# - its name is one that a framework gives to what its processes share (`FAMILIES`); every other name stays;
 # - it belongs to our user, is a regular file with one name, and was not there before this run began;
-# - the kernel grants a write lease on it. It does so only when no process on this machine has the file open or
-#   mapped: not in our pid namespace, not in a sidecar that shares the pod's /dev/shm, not on the host with hostIPC.
-#   So no list of processes is trusted: one that we cannot see, or may not look into, still counts. A kernel without
-#   leases means: keep;
+# - the kernel grants a write lease on it, which it does only when no process on this machine has the file open or
+#   mapped: also none of another pid namespace, of a sidecar, or of the host. A kernel without leases means: keep;
 # - a pid in its name (`torch_<pid>_…`) is of no process that we can see: its maker may still hand it on.
 #
-# "Before this run began" is what lay there at our first start. In a pod /dev/shm outlives the container: when the
-# container was killed, its successor continues with what its predecessor had written down as there before it
-# (`Baseline`). It trusts that note only as PID 1 of a pid namespace, when it has our host name and user, and when
-# the lock on it is free: then all that the predecessor had started died with it. At a good end the note goes.
+# What was there before is what lay there at our first start. In a pod /dev/shm outlives a killed container, whose
+# successor reads the note that `Baseline` has written. It trusts the note only as PID 1 of a pid namespace, with our
+# host name and user, and when its lock is free: then all that the predecessor had started died with it.
 #
-# What remains: a neighbour's segment that was made since, between its maker's close and its reader's open. A note
-# that cannot be written (the Flux contract mounts /dev/shm read-only) only means no memory across restarts.
-
-
+# What remains: a neighbour's segment that was made since, between its maker's close and its reader's open.
 FAMILIES = re.compile(
     r"torch_(?P<pid>\d+)_\d+(_\d+)?"  # torch's tensors by the file_system strategy
     r"|psm_[0-9a-f]+"  # Python's SharedMemory
