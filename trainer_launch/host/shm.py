@@ -159,8 +159,8 @@ def write_error(size_bytes: int, folder: str = FOLDER) -> int | None:
 # - a pid in its name (`torch_<pid>_…`) is of no process that we can see: its maker may still hand it on.
 #
 # What was there before is what lay there at our first start. In a pod /dev/shm outlives a killed container, whose
-# successor reads the note that `Baseline` has written. It trusts the note only as PID 1 of a pid namespace, with our
-# host name and user, and when its lock is free: then all that the predecessor had started died with it.
+# successor reads the note that `Baseline` has written. It trusts the note only as PID 1 of a pid namespace, with
+# our host name and user, and a free lock: then all that the predecessor had started died with it.
 #
 # What remains: a neighbour's segment that was made since, between its maker's close and its reader's open.
 FAMILIES = re.compile(
