@@ -161,7 +161,7 @@ def test_a_node_whose_loop_sleeps_is_woken_and_keeps_its_lease(cluster, monkeypa
     woken = threading.Event()
     clients = [cluster.node(0), cluster.node(1, wake=woken.set)]
     cluster.form(clients)
-    until_s = time.monotonic() + 3.0
+    until_s = time.monotonic() + 1.5
     while time.monotonic() < until_s:
         woken.wait(5.0)
         woken.clear()
@@ -169,14 +169,13 @@ def test_a_node_whose_loop_sleeps_is_woken_and_keeps_its_lease(cluster, monkeypa
         assert clients[0].receive(0) is None
 
 
-def test_a_slow_loris_and_half_open_connections_are_dropped(cluster):
+def test_a_slow_loris_and_half_open_connections_are_dropped(cluster, monkeypatch):
+    monkeypatch.setattr(timeouts, "GREET_S", 0.5)
     clients = cluster.running(2)
     slow = [cluster.raw() for _ in range(20)]
     for sock in slow:
         sock.sendall(b'{"kind":"hel')
-    started = time.monotonic()
     assert all(map(is_closed, slow))
-    assert 3.0 < time.monotonic() - started < 3 * LONG_S
     assert clients[0].receive(0) is None
 
 

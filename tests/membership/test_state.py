@@ -410,9 +410,9 @@ def test_what_cannot_be_parsed_is_not_started_again(error):
     assert (given_up.rank, given_up.message) == (1, message)
 
 
-def test_hours_later_a_syntax_error_may_be_of_data_or_of_a_torn_cache_file_and_costs_the_budget():
+def test_later_a_syntax_error_may_be_of_data_or_of_a_torn_cache_file_and_costs_the_budget():
     world, (zero, one, _) = running()
-    world.pass_time(36_000)
+    world.pass_time(600)
     fails(world, one, rank=1, message="SyntaxError: invalid syntax (<string>, line 1)", error="SyntaxError")
     assert not world.is_over
     reason = world.last(zero, msg.Restart).reason
