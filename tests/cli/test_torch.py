@@ -3,20 +3,16 @@
 from __future__ import annotations
 
 import json
-import os
 import re
 import signal
 import subprocess
 import sys
-import tempfile
 from pathlib import Path
 
 import pytest
 
 from tests.cli.launching import DEADLINE_S, LAUNCHER, clean_env, launch, script, shm_of_its_own, start
 from tests.ports import free_port
-from trainer_launch.host import machine, numa
-from trainer_launch.model import Gpus
 
 pytestmark = [pytest.mark.torch, pytest.mark.process]
 
@@ -469,86 +465,3 @@ def test_failures_leave_no_files_behind(tmp_path: Path) -> None:
     (line,) = [line for line in ended.stdout.splitlines() if line.startswith("left:")]
     assert len(re.findall(r"attempt_\d+(?= |$)", line)) == 1
     assert "error.json" not in line
-
-
-PLACED = """
-import ctypes, os
-mode = ctypes.c_int(-1)
-known = os.uname().machine == "x86_64"
-failed = ctypes.CDLL(None).syscall(239, ctypes.byref(mode), None, 0, None, 0) if known else 1
-cpus = ",".join(map(str, sorted(os.sched_getaffinity(0))))
-policy = None if failed else mode.value
-text = f"local rank {os.environ['LOCAL_RANK']} has {cpus} and memory policy {policy}"
-os.write(1, (text + chr(10)).encode())
-"""
-
-
-@both_ways
-def test_workers_are_bound_before_the_script_runs(tmp_path: Path, method: str) -> None:
-    found = numa.read({}, Gpus(count=0, reason="none"))
-    modes = ("exclusive", "node")  # where hyper-threads of one core are all there is, no worker can have one alone
-    mode, bound, told = next((mode, *made) for mode in modes if (made := numa.bindings(found, mode, 2))[0])
-    options = ("--nproc-per-node", "2", "--start-method", method)
-    env = {"CUDA_VISIBLE_DEVICES": "", "PET_NUMA_BINDING": mode}
-    ended = launch("run", *options, "--", script(tmp_path, PLACED), env=env)
-    assert ended.returncode == 0, ended.stderr
-    is_set = "workers take memory from any NUMA node" not in ended.stderr
-    for rank, binding in enumerate(bound):
-        cpus = ",".join(map(str, binding.cpus))
-        (line,) = (line for line in ended.stdout.splitlines() if line.startswith(f"local rank {rank} has"))
-        policy = 1 if is_set and binding.node is not None else 0
-        assert line in (f"local rank {rank} has {cpus} and memory policy {p}" for p in (policy, None))
-    assert told in ended.stderr
-
-
-@both_ways
-def test_a_worker_that_cannot_be_bound_runs_all_the_same_and_says_why(tmp_path: Path, method: str) -> None:
-    """The CPUs are taken away between the plan and the start, as a change of the pod's cpuset does."""
-    text = "import os; print('cpus', len(os.sched_getaffinity(0)))"
-    gone = """
-import sys
-from trainer_launch import cli
-from trainer_launch.host import numa
-from trainer_launch.model import Binding
-numa.bindings = lambda *_: ((Binding((4095,), None),), "as it was")
-words = "run --nproc-per-node 1 --start-method METHOD -- torchrun --numa-binding node train.py"
-sys.argv[1:] = words.split()
-sys.exit(cli.main())
-"""
-    script(tmp_path, text)
-    ended = subprocess.run(
-        [sys.executable, "-c", gone.replace("METHOD", method)],
-        cwd=tmp_path,
-        env=clean_env({"PYTHONPATH": str(Path.cwd())}),
-        capture_output=True,
-        text=True,
-        timeout=DEADLINE_S,
-    )
-    assert ended.returncode == 0, ended.stderr
-    assert f"cpus {len(machine.usable_cpus())}" in ended.stdout
-    assert "this worker is not bound to CPUs: [Errno 22] Invalid argument" in ended.stderr
-
-
-KILLED_WITH_ITS_LOADER = """
-import os, sys
-import torch, torch.multiprocessing as mp
-from torch.utils.data import DataLoader
-
-mp.set_sharing_strategy(sys.argv[1])
-batches = iter(DataLoader([torch.ones(1000)] * 20, batch_size=2, num_workers=1))
-kept = [next(batches) for _ in range(3)]
-left = [name for name in os.listdir(os.environ["TMPDIR"]) if name.startswith(("pymp-", "torch-shm-dir-"))]
-print("folders", len(left), flush=True)
-os.kill(os.getpid(), 9)
-"""
-
-
-@pytest.mark.parametrize("strategy", ["file_descriptor", "file_system"])
-def test_a_worker_that_is_killed_with_its_loader_leaves_no_folder(tmp_path: Path, strategy: str) -> None:
-    with tempfile.TemporaryDirectory(dir="/tmp") as temporary:  # torch's sockets need a short path
-        env = {"TMPDIR": temporary, "TRAINER_LAUNCH_INCIDENT_DIR": str(tmp_path / "incidents")}
-        train = script(tmp_path, KILLED_WITH_ITS_LOADER)
-        ended = launch("run", "--nproc-per-node", "1", "--max-restarts", "0", "--", train, strategy, env=env)
-        assert ended.returncode == 137, ended.stderr
-        assert re.search(r"folders [1-9]", ended.stdout), ended.stdout
-        assert os.listdir(temporary) == []

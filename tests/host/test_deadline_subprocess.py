@@ -1,15 +1,20 @@
-"""A command with a deadline, as real processes: what it says, what is killed with it, what never raises."""
+"""Commands with a deadline and trials in a child: what they tell, and what is killed with them."""
 
 from __future__ import annotations
 
+import errno
 import os
 import subprocess
 import sys
+import time
+from pathlib import Path
 
 import pytest
 
+from tests.conftest import require
+from tests.host.test_cgroup import tree
 from tests.waiting import eventually
-from trainer_launch.host import deadline_subprocess, process_tree
+from trainer_launch.host import cgroup, deadline_subprocess, network, process_tree
 from trainer_launch.host.deadline_subprocess import Streams
 
 pytestmark = pytest.mark.process
@@ -88,3 +93,138 @@ def test_of_several_children_none_waits_for_a_reader_of_another() -> None:
     slow.close_input()
     deadline_subprocess.stop_all((slow,), 60.0)
     assert slow.end().code == 0
+
+
+def script(folder: Path, monkeypatch: pytest.MonkeyPatch, text: str) -> None:
+    path = folder / "probe.py"
+    path.write_text("import os, signal, sys, time\n" + text)
+    monkeypatch.setattr(deadline_subprocess, "_TRIAL", path)
+
+
+def test_a_folder_that_takes_a_checkpoint(tmp_path: Path) -> None:
+    tried = deadline_subprocess.try_out("storage", str(tmp_path), 20.0)
+    assert tried.is_good
+    assert tried.values["same"] == 1.0
+    assert tried.values["free_bytes"] > 0
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize(
+    ("make", "number"),
+    [("nowhere", errno.ENOENT), ("file", errno.ENOTDIR)],
+)
+def test_a_folder_that_does_not(tmp_path: Path, make: str, number: int) -> None:
+    (tmp_path / "file").touch()
+    tried = deadline_subprocess.try_out("storage", str(tmp_path / make), 20.0)
+    assert (tried.stage, tried.errno, tried.is_good) == ("create", number, False)
+
+
+def test_a_file_system_without_room_tells_so_and_keeps_nothing() -> None:
+    code = (
+        "from trainer_launch.host.deadline_subprocess import try_out; import os; "
+        "t = try_out('storage', '/mnt', 20.0); "
+        "print(t.stage, t.errno, os.listdir('/mnt'))"
+    )
+    mount = 'mount -t tmpfs -o size=512k tmpfs /mnt && exec "$@"'
+    require(subprocess.run(["unshare", "-m", "true"], capture_output=True).returncode == 0, "needs root")
+    done = subprocess.run(
+        ["unshare", "-m", "sh", "-c", mount, "sh", sys.executable, "-c", code],
+        capture_output=True,
+        text=True,
+        timeout=120,
+    )
+    assert done.stdout == f"write {errno.ENOSPC} []\n", done.stderr
+
+
+def test_a_trial_that_hangs_is_killed_and_the_stage_is_known(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    hang = 'signal.signal(signal.SIGTERM, signal.SIG_IGN)\nos.write(1, b\'{"stage": "fsync"}\\n\')\ntime.sleep(600)'
+    script(tmp_path, monkeypatch, hang)
+    began_s = time.monotonic()
+    tried = deadline_subprocess.try_out("storage", "/", 2.0)
+    assert time.monotonic() - began_s < 30
+    assert (tried.stage, tried.timed_out, tried.stuck, tried.is_good) == ("fsync", True, False, False)
+
+
+@pytest.mark.filterwarnings("ignore:subprocess .* is still running:ResourceWarning")  # so it is meant
+def test_a_child_that_sigkill_does_not_end_is_left_behind(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """As in an uninterruptible call of a dead file server: here the kill is only left out."""
+    script(tmp_path, monkeypatch, 'os.write(1, b\'{"stage": "create"}\\n\')\ntime.sleep(600)')
+    spared: list[int] = []
+    kill = process_tree.kill
+    monkeypatch.setattr(process_tree, "kill", spared.append)
+    monkeypatch.setattr(deadline_subprocess, "_TRIAL_REAP_S", 0.1)
+    try:
+        tried = deadline_subprocess.try_out("storage", "/", 2.0)
+    finally:
+        for pid in spared:
+            kill(pid)
+    assert (tried.stage, tried.timed_out, tried.stuck) == ("create", True, True)
+
+
+@pytest.mark.parametrize("text", ["sys.exit(3)", "os.kill(os.getpid(), 9)", "print('not json')"])
+def test_a_child_that_fails_itself_tells_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, text: str
+) -> None:
+    script(tmp_path, monkeypatch, text)
+    tried = deadline_subprocess.try_out("storage", "/", 20.0)
+    assert tried.problem
+    assert not tried.is_good
+
+
+def test_memory_is_locked_or_the_kernels_reason_is_told() -> None:
+    tried = deadline_subprocess.try_out("memlock", str(1 << 20), 20.0)
+    assert tried.is_good or tried.errno in (errno.ENOMEM, errno.EPERM, errno.EAGAIN)
+
+
+# -- readers ----------------------------------------------------------------------------------
+
+
+def test_the_nearest_limit_of_processes_counts_in_both_versions(tmp_path: Path) -> None:
+    v2 = tree(
+        tmp_path / "2",
+        {
+            "proc/self/cgroup": "0::/pod/main\n",
+            "sys/fs/cgroup/cgroup.controllers": "pids\n",
+            "sys/fs/cgroup/pod/main/pids.max": "max\n",
+            "sys/fs/cgroup/pod/main/pids.current": "3\n",
+            "sys/fs/cgroup/pod/pids.max": "100\n",
+            "sys/fs/cgroup/pod/pids.current": "90\n",
+        },
+    )
+    assert cgroup.pids_left(cgroup.own_groups(v2)) == (100, 10)
+    v1 = tree(
+        tmp_path / "1",
+        {
+            "proc/self/cgroup": "9:pids:/pod\n",
+            "sys/fs/cgroup/pids/pod/pids.max": "1024\n",
+            "sys/fs/cgroup/pids/pod/pids.current": "24\n",
+        },
+    )
+    assert cgroup.pids_left(cgroup.own_groups(v1)) == (1024, 1000)
+    assert cgroup.pids_left(cgroup.own_groups(tmp_path / "nothing")) is None
+
+
+def test_adapters_are_listed_with_the_state_of_their_ports(tmp_path: Path) -> None:
+    root = tree(
+        tmp_path,
+        {
+            "sys/class/infiniband/mlx5_0/ports/1/state": "4: ACTIVE\n",
+            "sys/class/infiniband/mlx5_1/ports/1/state": "1: DOWN\n",
+            "dev/infiniband/uverbs0": "",
+        },
+    )
+    assert [(port.device, port.port, port.is_active) for port in network.adapter_ports(root)] == [
+        ("mlx5_0", 1, True),
+        ("mlx5_1", 1, False),
+    ]
+    assert network.may_use_rdma(root)
+    assert not network.may_use_rdma(tmp_path / "nothing")
+
+
+def test_this_machines_loopback_is_listed_and_leads_to_itself() -> None:
+    (loopback,) = [found for found in network.interfaces() if found.name == "lo"]
+    assert loopback.is_loopback
+    assert "127.0.0.1" in loopback.addresses
+    assert network.source_to("127.0.0.1") == "127.0.0.1"

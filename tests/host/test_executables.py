@@ -1,4 +1,4 @@
-"""Why a file cannot be executed: said only where that is sure, with what to do."""
+"""Why a file cannot be executed: told only where that is sure, with what to do."""
 
 from __future__ import annotations
 
@@ -118,3 +118,24 @@ def test_a_file_system_that_is_mounted_noexec_is_named_in_place_of_chmod(tmp_pat
     words = ("unshare", "--mount", "sh", "-c", script, "sh", str(tmp_path / "m"), sys.executable, code)
     done = subprocess.run(words, capture_output=True, text=True, timeout=60)
     assert "mounted noexec; copy it to another, or write: /bin/sh" in done.stderr, done.stderr
+
+
+NOT_THERE = FileNotFoundError(2, "No such file or directory")
+
+
+def test_a_script_that_lies_here_but_not_in_path_is_not_said_to_lack_an_interpreter(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("train.py").touch()
+    why = system.why(Process(name="main", argv=("train.py",), env={"PATH": "/bin"}), NOT_THERE)
+    assert str(why) == "cannot run 'train.py' for main: not found in PATH (/bin)"
+    assert why.exit_code == 127
+
+
+def test_an_interpreter_that_does_not_exist_is_named(tmp_path: Path) -> None:
+    program = tmp_path / "program"
+    program.write_text("#!/no/such/python\n")
+    why = system.why(Process(name="main", argv=(str(program),), env={}), NOT_THERE)
+    assert "its interpreter does not exist: '#!/no/such/python'" in str(why)
+    assert why.exit_code == 126

@@ -15,7 +15,6 @@ import pytest
 from tests.conftest import require
 from trainer_launch.host import shm
 from trainer_launch.host.shm import Baseline, Removed, sweep
-from trainer_launch.model.units import in_units
 
 DEAD = 4_194_304 + 1  # above the largest pid that Linux gives
 HOLDER = """
@@ -202,15 +201,3 @@ def test_without_the_folder_there_is_nothing_to_do(tmp_path: Path) -> None:
     ground = Baseline("pod", str(tmp_path / "none"), is_pid1=True)
     assert ground.sweep() == Removed()
     ground.close()
-
-
-@pytest.mark.parametrize(
-    ("size", "text"), [(0, "0 B"), (4096, "4 KiB"), (1_288_490_189, "1.2 GiB"), (1 << 44, "1.64e+04 GiB")]
-)
-def test_sizes_are_for_people(size: int, text: str) -> None:
-    assert in_units(size) == text
-
-
-def test_a_removal_is_told_in_one_line() -> None:
-    assert str(Removed(3, 1_288_490_189)) == "removed 3 shared memory segments (1.2 GiB) of dead workers"
-    assert str(Removed(1, 4096)) == "removed 1 shared memory segment (4 KiB) of dead workers"

@@ -11,8 +11,8 @@ import pytest
 
 from trainer_launch.host import dns, network
 from trainer_launch.host.dns import Answer
-from trainer_launch.host.network import listen
-from trainer_launch.model import Endpoint
+from trainer_launch.host.network import free_port, listen
+from trainer_launch.model import Endpoint, PortRange
 from trainer_launch.model.errors import NodeError
 
 
@@ -101,3 +101,12 @@ def test_the_addresses_of_a_name_are_this_machines_or_others(
 def test_a_name_without_an_address_is_nobodys() -> None:
     assert network.here_and_elsewhere("no-such-name.invalid") == ((), ())
     assert not network.is_here("no-such-name.invalid")
+
+
+def test_a_free_port_is_one_of_the_range_that_nobody_uses() -> None:
+    with socket.create_server(("", 0)) as taken:
+        low = taken.getsockname()[1]
+        with pytest.raises(NodeError, match=f"--port-range {low}-{low} is taken"):
+            free_port(PortRange(low, low))
+        wide = PortRange(low, min(65535, low + 20))
+        assert {free_port(wide) for _ in range(20)} <= set(range(low + 1, low + 21))

@@ -7,7 +7,6 @@ import subprocess
 import sys
 import textwrap
 from collections.abc import Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +14,6 @@ import pytest
 
 from tests.cli.launching import LAUNCHER, clean_env
 from tests.conftest import require
-from trainer_launch.host import shm
 
 pytestmark = pytest.mark.process
 
@@ -59,11 +57,9 @@ def test_a_launched_function_gets_room_where_elastic_asks_for_it() -> None:
         from trainer_launch import Elastic, launch
         from trainer_launch.host import shm
         def room(): return shm.space().size_bytes >> 20
-        sizes = [launch(room, Elastic(nproc_per_node=2, start_method="fork", increase_shared_mem=wanted))[1]
-                 for wanted in (False, True)]
-        print(json.dumps(sizes))
+        print(json.dumps(launch(room, Elastic(nproc_per_node=2, start_method="fork", increase_shared_mem=True))[1]))
     """)
-    assert told == [64, 512]
+    assert told == 512
 
 
 def test_run_makes_room_for_its_workers() -> None:
@@ -186,11 +182,3 @@ def test_what_a_killed_program_leaves_is_gone_at_the_end() -> None:
     done = inside(["sh", "-c", script, "sh", *argv])
     assert done.stdout == "exit 137\n"
     assert done.stderr.count("removed 1 shared memory segment (1 MiB) of dead workers") == 1
-
-
-def test_containers_that_share_the_folder_and_each_are_process_1_do_not_meet(tmp_path: Path) -> None:
-    """Threads stand for them: they have one pid, too."""
-    with ThreadPoolExecutor(8) as containers:
-        troubles = set(containers.map(lambda _: shm.write_error(1 << 16, str(tmp_path)), range(400)))
-    assert troubles == {None}
-    assert list(tmp_path.iterdir()) == []

@@ -170,33 +170,15 @@ def ended(sock: socket.socket) -> str:
     return "closed"
 
 
-def test_when_node_0_stays_away_the_others_seats_are_asked(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("trainer_launch.membership.timeouts.TAKEOVER_S", 0.5)
-    port = free_port()
-    seats = Seats(Endpoint("127.0.0.2", port), "127.0.0.#", 2, 3)
-    hello = msg.Hello(msg.VERSION, JOB, 1, "pod-1", "i", 1, claims=(Claim(1, 0, "0-2", sure=True),))
-    with seat(1, "127.0.0.3", port), contextlib.closing(Client(seats.home, hello, seats=seats)) as client:
-        assert isinstance(client.receive(10), Connected)
-        assert client.where() == (seats.endpoint(1), "127.0.0.1")
-
-
-def test_a_node_finds_a_coordinator_however_many_lower_seats_are_empty(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(timeouts, "TAKEOVER_S", 0.5)
-    port = free_port()
-    seats = Seats(Endpoint("127.0.0.2", port), "127.0.0.#", 2, 200)
-    hello = msg.Hello(msg.VERSION, JOB, 199, "pod-199", "i", 1, claims=(Claim(1, 0, "0-199", sure=True),))
-    with seat(150, "127.0.0.152", port), contextlib.closing(Client(seats.home, hello, seats=seats)) as client:
-        assert isinstance(client.receive(20), Connected)
-        assert client.where()[0] == seats.endpoint(150)
-
-
-def test_where_the_coordinator_was_found_is_told(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    """`status` asks there, however high the seat: no list of seats would be long enough."""
+def test_a_node_finds_a_coordinator_however_many_lower_seats_are_empty_and_tells_status_where(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
     monkeypatch.setattr(timeouts, "TAKEOVER_S", 0.5)
     port = free_port()
     seats = Seats(Endpoint("127.0.0.2", port), "127.0.0.#", 2, 200)
     hello = msg.Hello(msg.VERSION, JOB, 199, "pod-199", "i", 1, claims=(Claim(1, 0, "0-199", sure=True),))
     client = Client(seats.home, hello, seats=seats, run_dir=str(tmp_path))
-    with seat(20, "127.0.0.22", port), contextlib.closing(client):
+    with seat(150, "127.0.0.152", port), contextlib.closing(client):
         assert isinstance(client.receive(20), Connected)
-    assert event_log.standing(str(tmp_path)).coordinator == ("127.0.0.22", port)
+        assert client.where() == (seats.endpoint(150), "127.0.0.1")
+    assert event_log.standing(str(tmp_path)).coordinator == ("127.0.0.152", port)

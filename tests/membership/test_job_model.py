@@ -111,14 +111,6 @@ def lost_and_hidden(unseen_s):
     return job
 
 
-def test_counterexample_one_look_that_finds_nobody_proves_nothing():
-    """The rule before 0.2: a node 0 without memory took one look for a proof, and trained beside the others."""
-    job = lost_and_hidden(unseen_s=0.0)
-    assert job.problems
-    _, both, members = job.problems[0]
-    assert sorted(sorted(members[run]) for run in both) == [[0], [1, 2]]
-
-
 def test_looks_over_a_longer_time_than_name_servers_remember_find_the_others():
     job = lost_and_hidden(timeouts.UNSEEN_S)
     assert not job.problems

@@ -59,7 +59,7 @@ def test_a_node_that_is_not_node_0_but_has_its_address_is_misconfigured(host: st
 def test_a_node_that_may_have_node_0_on_its_machine_is_not_accused(host: str, hello: dict[str, Any]) -> None:
     with node(host, free_port(), **hello) as (made, says):
         eventually(lambda: says, "its wait")
-        assert made.receive(timeout_s=1.0) is None
+        assert made.receive(timeout_s=0.3) is None
     assert says == [says[0]]
     assert says[0].startswith("cannot connect to the coordinator at")
 
@@ -68,7 +68,7 @@ def test_two_launchers_that_are_started_together_on_one_machine_wait_for_each_ot
     assert timeouts.NODE_0_HERE_S >= 10
     with node("127.0.0.1", free_port()) as (made, says):
         eventually(lambda: says, "its wait")
-        assert made.receive(timeout_s=1.0) is None
+        assert made.receive(timeout_s=0.3) is None
 
 
 @pytest.mark.parametrize(

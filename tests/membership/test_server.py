@@ -127,13 +127,6 @@ def test_a_closed_connection_is_known_at_once(cluster):
         assert await_(client, msg.Restart).reason == "node 1 (pod-1) is gone"
 
 
-def test_a_node_that_leaves_says_why(cluster):
-    clients = cluster.running(2)
-    clients[1].send(msg.Leave("preempted"))
-    clients[1].close()
-    assert "leaves: preempted" in await_(clients[0], msg.Restart).reason
-
-
 def test_a_silent_node_is_lost_with_its_lease(cluster):
     cluster.serve(2, lease_s=0.6)
     zero = cluster.node(0)
@@ -168,7 +161,7 @@ def test_a_node_whose_loop_sleeps_is_woken_and_keeps_its_lease(cluster, monkeypa
     woken = threading.Event()
     clients = [cluster.node(0), cluster.node(1, wake=woken.set)]
     cluster.form(clients)
-    until_s = time.monotonic() + 3.0
+    until_s = time.monotonic() + 1.5
     while time.monotonic() < until_s:
         woken.wait(5.0)
         woken.clear()
@@ -176,19 +169,13 @@ def test_a_node_whose_loop_sleeps_is_woken_and_keeps_its_lease(cluster, monkeypa
         assert clients[0].receive(0) is None
 
 
-def test_a_node_that_only_renews_stays(cluster):
-    clients = cluster.running(2, lease_s=1.5)
-    assert [clients[0].receive(3.5), clients[1].receive(0)] == [None, None]
-
-
-def test_a_slow_loris_and_half_open_connections_are_dropped(cluster):
+def test_a_slow_loris_and_half_open_connections_are_dropped(cluster, monkeypatch):
+    monkeypatch.setattr(timeouts, "GREET_S", 0.5)
     clients = cluster.running(2)
     slow = [cluster.raw() for _ in range(20)]
     for sock in slow:
         sock.sendall(b'{"kind":"hel')
-    started = time.monotonic()
     assert all(map(is_closed, slow))
-    assert 3.0 < time.monotonic() - started < 3 * LONG_S
     assert clients[0].receive(0) is None
 
 
@@ -265,14 +252,6 @@ def test_a_node_with_a_secret_waits_for_a_coordinator_that_has_it_too(cluster):
     cluster.server.stop()
     cluster.serve(1, port=cluster.port, secret=b"mine")
     await_(node, Connected)
-
-
-def test_another_job_is_refused_for_good(cluster):
-    cluster.serve(2)
-    says: list[str] = []
-    refused = await_(cluster.node(1, job="other", say=says.append), msg.Refused)
-    assert refused.reason == "this coordinator serves job job, not other"
-    assert says == [f"refused by the coordinator: {refused.reason}"]
 
 
 def test_a_coordinator_that_comes_back_goes_on(cluster):
@@ -375,15 +354,6 @@ def test_both_families_are_served(cluster):
     if socket.has_dualstack_ipv6():
         with contextlib.suppress(OSError), socket.create_connection(("::1", cluster.port), timeout=LONG_S) as six:
             assert hear(six, msg.Challenge) == msg.Challenge("")
-
-
-def test_two_hundred_nodes_form(cluster):
-    cluster.serve(200)
-    nodes = [cluster.raw() for _ in range(200)]
-    for rank, sock in enumerate(nodes):
-        hello = msg.Hello(msg.VERSION, "job", rank, f"pod-{rank}", f"i{rank}")
-        sock.sendall(msg.render(hello) + msg.render(msg.Join(f"i{rank}")))
-    assert [hear(sock, msg.Formed).group_rank for sock in nodes] == list(range(200))
 
 
 def test_a_defect_of_the_coordinator_ends_the_job_with_a_sentence(cluster, monkeypatch, caplog):

@@ -132,7 +132,7 @@ def test_with_spares_a_fixed_job_goes_on_without_node_0_and_node_0_becomes_the_s
     )
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=80, deadline=None)
 @given(
     st.lists(
         st.tuples(st.sampled_from(["kill", "start", "cut", "heal", "wait"]), st.integers(0, 3), st.integers(1, 12)),

@@ -47,7 +47,6 @@ ORDERS = {
         t.UNSEEN_S,
     ),
     "node 0 begins without others before it is given up": (t.UNSEEN_S, t.REJOIN_S),
-    "a crash loop is shorter than a start": (t.CRASH_LOOP_S, t.START_S),
     "the termination message are said within the shortest grace": (t.HANG_UP_S, t.BLIP_S),
 }
 

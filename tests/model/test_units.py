@@ -4,12 +4,19 @@ from __future__ import annotations
 
 import pytest
 
-from trainer_launch.model.units import all_of, counted, numbers_in, spans
+from trainer_launch.model.units import all_of, counted, in_units, numbers_in, spans
 
 
 def test_a_noun_agrees_with_its_number() -> None:
     assert [counted(number, "restart") for number in (0, 1, 2)] == ["0 restarts", "1 restart", "2 restarts"]
     assert [counted(number, "process") for number in (1, 3)] == ["1 process", "3 processes"]
+
+
+@pytest.mark.parametrize(
+    ("size", "text"), [(0, "0 B"), (4096, "4 KiB"), (1_288_490_189, "1.2 GiB"), (1 << 44, "1.64e+04 GiB")]
+)
+def test_sizes_have_three_digits_and_a_unit_that_fits(size: int, text: str) -> None:
+    assert in_units(size) == text
 
 
 def test_all_of_one_is_the_only_one() -> None:

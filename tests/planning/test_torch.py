@@ -9,7 +9,6 @@ from tests.contracts.pods import pod_of
 from tests.planning.requests import MACHINE, given, request
 from tests.planning.test_torchrun import ALONE, ETCD, FIXED
 from trainer_launch.model import (
-    Binding,
     Endpoint,
     Gpus,
     Membership,
@@ -130,14 +129,6 @@ def test_one_worker_beside_several_gpus_is_a_warning_unless_it_was_asked_for(
     ] * warns
 
 
-def test_workers_that_are_not_bound_are_a_warning_and_those_that_are_a_reason() -> None:
-    bound = ((Binding((0, 1), 0),), "it binds")
-    made = plan("train.py", numa_binding="node", bindings=bound)
-    assert (made.warnings, made.reasons[-1], made.workers and made.workers.bindings) == ((), "it binds", bound[0])
-    made = plan("train.py", numa_binding="node", bindings=((), "it does not"))
-    assert (made.warnings, made.workers and made.workers.bindings) == (("it does not",), ())
-
-
 def test_a_job_without_labels_says_so_and_a_node_with_one_tells_it() -> None:
     assert member("train.py", FIXED, label="rack-1").label == "rack-1"
     (warning,) = plan("train.py", FIXED, label="").warnings
@@ -157,8 +148,8 @@ def test_workers_that_others_start_cannot_be_placed(line: str, changes: dict[str
         plan(line, **changes)
 
 
-def test_torchrun_binds_where_it_starts_the_workers() -> None:
-    (process,) = plan("torchrun --numa-binding node --run-path train.py").processes
+def test_torchrun_itself_starts_the_workers_that_it_has_to_bind() -> None:
+    (process,) = plan("torchrun --numa-binding node train.py").processes
     assert "--numa-binding=node" in process.argv
 
 

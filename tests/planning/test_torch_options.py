@@ -47,7 +47,6 @@ def why(line: str, job: Job = ALONE, env: dict[str, str] | None = None, **change
         "--no-python",
         "-m",
         "--max-restarts 3 --standalone",
-        "--numa-binding node",
     ],
 )
 def test_the_worker_group_implements(words: str) -> None:
@@ -58,6 +57,7 @@ def test_the_worker_group_implements(words: str) -> None:
     ("words", "reason"),
     [
         ("--logs-specs mine", "--logs-specs loads a class into torchrun"),
+        ("--numa-binding node", "--numa-binding node has torchrun bind the workers that it starts"),
         ("--event-log-handler console", "--event-log-handler console records events of torchrun's agent"),
         (
             "--tee 1 --duplicate-stdout-filters a",

@@ -18,7 +18,7 @@ from trainer_launch.host.cgroup import Limits
 from trainer_launch.host.deadline_subprocess import Tried
 from trainer_launch.host.network import AdapterPort, Interface
 from trainer_launch.model import Cpus, Endpoint, Gpus, Member, Mpi, NodeRange
-from trainer_launch.model.findings import Fault, Finding, Status, Verdict
+from trainer_launch.model.findings import Fault, Finding, PreflightVerdict, Status
 from trainer_launch.preflight import check, network_checks, registry, resource_limits
 from trainer_launch.preflight.check import Subject, Where
 from trainer_launch.preflight.cluster import node_facts
@@ -162,7 +162,7 @@ def the_one_finding(broken: Subject) -> Finding:
 
 def test_a_healthy_container_passes_every_check() -> None:
     report = run_all(HEALTHY)
-    assert report.verdict is Verdict.PASS
+    assert report.verdict is PreflightVerdict.PASS
     skipped = [finding.check for finding in report.findings if finding.status is Status.SKIPPED]
     assert skipped == ["ports"]  # it is not the coordinator
     assert [finding.check for finding in report.findings] == list(registry.ids(Where.CONTAINER, Where.GPU))
@@ -200,7 +200,7 @@ def test_what_cannot_be_found_out_is_unknown_and_no_failure(check: str, broken: 
 def test_memory_that_cannot_be_locked_where_nothing_locks_it_is_no_finding() -> None:
     report = run_all(subject(has_rdma=False, adapters=(), env={"NCCL_IB_HCA": ""}, try_out=unlocked(errno.EPERM)))
     (finding,) = (finding for finding in report.findings if finding.check == "memlock")
-    assert (report.verdict, finding.status) == (Verdict.PASS, Status.SKIPPED)
+    assert (report.verdict, finding.status) == (PreflightVerdict.PASS, Status.SKIPPED)
     assert finding.text.endswith("only RDMA needs it, and no RDMA device is here")
 
 
@@ -216,7 +216,9 @@ def test_a_job_of_one_node_is_not_stopped_for_a_network_that_it_does_not_use() -
     ports_up = replace(alone, adapters=(AdapterPort("mlx5_0", 1, True),))
     for node in (alone, ports_up):
         report = run_all(node)
-        assert report.verdict is Verdict.PASS, [one for one in report.findings if one.status is Status.FAIL]
+        assert report.verdict is PreflightVerdict.PASS, [
+            one for one in report.findings if one.status is Status.FAIL
+        ]
 
 
 @pytest.mark.parametrize("folders", [(), ("/a", "/b", "/c"), tuple(f"/{number}" for number in range(16))])
@@ -267,7 +269,7 @@ def test_a_kernel_that_lists_no_interfaces_leaves_unknown_what_depends_on_them()
     blind = subject(interfaces=(), topology=COORDINATOR)
     found = {finding.check for finding in run_all(blind).findings if finding.status is Status.UNKNOWN}
     assert found == {"own-name", "gloo-socket-ifname", "nccl-socket-ifname"}
-    assert run_all(blind).verdict is Verdict.UNKNOWN
+    assert run_all(blind).verdict is PreflightVerdict.UNKNOWN
 
 
 def test_a_node_with_hundreds_of_interfaces_does_not_fill_the_screen() -> None:
@@ -293,7 +295,7 @@ def test_both_names_unknown_names_the_field_that_publishes_names_of_pods_that_ar
 
 def test_a_name_that_comes_before_the_deadline_is_waited_for() -> None:
     late = of_names(node_0=[None, None, frozenset({"10.0.0.6"})])
-    assert run_all(subject(lookup=late, deadline_s=10.0)).verdict is Verdict.PASS
+    assert run_all(subject(lookup=late, deadline_s=10.0)).verdict is PreflightVerdict.PASS
 
 
 def test_names_that_an_operator_hides_from_init_containers_are_unknown_and_not_waited_for() -> None:
@@ -342,14 +344,14 @@ def test_names_that_nobody_connects_to_are_not_held_against_a_node(problem: int)
     node_0_alone = Names({name: ADDRESSES[name] for name in ("job-node-0-0.job", "job-node-0-1")}, problem)
     large = {"nodes": NodeRange(200, 200)}
     assert run_all(subject(job=replace(JOB, members=members), topology=large, lookup=node_0_alone)).verdict is (
-        Verdict.PASS
+        PreflightVerdict.PASS
     )
 
 
 def test_names_by_which_a_pod_is_alone_are_not_looked_up() -> None:
     alone = subject(topology={"nodes": NodeRange(1, 1)}, lookup=Names({"job-node-0-1": frozenset({"127.0.0.1"})}))
     report = run_all(alone)
-    assert report.verdict is Verdict.PASS
+    assert report.verdict is PreflightVerdict.PASS
     assert {f.check for f in report.findings if f.status is Status.SKIPPED} == {
         "dns",
         "nccl-ib-hca",

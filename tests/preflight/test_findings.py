@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from trainer_launch.model.findings import Fault, Finding, Report, Status, Verdict, exit_code
+from trainer_launch.model.findings import Fault, Finding, PreflightVerdict, Report, Status, exit_code
 
 PASSED = Finding(check="cpu", status=Status.PASS, text="8 CPUs")
 WARNED = Finding(check="pids", status=Status.WARN, text="small")
@@ -17,16 +17,18 @@ JOBS = Finding(check="shm", status=Status.FAIL, fault=Fault.JOB, text="too small
 @pytest.mark.parametrize(
     ("findings", "verdict", "code"),
     [
-        ((PASSED, SKIPPED), Verdict.PASS, 0),
-        ((PASSED, UNKNOWN), Verdict.UNKNOWN, 0),
-        ((SKIPPED,), Verdict.UNKNOWN, 0),
-        ((), Verdict.UNKNOWN, 0),
-        ((PASSED, UNKNOWN, WARNED), Verdict.WARN, 0),
-        ((PASSED, WARNED, NODES), Verdict.RETRYABLE, 20),
-        ((NODES, JOBS), Verdict.FATAL, 30),
+        ((PASSED, SKIPPED), PreflightVerdict.PASS, 0),
+        ((PASSED, UNKNOWN), PreflightVerdict.UNKNOWN, 0),
+        ((SKIPPED,), PreflightVerdict.UNKNOWN, 0),
+        ((), PreflightVerdict.UNKNOWN, 0),
+        ((PASSED, UNKNOWN, WARNED), PreflightVerdict.WARN, 0),
+        ((PASSED, WARNED, NODES), PreflightVerdict.RETRYABLE, 20),
+        ((NODES, JOBS), PreflightVerdict.FATAL, 30),
     ],
 )
-def test_the_worst_finding_makes_the_verdict(findings: tuple[Finding, ...], verdict: Verdict, code: int) -> None:
+def test_the_worst_finding_makes_the_verdict(
+    findings: tuple[Finding, ...], verdict: PreflightVerdict, code: int
+) -> None:
     report = Report(findings=findings)
     assert (report.verdict, exit_code(report.verdict)) == (verdict, code)
 

@@ -13,7 +13,7 @@ from msgspec.structs import replace
 from tests.preflight.cluster.job import Simulation
 from trainer_launch.model import settings
 from trainer_launch.model.errors import UsageError
-from trainer_launch.model.findings import Fault, Finding, Report, Severity, Status, Verdict
+from trainer_launch.model.findings import Fault, Finding, PreflightVerdict, Report, Severity, Status
 from trainer_launch.preflight import registry, report_formats
 from trainer_launch.preflight.check import Where
 from trainer_launch.preflight.cluster.participation import failing_nodes
@@ -69,7 +69,11 @@ def test_a_finding_of_all_nodes_is_graded_as_one_of_this_node_is() -> None:
     job = Simulation(4)
     job.offsets = {2: 60.0}
     job.come(0, 1, 2, 3)
-    for text, verdict in (("", Verdict.RETRYABLE), ("clock=warn", Verdict.WARN), ("clock=fatal", Verdict.FATAL)):
+    for text, verdict in (
+        ("", PreflightVerdict.RETRYABLE),
+        ("clock=warn", PreflightVerdict.WARN),
+        ("clock=fatal", PreflightVerdict.FATAL),
+    ):
         selection = Selection(policy=policy(text))
         assert Report(findings=selection.kept(job.hall.findings)).verdict is verdict
     assert not any(one.check == "clock" for one in Selection(policy=policy("clock=off")).kept(job.hall.findings))

@@ -12,7 +12,7 @@ import pytest
 from tests.preflight.world import HEALTHY
 from trainer_launch.model import settings
 from trainer_launch.model.errors import UsageError
-from trainer_launch.model.findings import Fault, Finding, Severity, Status, Verdict
+from trainer_launch.model.findings import Fault, Finding, PreflightVerdict, Severity, Status
 from trainer_launch.preflight import check, registry
 from trainer_launch.preflight.check import Check, Subject, Where
 from trainer_launch.preflight.node_preflight import Selection
@@ -38,7 +38,7 @@ def test_a_check_that_raises_is_unknown_and_disturbs_no_other() -> None:
     assert (first.check, first.status) == ("raises", Status.UNKNOWN)
     assert "internal error in this check: KeyError: 'oops'" in first.text
     assert second.text == "so so"
-    assert report.verdict is Verdict.WARN
+    assert report.verdict is PreflightVerdict.WARN
 
 
 def test_a_check_that_hangs_is_given_up_at_its_own_limit() -> None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import signal
 import sys
 
 from tests.process.world import survivors, worker
@@ -19,8 +18,7 @@ ROGUES = (  # each leaves something behind that does not listen to SIGTERM
     ["fork:setsid+ignore+fork:rest+rest", "exit:0"],
     ["fork:detach+setsid+ignore+detach+fork:fork:rest+rest", "fork:rest", "exit:0"],
 )
-UNKILLING = {signal.SIGCHLD, signal.SIGCONT, signal.SIGURG, signal.SIGWINCH}
-STOPPING = {signal.SIGSTOP, signal.SIGTSTP, signal.SIGTTIN, signal.SIGTTOU}
+KILLING = (1, 2, 3, 4, 6, 8, 9, 10, 11, 13, 14, 15, 34, 64)
 
 
 def one(system, argv):
@@ -31,12 +29,10 @@ def one(system, argv):
 def main():
     system = System()
     if sys.argv[1] == "codes":
-        result = {code: one(system, ["sh", "-c", f"exit {code}"]) for code in range(256)}
+        codes = {*range(0, 256, 15), 1, 2, 126, 127, 128, 137, 138, 143}
+        result = {code: one(system, ["sh", "-c", f"exit {code}"]) for code in sorted(codes)}
     elif sys.argv[1] == "signals":
-        numbers = sorted(set(signal.valid_signals()) - UNKILLING - STOPPING)
-        result = {
-            int(number): one(system, ["sh", "-c", f"ulimit -c 0; kill -{int(number)} $$"]) for number in numbers
-        }
+        result = {number: one(system, ["sh", "-c", f"ulimit -c 0; kill -{number} $$"]) for number in KILLING}
     else:
         result = {}
         for trial in range(int(sys.argv[2])):

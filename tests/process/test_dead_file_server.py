@@ -29,9 +29,7 @@ HEARD_S = GRACE_S + 7.0  # a file that does not answer is waited for, but not fo
 # What lies on the dead server, by options, variables and streams; {} is its folder.
 PLACES = {
     "its stderr": {"stderr": "err"},
-    "TMPDIR": {"env": {"TMPDIR": "{}"}},
     "TMPDIR behind a symbolic link": {"env": {"TMPDIR": "{}.link"}},
-    "the workers' log files": {"env": {"PET_LOG_DIR": "{}/logs", "PET_REDIRECTS": "3"}},
     "copies of the workers' output": {"env": {"PET_LOG_DIR": "{}/logs", "PET_TEE": "3"}},
     "the event log": {"words": ["--events", "{}/events"]},
     "its stdout": {"stdout": "out"},

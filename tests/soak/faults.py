@@ -13,8 +13,7 @@ from dataclasses import dataclass
 NODES = 6
 CHECKPOINT_STEPS = 5
 KILLED, STOPPED = 137, 143
-CRASH_LOOP_S = 10.0  # five failures in a row, each so soon after the workers' start, end a job as a crash loop
-_SHORT, _LONG = (1.5, 8.0), (CRASH_LOOP_S + 3.0, CRASH_LOOP_S + 12.0)
+_SHORT, _LONG = (1.5, 8.0), (13.0, 22.0)  # seconds until the next one
 _PAIRS = 0.25  # how many troubles are two faults at a time
 
 Range = tuple[int, int]
@@ -84,7 +83,6 @@ class Cost:
 def draw(seed: int, spared: int, kinds: Mapping[str, Kind]) -> Iterator[Trouble]:
     """Troubles without end, each kind once before any comes again; the pod of node `spared` is never ended."""
     chance = random.Random(f"soak {seed} {spared}")
-    number = 0
     while True:
         deck = list(kinds)
         chance.shuffle(deck)
@@ -92,14 +90,12 @@ def draw(seed: int, spared: int, kinds: Mapping[str, Kind]) -> Iterator[Trouble]
             fit = _fit(kind, kinds[kind], spared)
             if not fit:
                 continue
-            number += 1
             faults = [_fault(kind, kinds[kind], chance, fit)]
             if kinds[kind].may_pair and chance.random() < _PAIRS:
                 other = chance.choice([name for name in kinds if kinds[name].may_pair])
                 fit = [node for node in _fit(other, kinds[other], spared) if node not in faults[0].nodes]
                 faults += [_fault(other, kinds[other], chance, fit)] if fit else []
-            # At least every third is a long one: workers that have trained for long are no crash loop.
-            quiet = _LONG if number % 3 == 0 or chance.random() < 0.3 else _SHORT
+            quiet = _LONG if chance.random() < 0.3 else _SHORT
             yield Trouble(tuple(faults), chance.choice((0.0, chance.uniform(0.0, 4.0))), chance.uniform(*quiet))
 
 

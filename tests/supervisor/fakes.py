@@ -121,7 +121,7 @@ class FakeSystem(System):
 
     def spawn(self, process, prepare=None):
         if process.name in self._missing:
-            raise NotRunnableError(f"no {process.name}", found=False)
+            raise NotRunnableError(f"no {process.name}", exists=False)
         self._note("spawn", process.name)
         lives = self._lives.get(process.name, [])
         return self._born(process, lives.pop(0) if lives else Program())

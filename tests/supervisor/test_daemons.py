@@ -1,4 +1,4 @@
-"""Processes that serve others: they come back, and they stop after those they serve."""
+"""Processes that serve others stop after those that they serve."""
 
 from __future__ import annotations
 
@@ -8,47 +8,16 @@ import pytest
 
 from tests.supervisor.fakes import KILL, TERM, FakeSystem, Program
 from trainer_launch.host import process_tree
-from trainer_launch.model import Plan, Process, Verdict
+from trainer_launch.model import Plan, Process
 from trainer_launch.supervisor.program_loop import supervise
 
 PLAN = Plan(
     engine="sshd",
     processes=(Process(name="sshd", argv=("sshd",), env={}),),
     grace_s=10.0,
-    respawns=2,
     daemons=frozenset({"sshd", "orted"}),
 )
-
-
-CRASHES = Program(ends_s=5, number=11)
 LEAVES = Program(term_code=0, term_s=0, leaves=(Program(term_s=2),))
-
-
-def test_one_that_crashes_comes_back_and_nothing_else_is_touched() -> None:
-    system = FakeSystem({"sshd": [CRASHES, Program(term_code=0)]}).signalled(9, TERM)
-    outcome = supervise(PLAN, system)
-    assert (outcome.verdict, outcome.failure) == (Verdict.STOPPED, None)
-    assert system.calls[:3] == [(0, "spawn", "sshd"), (5, "spawn", "sshd"), (9, "leader", "sshd", TERM)]
-
-
-def test_the_last_crash_is_the_failure() -> None:
-    system = FakeSystem({"sshd": [CRASHES, CRASHES, CRASHES]})
-    outcome = supervise(PLAN, system)
-    assert outcome.failure is not None
-    assert (outcome.verdict, outcome.failure.exit_code) == (Verdict.FAILED, 128 + 11)
-    assert system.starts("sshd") == [0, 5, 10]
-
-
-def test_one_that_ends_at_once_cannot_run_at_all() -> None:
-    outcome = supervise(PLAN, FakeSystem({"sshd": [Program(ends_s=0.5, code=255)]}))
-    assert outcome.failure is not None
-    assert outcome.failure.exit_code == 255
-
-
-def test_one_that_ends_later_with_any_code_comes_back() -> None:
-    system = FakeSystem({"sshd": [Program(ends_s=100, code=255), Program(ends_s=0.5, code=255)]})
-    assert supervise(PLAN, system).verdict is Verdict.FAILED
-    assert system.starts("sshd") == [0, 100]
 
 
 def asked(system: FakeSystem) -> list[tuple]:

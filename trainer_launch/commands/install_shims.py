@@ -110,7 +110,7 @@ def _real(name: str, path: str) -> str:
         found = shutil.which(name, path=folder) if folder else None
         if found is not None and not is_shim(Path(found)):
             return found
-    raise NotRunnableError(f"{name!r} was not found in PATH behind its shim; install it in the image", found=False)
+    raise NotRunnableError(f"{name!r} was not found in PATH behind its shim; install it in the image", exists=False)
 
 
 def _obstacle(words: Sequence[str], real: str | None, env: Mapping[str, str]) -> str | None:

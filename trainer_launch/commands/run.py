@@ -58,7 +58,7 @@ def _start_behind(seen: Seen, words: int) -> NoReturn:
     """Become a program such as numactl, which becomes this launcher again; the command typed has so many words."""
     program, own = seen.prefix[0], _own_words(words)
     if shutil.which(program) is None:
-        raise NotRunnableError(f"{program!r} was not found in PATH; install it in the image", found=False)
+        raise NotRunnableError(f"{program!r} was not found in PATH; install it in the image", exists=False)
     if any(os.path.basename(word) in CHANGE_USER for word in seen.prefix):
         probe = deadline_subprocess.run((*seen.prefix, own[0], "-c", f"import {__package__}"), None, _PROBE_S)
         if probe.code != 0:
@@ -317,8 +317,6 @@ def _tell(task: Task, plan: Plan) -> None:
     job, topology = task.job, task.topology
     for warning in (*job.warnings, *plan.warnings):
         _log.warning("%s", warning)
-    if plan.workers is not None and plan.workers.bindings:
-        _log.info("%s", task.trial.bindings[1])
     is_alone = job.contract == UNKNOWN.name and topology.pods == 1
     rank = "ranked-by-arrival" if topology.by_arrival and topology.node_rank is None else topology.node_rank
     _log.info(
@@ -357,4 +355,4 @@ def _become_front_end(settings: Settings, argv: Sequence[str]) -> None:
         os.execvpe(process.argv[0], process.argv, dict(process.env))
     except OSError as problem:
         found = not isinstance(problem, FileNotFoundError)
-        raise NotRunnableError(f"cannot execute {process.argv[0]!r}: {problem.strerror}", found=found) from None
+        raise NotRunnableError(f"cannot execute {process.argv[0]!r}: {problem.strerror}", exists=found) from None

@@ -1,1 +1,1 @@
-"""What this container has, read from it, and the few things done to it: shared memory, files, sockets."""
+"""The container: facts read from it, and the few changes to it: shared memory, files, sockets."""

@@ -69,7 +69,7 @@ def memory_peak_bytes(groups: Groups) -> int | None:
 
 
 def memory_used_bytes(groups: Groups) -> int | None:
-    """What the own group uses now, without file pages that the kernel drops before it kills."""
+    """The memory that the own group uses now, without file pages that the kernel drops before it kills."""
     if not groups.memory:
         return None
     usage, idle = ("memory.current", "inactive_file ") if groups.version == 2 else _V1_USAGE
@@ -103,13 +103,13 @@ def oom_kills(groups: Groups) -> int | None:
 
 def _paths(file: Path) -> dict[str, str]:
     """The own path by controller; v2's is under the empty name. Lines read `id:controllers:path`."""
-    found: dict[str, str] = {}
+    paths: dict[str, str] = {}
     for line in files.text(file).splitlines():
         _, _, rest = line.partition(":")
         controllers, _, path = rest.partition(":")
         for name in controllers.split(","):
-            found[name] = path
-    return found
+            paths[name] = path
+    return paths
 
 
 def _v1_chain(mount: Path, paths: dict[str, str], controller: str) -> tuple[Path, ...]:
@@ -146,9 +146,6 @@ def _number(text: str) -> int | None:
     # "max" in v2 and "-1" in v1 both mean: no limit.
     stripped = text.strip()
     return int(stripped) if stripped.isascii() and stripped.isdigit() and len(stripped) <= _MAX_DIGITS else None
-
-
-# -- limits beside the cgroup's ----------------------------------------------------------------
 
 
 class Limits(Struct, frozen=True, kw_only=True):

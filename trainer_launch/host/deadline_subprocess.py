@@ -66,12 +66,12 @@ class Ended(Struct, frozen=True, kw_only=True):
 
     @property
     def out(self) -> str:
-        """What it has printed."""
+        """Its standard output."""
         return self.stdout.decode(errors="replace")
 
     @property
     def err(self) -> str:
-        """What it has said on stderr."""
+        """Its standard error."""
         return self.stderr.decode(errors="replace")
 
     @property
@@ -88,7 +88,7 @@ class Ended(Struct, frozen=True, kw_only=True):
 
 
 class Streams(Struct, frozen=True, kw_only=True):
-    """What a command reads and where it writes, as for Popen."""
+    """A command's input and outputs, as for Popen."""
 
     text: str | None = None  # on its standard input
     stdin: int = subprocess.DEVNULL  # without a text
@@ -231,9 +231,6 @@ def _input(streams: Streams) -> Iterator[int]:
         yield file.fileno()
 
 
-# -- trials of what may hang: a dead file server holds only the child ------------------------------
-
-
 class Tried(Struct, frozen=True, kw_only=True):
     """How a trial went."""
 
@@ -246,7 +243,7 @@ class Tried(Struct, frozen=True, kw_only=True):
 
     @property
     def is_good(self) -> bool:
-        """Whether it went well."""
+        """Whether the trial succeeded."""
         return not (self.timed_out or self.problem or self.errno is not None)
 
 
@@ -259,20 +256,20 @@ def try_out(what: str, argument: str, limit_s: float) -> Tried:
     return _tried(ended.stdout, status=ended.status or 0, timed_out=ended.timed_out, stuck=ended.is_stuck)
 
 
-def _tried(said: bytes, *, status: int = 0, timed_out: bool = False, stuck: bool = False) -> Tried:
+def _tried(output: bytes, *, status: int = 0, timed_out: bool = False, stuck: bool = False) -> Tried:
     """Each line is a JSON object: a stage that begins, an error, or what was measured."""
     stage, number = "", None
     values: dict[str, float] = {}
     ended = False
-    for line in said.splitlines():
+    for line in output.splitlines():
         try:
-            told = json.loads(line)
-            stage = str(told.get("stage", stage))[:_SHOWN]
-            number = int(told["errno"]) if "errno" in told else number
-            values = {str(name): float(value) for name, value in told.get("values", values).items()}
+            report = json.loads(line)
+            stage = str(report.get("stage", stage))[:_SHOWN]
+            number = int(report["errno"]) if "errno" in report else number
+            values = {str(name): float(value) for name, value in report.get("values", values).items()}
         except MALFORMED:
             continue
-        ended = ended or "values" in told or "errno" in told
+        ended = ended or "values" in report or "errno" in report
     problem = "" if ended or timed_out else f"the child ended with {status} at the stage {stage or 'start'}"
     return Tried(
         stage=stage, errno=number, values=values, timed_out=timed_out and not ended, stuck=stuck, problem=problem

@@ -18,7 +18,7 @@ _MACHINES = {3: "i686", 21: "ppc64le", 22: "s390x", 40: "armv7l", 62: "x86_64", 
 
 
 def obstacle(path: str, search: str | None) -> str | None:
-    """What is sure to keep this file from being executed, and what to do; None: nothing that can be seen.
+    """The reason why this file cannot be executed, and what to do; None: there is none that can be seen.
 
     `search` is the PATH in which `#!/usr/bin/env NAME` looks. Which other formats there are only the kernel knows.
     """

@@ -28,7 +28,7 @@ _BLOCK_BYTES = 1 << 16
 
 
 class LiveFiles:
-    """This container's file system, for reading; no more than `limit` bytes of any file."""
+    """The container's file system, for reading; no more than `limit` bytes of any file."""
 
     def __init__(self, limit: int) -> None:
         self._limit = limit
@@ -75,7 +75,7 @@ def _read(path: str | os.PathLike[str], most: int, offset: int, flags: int) -> b
 
 
 def text(path: str | os.PathLike[str]) -> str:
-    """What the kernel or somebody else wrote there, "" when it cannot be read."""
+    """The text of a file, "" when it cannot be read."""
     return (_read(path, _TEXT_BYTES, 0, _OPENED) or b"").decode(errors="replace")
 
 
@@ -158,20 +158,17 @@ def read_secret(path: str) -> bytes:
     Raises:
         UsageError: there is no such file, or it is empty or too large.
     """
-    found = LiveFiles(MAX_SECRET_BYTES + 1).read(path)
-    if found is None:
+    content = LiveFiles(MAX_SECRET_BYTES + 1).read(path)
+    if content is None:
         raise UsageError(f"the job's secret {path} cannot be read; mount the job's Secret there in every pod")
-    if len(found) > MAX_SECRET_BYTES:
+    if len(content) > MAX_SECRET_BYTES:
         raise UsageError(
             f"the job's secret {path} is larger than {MAX_SECRET_BYTES} bytes; put a shorter one there"
         )
-    secret = found.strip()
+    secret = content.strip()
     if not secret:
         raise UsageError(f"the job's secret {path} is empty; put one there, the same in every pod")
     return hmac.digest(secret, _KEY_LABEL, "sha256") if _IS_KEY.match(secret) else secret
-
-
-# -- descriptors of a fork ---------------------------------------------------------------------
 
 
 def take_streams(streams: Mapping[int, int]) -> None:

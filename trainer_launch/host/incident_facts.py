@@ -1,4 +1,4 @@
-"""What this container and its devices show after a failure, each as a text that an incident keeps.
+"""Facts about this container and its devices after a failure, each as a text that an incident keeps.
 
 Every function returns "" where there is nothing to tell, and raises OSError with the reason where there is
 something that cannot be had. Each may be slow; a driver may hang.
@@ -116,7 +116,7 @@ def load_nvml() -> Any | None:
 
 
 def gpus(devices: str = "/dev/nvidia[0-9]*") -> str:
-    """What NVML says of each GPU: clocks, throttling, temperature, memory errors, and who holds memory.
+    """NVML's facts about each GPU: clocks, throttling, temperature, memory errors, and who holds memory.
 
     NVML tells XIDs only to who has waited for them; the kernel's log has them.
 
@@ -144,7 +144,7 @@ def gpus(devices: str = "/dev/nvidia[0-9]*") -> str:
 
 
 def gpu(name: str) -> str:
-    """One GPU's clock, throttling and temperature in a phrase; `name` is its index or its UUID."""
+    """The clock, throttling and temperature of a GPU in a phrase; `name` is its index or its UUID."""
     nvml = load_nvml()
     if nvml is None:
         return ""

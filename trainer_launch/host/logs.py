@@ -45,7 +45,7 @@ def say(sentence: str) -> None:
 
 
 class _LineHandler(logging.Handler):
-    """One write per message."""
+    """Writes each message in one call."""
 
     def __init__(self) -> None:
         super().__init__()

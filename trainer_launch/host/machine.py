@@ -1,4 +1,4 @@
-"""What this machine is, as the container sees it: CPUs, limits, accelerators, shared memory. Only reads."""
+"""The machine as the container sees it: CPUs, limits, accelerators, shared memory. Only reads."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ _MAX_NAME = 253
 
 
 def machine_name(env: Mapping[str, str], node: str, root: Path = Path("/")) -> str:
-    """What tells this machine from others: the Kubernetes node, else the kernel's boot ID with this node's name.
+    """The name of this machine: the Kubernetes node, else the kernel's boot ID with this node's name.
 
     All containers of a machine have the same boot ID until it is booted again.
     """
@@ -48,14 +48,11 @@ def machine_name(env: Mapping[str, str], node: str, root: Path = Path("/")) -> s
 
 
 def usable_cpus() -> list[int]:
-    """Those in the scheduler's mask. Only Linux tells it; elsewhere (a laptop's rehearsal) all may be used."""
+    """CPUs in the scheduler's mask. Only Linux tells it; elsewhere (a laptop's rehearsal) all may be used."""
     try:
         return sorted(os.sched_getaffinity(0))
     except AttributeError:
         return list(range(os.cpu_count() or 1))
-
-
-# -- accelerators ------------------------------------------------------------------------------
 
 
 class DeviceKind(Struct, frozen=True):
@@ -130,14 +127,14 @@ def _there(kind: DeviceKind, env: Mapping[str, str], root: Path) -> int:
     entries = [entry.name for entry in folder.iterdir() if re.fullmatch(kind.entry, entry.name)]
     proven = [entry for entry in entries if not kind.proof or _is_proven(kind, entry, root)]
     parts = () if env.get(_COMPOSITE[0], "").upper() == _COMPOSITE[1] else kind.parts
-    return sum(max((1, *(len(_found(part, entry, root)) for part in parts))) for entry in proven)
+    return sum(max((1, *(len(_files_of(part, entry, root)) for part in parts))) for entry in proven)
 
 
 def _is_proven(kind: DeviceKind, entry: str, root: Path) -> bool:
-    return any(re.search(kind.says, files.text(path), re.IGNORECASE) for path in _found(kind.proof, entry, root))
+    return any(re.search(kind.says, files.text(path), re.IGNORECASE) for path in _files_of(kind.proof, entry, root))
 
 
-def _found(pattern: str, entry: str, root: Path) -> list[Path]:
+def _files_of(pattern: str, entry: str, root: Path) -> list[Path]:
     return list(root.glob(pattern.format(entry=entry)))
 
 
@@ -152,7 +149,7 @@ def _narrowed(env: Mapping[str, str], there: int, kind: DeviceKind) -> Gpus:
 
 
 def listed(value: str, there: int, *, by_index: bool = True) -> list[str]:
-    """Which devices a list of indexes or UUIDs shows; the driver stops at the first invalid entry."""
+    """The devices that a list of indexes or UUIDs shows; the driver stops at the first invalid entry."""
     shown: list[str] = []
     if value == "all" and not by_index:
         return [str(number) for number in range(there)]

@@ -1,4 +1,4 @@
-"""This machine's network: free ports and who listens on others, interfaces, RDMA adapters, routes."""
+"""The machine's network: free ports and who listens on others, interfaces, RDMA adapters, routes."""
 
 from __future__ import annotations
 
@@ -91,7 +91,7 @@ def _can_bind(family: int, address: tuple[object, ...]) -> bool:
 
 
 def listener(port: int) -> str:
-    """Who listens on a port, as `pid 17 (python)`; empty when it is nobody that we may look into."""
+    """The process that listens on a port, as `pid 17 (python)`; "": we may look into none that does."""
     import psutil  # only errors and preflight need it
 
     with contextlib.suppress(psutil.Error, OSError):
@@ -111,9 +111,6 @@ def port_error(port: int) -> tuple[int, str] | None:
     return None
 
 
-# -- network interfaces and RDMA adapters ------------------------------------------------------
-
-
 _SIOCGIFCONF, _SIOCGIFFLAGS = 0x8912, 0x8913  # Linux, sockios.h
 _IFREQ_BYTES = 40 if sys.maxsize > 1 << 32 else 32
 _MOST_ADDRESSES = 4096
@@ -130,7 +127,7 @@ _DISCARD = 9  # a UDP socket that is only connected sends nothing, so any port w
 
 
 class Interface(Struct, frozen=True, kw_only=True):
-    """One network interface that has addresses."""
+    """A network interface that has addresses."""
 
     name: str
     addresses: tuple[str, ...]
@@ -148,13 +145,13 @@ class Interface(Struct, frozen=True, kw_only=True):
         return all(address.is_link_local or address.is_loopback for address in parsed)
 
 
-def named(found: Sequence[Interface]) -> str:
+def named(among: Sequence[Interface]) -> str:
     """For people: `eth0 (10.0.0.7), net1 (10.1.0.7)`; a node's own network may have hundreds."""
-    return listed([f"{one.name} ({one.addresses[0]})" for one in found], _SHOWN)
+    return listed([f"{interface.name} ({interface.addresses[0]})" for interface in among], _SHOWN)
 
 
 class AdapterPort(Struct, frozen=True):
-    """One port of an RDMA adapter."""
+    """A port of an RDMA adapter."""
 
     device: str
     port: int
@@ -223,7 +220,7 @@ def _ports_below(folder: Path) -> Iterator[AdapterPort]:
 
 
 def port_errors(root: Path = Path("/")) -> dict[tuple[str, int, str], int]:
-    """What RDMA ports have counted of errors since their drivers were loaded: by device, port and counter."""
+    """The error counters of RDMA ports since their drivers were loaded: by device, port and counter."""
     ports = [port for port in (root / "sys/class/infiniband").glob("*/ports/*") if port.name.isdigit()]
     texts = {
         (port.parts[-3], int(port.name), path.name): files.text(path).strip()
@@ -250,8 +247,6 @@ def source_to(address: str) -> str:
         probe.connect((address, _DISCARD))
         return str(probe.getsockname()[0]).partition("%")[0]
 
-
-# -- sockets of the control plane --------------------------------------------------------------
 
 _BACKLOG = 4096  # the kernel cuts it to net.core.somaxconn
 _MOST_IDLE_S = 32_767  # that the kernel takes for TCP_KEEPIDLE

@@ -1,4 +1,4 @@
-"""One trial in a process of its own, started by path with `-I -S`: only the standard library, as little as can be.
+"""A trial in a process of its own, started by path with `-I -S`: only the standard library, as little as can be.
 
 `probe.py storage FOLDER SECONDS` writes, renames and reads back a file, `probe.py memlock BYTES SECONDS` locks
 memory; `leave` and `remove` take a path, `seek` a JSON list of paths in one folder. Each stage is told before it
@@ -29,13 +29,13 @@ def main() -> None:
         tell(values=values)
 
 
-def tell(**said: object) -> None:
-    """One line for who started us."""
-    os.write(1, json.dumps(said).encode() + b"\n")
+def tell(**report: object) -> None:
+    """Print a line for the process that started us."""
+    os.write(1, json.dumps(report).encode() + b"\n")
 
 
 def storage(folder: str) -> dict[str, float]:
-    """What a checkpoint does: create, write, fsync, rename, fsync the folder, read back, unlink."""
+    """Do as a checkpoint does: create, write, fsync, rename, fsync the folder, read back, unlink."""
     # Random, as all nodes share it, and one that was killed here may have left a file.
     name = os.path.join(folder, f".trainer-launch-probe-{os.uname().nodename}-{os.urandom(8).hex()}")
     data = os.urandom(_SIZE)
@@ -93,7 +93,7 @@ def leave(path: str) -> dict[str, float]:
 
 
 def seek(argument: str) -> dict[str, float]:
-    """Which of these paths in one folder are there."""
+    """The paths of a list, all in one folder, that exist."""
     paths = json.loads(argument)
     tell(stage="look")
     os.stat(os.path.dirname(paths[0]))

@@ -1,12 +1,10 @@
-"""What Python has no words for: death signals, mapped files, and what /proc shows as our command line."""
+"""Calls that Python lacks: death signals, mapped files, and the command line that /proc shows."""
 
 from __future__ import annotations
 
 import contextlib
 import ctypes
 import mmap
-import os
-from collections.abc import Callable, Sequence
 
 _LIBC = ctypes.CDLL(None, use_errno=True)
 _LIBC.sbrk.restype = ctypes.c_void_p
@@ -14,9 +12,6 @@ _PR_SET_PDEATHSIG = 1
 _PR_SET_MM = 35
 _PR_SET_MM_MAP = 14
 _MADV_DONTNEED = 4
-_MPOL_PREFERRED = 1
-_SET_MEMPOLICY = {"x86_64": 238, "aarch64": 237, "ppc64le": 261, "s390x": 270}  # the system call's number
-_WORD = 8 * ctypes.sizeof(ctypes.c_ulong)
 
 
 class _MemoryMap(ctypes.Structure):
@@ -65,29 +60,6 @@ def drop_mapped_files() -> None:
                 low, high = (int(word, 16) for word in words[0].split(b"-")) if is_files else (0, 0)
             elif words[0] == b"Anonymous:" and words[1] == b"0" and high:
                 _LIBC.madvise(low, high - low, _MADV_DONTNEED)
-
-
-def binder(local_rank: int, cpus: Sequence[int], node: int | None) -> Callable[[], None]:
-    """What binds the process that calls it to CPUs and a NUMA node's memory; a failure is only told.
-
-    The first worker alone tells of memory, as the default seccomp profile forbids set_mempolicy to all of them.
-    Memory is then at the CPU that touches it first: the same, as long as no thread leaves the worker's CPUs.
-    """
-    number = _SET_MEMPOLICY.get(os.uname().machine, -1)
-    mask = (ctypes.c_ulong * ((node or 0) // _WORD + 1))()
-    mask[-1] = 1 << (node or 0) % _WORD
-
-    def bind() -> None:
-        try:
-            os.sched_setaffinity(0, cpus)
-        except (OSError, AttributeError) as problem:
-            os.write(2, f"[trainer-launch] this worker is not bound to CPUs: {problem}\n".encode())
-        size = ctypes.c_ulong(len(mask) * _WORD + 1)
-        if node is not None and _LIBC.syscall(number, _MPOL_PREFERRED, mask, size) != 0 and local_rank == 0:
-            why = os.strerror(ctypes.get_errno())
-            os.write(2, f"[trainer-launch] workers take memory from any NUMA node: {why}\n".encode())
-
-    return bind
 
 
 def show_as(argv: list[bytes], environment: list[bytes]) -> mmap.mmap | None:

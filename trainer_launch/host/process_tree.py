@@ -1,4 +1,4 @@
-"""Who lives below a process, and with which environment it was started, as /proc tells; and killing all of them."""
+"""Processes below a process, and the environment each was started with, as /proc has them; killing all of them."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _SWEEPS = 100  # looks of one sweep; each finds only what was forked during the 
 
 
 class ProcessEntry(Struct, frozen=True):
-    """One live process, as /proc/PID/stat has it; (pid, started) is never used twice."""
+    """A live process, as /proc/PID/stat has it; (pid, started) is never used twice."""
 
     pid: int
     name: str
@@ -33,7 +33,7 @@ class ProcessEntry(Struct, frozen=True):
 
     @property
     def key(self) -> tuple[int, int]:
-        """What tells it from a later process with the same number."""
+        """The identity that no later process with the same number has."""
         return self.pid, self.started
 
     def __str__(self) -> str:
@@ -129,24 +129,24 @@ def descendants(of: int, proc: str = "/proc") -> tuple[ProcessEntry, ...]:
     below: dict[int, list[ProcessEntry]] = {}
     for entry in entries.values():
         below.setdefault(entry.parent, []).append(entry)
-    found, queue = [], [of]
+    entries_below, queue = [], [of]
     while queue:
         children = below.get(queue.pop(), [])
-        found += children
+        entries_below += children
         queue += [child.pid for child in children]
-    return tuple(entry for entry in found if entry.state not in "ZX")
+    return tuple(entry for entry in entries_below if entry.state not in "ZX")
 
 
 def children(of: int, proc: str = "/proc") -> frozenset[int] | None:
     """Return the pids of a process's children, None where the kernel does not tell (CONFIG_PROC_CHILDREN)."""
-    found: set[int] = set()
+    pids: set[int] = set()
     try:
         for task in os.listdir(f"{proc}/{of}/task"):
             with open(f"{proc}/{of}/task/{task}/children", "rb") as file:
-                found |= {int(word) for word in file.read().split()}
+                pids |= {int(word) for word in file.read().split()}
     except (OSError, ValueError):
         return None
-    return frozenset(found) if all(pid > 0 for pid in found) else None  # 0 would be all of us
+    return frozenset(pids) if all(pid > 0 for pid in pids) else None  # 0 would be all of us
 
 
 def bearing(of: int, names: Collection[str], proc: str = "/proc") -> frozenset[tuple[int, int]]:
@@ -203,11 +203,11 @@ def kill(child: int, *, below_first: bool = True) -> None:
 
 
 def _above(entry: ProcessEntry, by_pid: Mapping[int, ProcessEntry]) -> tuple[ProcessEntry, ...]:
-    found: list[ProcessEntry] = []
-    while entry.parent in by_pid and len(found) < len(by_pid):
+    chain: list[ProcessEntry] = []
+    while entry.parent in by_pid and len(chain) < len(by_pid):
         entry = by_pid[entry.parent]
-        found.append(entry)
-    return tuple(found)
+        chain.append(entry)
+    return tuple(chain)
 
 
 def _scan(proc: str) -> Iterator[ProcessEntry]:
@@ -215,9 +215,6 @@ def _scan(proc: str) -> Iterator[ProcessEntry]:
         entry = read(int(name), proc) if name.isdigit() else None
         if entry is not None:  # None: it ended while we were reading
             yield entry
-
-
-# -- what every thread of a process is doing ---------------------------------------------------
 
 
 _THREADS = 64  # shown of each process

@@ -1,4 +1,4 @@
-"""What our own processes leave for each other: variables, and files of the private directory of a run.
+"""Variables, and files of the private directory of a run, that our own processes leave for each other.
 
 PID 1, the workers and `status` tell each other things here; nobody else writes to it.
 Messages are in `membership/protocol.py`, `preflight/cluster/preflight_messages.py` and `pytorch/messages.py`. What
@@ -54,7 +54,7 @@ def errors_in(folder: str) -> str:
 
 
 def progress_file(folder: str, local_rank: int) -> str:
-    """What a worker has said by `report()`."""
+    """The file of a worker's `report()`."""
     return f"{folder}/{PROGRESS}{local_rank}{PROGRESS_END}"
 
 
@@ -98,9 +98,6 @@ def _append(path: str, data: bytes) -> None:
         os.write(fd, data)
     finally:
         os.close(fd)
-
-
-# -- the folder of a run, and those that killed runs have left ---------------------------------
 
 
 # A run locks its folder as long as it lives, also when it is killed. So PID 1 may remove those of its user that are

@@ -45,7 +45,7 @@ class Space(Struct, frozen=True):
 
 
 class Segment(Struct, frozen=True):
-    """One file of the memory file system, as `lstat` has it."""
+    """A file of the memory file system, as `lstat` has it."""
 
     name: str
     inode: int
@@ -55,39 +55,39 @@ class Segment(Struct, frozen=True):
 
     @property
     def key(self) -> tuple[str, int]:
-        """What tells it from a later one of the same name."""
+        """The identity that no later segment of the same name has."""
         return self.name, self.inode
 
 
 def space(folder: str = FOLDER) -> Space | None:
     """Measure; None where there is no such folder."""
     try:
-        found = os.statvfs(folder)
+        status = os.statvfs(folder)
     except OSError:
         return None
-    return Space(found.f_blocks * found.f_frsize, found.f_bavail * found.f_frsize)
+    return Space(status.f_blocks * status.f_frsize, status.f_bavail * status.f_frsize)
 
 
 def segments(folder: str = FOLDER) -> tuple[Segment, ...]:
     """List the regular files directly in it, the largest first; links and folders are no segments."""
     try:
         with os.scandir(folder) as entries:
-            found = [
+            listing = [
                 segment for _, entry in zip(range(MAX_SEGMENTS), entries, strict=False) for segment in _of(entry)
             ]
     except OSError:
         return ()
-    return tuple(sorted(found, key=lambda segment: (-segment.size_bytes, segment.name)))
+    return tuple(sorted(listing, key=lambda segment: (-segment.size_bytes, segment.name)))
 
 
 def _of(entry: os.DirEntry[str]) -> Iterator[Segment]:
     try:
-        seen = entry.stat(follow_symlinks=False)
+        status = entry.stat(follow_symlinks=False)
     except OSError:  # it went away while we were looking
         return
-    if stat.S_ISREG(seen.st_mode):
-        taken = seen.st_blocks * 512
-        yield Segment(entry.name, seen.st_ino, seen.st_dev, seen.st_uid, taken)
+    if stat.S_ISREG(status.st_mode):
+        taken = status.st_blocks * 512
+        yield Segment(entry.name, status.st_ino, status.st_dev, status.st_uid, taken)
 
 
 def may_enlarge(root: Path = Path("/")) -> bool:
@@ -150,30 +150,19 @@ def write_error(size_bytes: int, folder: str = FOLDER) -> int | None:
     return None
 
 
-# -- what dead processes have left there -------------------------------------------------------
-
-# Shared memory that dead processes of this run have left behind, and nothing else, is removed.
+# A segment is removed when a dead process of this run has left it behind, which means that all of this holds:
 #
-# A segment is ours to remove when all of this holds:
-#
-# - its name is one that a framework gives to what its processes share (`FAMILIES`), so a data set that somebody
-#   copied into /dev/shm stays, and so does every name that we do not know;
+# - its name is one that a framework gives to what its processes share (`FAMILIES`); every other name stays;
 # - it belongs to our user, is a regular file with one name, and was not there before this run began;
-# - the kernel grants a write lease on it. It does so only when no process on this machine has the file open or
-#   mapped: not in our pid namespace, not in a sidecar that shares the pod's /dev/shm, not on the host with hostIPC.
-#   So no list of processes is trusted: one that we cannot see, or may not look into, still counts. A kernel without
-#   leases means: keep;
+# - the kernel grants a write lease on it, which it does only when no process on this machine has the file open or
+#   mapped: also none of another pid namespace, of a sidecar, or of the host. A kernel without leases means: keep;
 # - a pid in its name (`torch_<pid>_…`) is of no process that we can see: its maker may still hand it on.
 #
-# "Before this run began" is what lay there at our first start. In a pod /dev/shm outlives the container: when the
-# container was killed, its successor continues with what its predecessor had written down as there before it
-# (`Baseline`). It trusts that note only as PID 1 of a pid namespace, when it has our host name and user, and when
-# the lock on it is free: then all that the predecessor had started died with it. At a good end the note goes.
+# What was there before is what lay there at our first start. In a pod /dev/shm outlives a killed container, whose
+# successor reads the note that `Baseline` has written. It trusts the note only as PID 1 of a pid namespace, with
+# our host name and user, and a free lock: then all that the predecessor had started died with it.
 #
-# What remains: a neighbour's segment that was made since, between its maker's close and its reader's open. A note
-# that cannot be written (the Flux contract mounts /dev/shm read-only) only means no memory across restarts.
-
-
+# What remains: a neighbour's segment that was made since, between its maker's close and its reader's open.
 FAMILIES = re.compile(
     r"torch_(?P<pid>\d+)_\d+(_\d+)?"  # torch's tensors by the file_system strategy
     r"|psm_[0-9a-f]+"  # Python's SharedMemory
@@ -193,7 +182,7 @@ Key = tuple[str, int]
 
 
 class Removed(Struct, frozen=True):
-    """What one sweep took away."""
+    """The result of a sweep."""
 
     count: int = 0
     size_bytes: int = 0
@@ -214,24 +203,24 @@ def sweep(before: Collection[Key], folder: str = FOLDER) -> Removed:
     return Removed(len(gone), sum(segment.size_bytes for segment in gone))
 
 
-def _remove_unheld(found: Collection[Segment], folder: str) -> tuple[Segment, ...]:
-    if not found:
+def _remove_unheld(candidates: Collection[Segment], folder: str) -> tuple[Segment, ...]:
+    if not candidates:
         return ()
     try:
         place = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     except OSError:
         return ()
     try:
-        return tuple(segment for segment in found if _take(place, segment))
+        return tuple(segment for segment in candidates if _take(place, segment))
     finally:
         os.close(place)
 
 
 def _may_be_ours(segment: Segment) -> bool:
-    known = FAMILIES.fullmatch(segment.name)
-    if known is None or segment.uid != os.geteuid():
+    family = FAMILIES.fullmatch(segment.name)
+    if family is None or segment.uid != os.geteuid():
         return False
-    return known["pid"] is None or not os.path.exists(f"/proc/{known['pid']}")
+    return family["pid"] is None or not os.path.exists(f"/proc/{family['pid']}")
 
 
 def _take(place: int, segment: Segment) -> bool:
@@ -241,8 +230,8 @@ def _take(place: int, segment: Segment) -> bool:
     except OSError:
         return False
     try:
-        seen = os.fstat(held)
-        if not stat.S_ISREG(seen.st_mode) or seen.st_nlink != 1 or seen.st_ino != segment.inode:
+        status = os.fstat(held)
+        if not stat.S_ISREG(status.st_mode) or status.st_nlink != 1 or status.st_ino != segment.inode:
             return False
         fcntl.fcntl(held, fcntl.F_SETSIG, _LEASE_SIGNAL)
         fcntl.fcntl(held, fcntl.F_SETLEASE, fcntl.F_WRLCK)
@@ -255,17 +244,17 @@ def _take(place: int, segment: Segment) -> bool:
 
 
 class Baseline:
-    """What lay in /dev/shm before this run: known to the end, and as PID 1 over a container's restart."""
+    """The contents of /dev/shm before this run: remembered to the end, and as PID 1 over a container's restart."""
 
     def __init__(self, hostname: str, folder: str = FOLDER, *, is_pid1: bool | None = None) -> None:
         self._hostname = hostname
         self._folder = folder
         self._note = -1
         self.removed = Removed()  # of a predecessor in this pod
-        found = self._predecessors() if (os.getpid() == 1 if is_pid1 is None else is_pid1) else None
-        if found is not None:
-            self.removed = sweep(found, folder)
-        self.before = frozenset(found if found is not None else (s.key for s in segments(folder)))
+        inherited = self._predecessors() if (os.getpid() == 1 if is_pid1 is None else is_pid1) else None
+        if inherited is not None:
+            self.removed = sweep(inherited, folder)
+        self.before = frozenset(inherited if inherited is not None else (s.key for s in segments(folder)))
         self._write()
 
     def sweep(self) -> Removed:
@@ -287,17 +276,17 @@ class Baseline:
             note = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC, 0o600)
         except OSError:
             return None
-        seen = os.fstat(note)
+        status = os.fstat(note)
         try:
-            if not stat.S_ISREG(seen.st_mode) or seen.st_uid != os.geteuid() or seen.st_nlink != 1:
+            if not stat.S_ISREG(status.st_mode) or status.st_uid != os.geteuid() or status.st_nlink != 1:
                 raise OSError
             fcntl.flock(note, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            said = os.read(note, _MAX_NOTE_BYTES)
+            content = os.read(note, _MAX_NOTE_BYTES)
         except OSError:  # another launcher lives beside us and shares this folder: its note
             os.close(note)
             return None
         self._note = note
-        return _parsed(said, self._hostname)
+        return _parsed(content, self._hostname)
 
     def _write(self) -> None:
         if self._note >= 0:
@@ -307,9 +296,9 @@ class Baseline:
                 os.pwrite(self._note, text, 0)
 
 
-def _parsed(said: bytes, hostname: str) -> frozenset[Key] | None:
+def _parsed(content: bytes, hostname: str) -> frozenset[Key] | None:
     try:
-        note = json.loads(said)
+        note = json.loads(content)
         if note["hostname"] != hostname:
             return None
         return frozenset((str(name), int(inode)) for name, inode in note["before"])

@@ -18,7 +18,7 @@ LOCAL = (
     *("btrfs", "devtmpfs", "ext2", "ext3", "ext4", "f2fs"),
     *("overlay", "proc", "ramfs", "sysfs", "tmpfs", "xfs", "zfs"),
 )
-_KNOWN_S = 60.0  # how long a path's mount is taken to be the same
+_REMEMBERED_S = 60.0  # how long a path's mount is taken to be the same
 _MOST = 100  # paths: each restart has others
 _MOST_LINKS = 40  # symbolic links of a path, as in the kernel
 T = TypeVar("T")
@@ -27,7 +27,7 @@ _waiting: dict[threading.Thread, str] = {}  # calls that have not returned in ti
 
 
 def within(path: str, default: T, call: Callable[..., T], *args: object, wait_s: float = WAIT_S) -> T:
-    """What `call(*args)` returns, or `default` if that takes too long.
+    """Return the result of `call(*args)`, or `default` if that takes too long.
 
     `path` is what the call touches; on a local file system it is an ordinary call. While a call still hangs, others
     on the same mount are not tried.
@@ -84,8 +84,8 @@ def _hangs(what: str) -> bool:
 
 
 def _mount_of(path: str) -> tuple[str, bool]:
-    looked_s, mount, is_local = _mounts.get(path, (-_KNOWN_S, "", False))
-    if time.monotonic() - looked_s < _KNOWN_S:
+    looked_s, mount, is_local = _mounts.get(path, (-_REMEMBERED_S, "", False))
+    if time.monotonic() - looked_s < _REMEMBERED_S:
         return mount, is_local
     mount, kind = mount_of(path)
     if len(_mounts) > _MOST:

@@ -1,4 +1,4 @@
-"""What killed processes leave in the folder for temporary files: the folders in which they listened.
+"""Leftovers of killed processes in the folder for temporary files: the folders in which they listened.
 
 `multiprocessing` makes `pymp-…` and torch's manager of shared memory `torch-shm-dir-…`, each with its sockets, and
 removes them at an orderly end. Such a folder is a dead process's if no socket in it has a listener: no process of
@@ -45,10 +45,10 @@ def sweep(place: str) -> int:
 
 
 def _remove(folder: str, bound: str) -> bool:
-    """Whether it was a dead process's, and is gone."""
+    """Remove a dead process's folder; whether it was and is gone."""
     try:
-        found = os.lstat(folder)
-        if not stat.S_ISDIR(found.st_mode) or found.st_uid != os.geteuid():
+        status = os.lstat(folder)
+        if not stat.S_ISDIR(status.st_mode) or status.st_uid != os.geteuid():
             return False
         paths = [os.path.join(folder, name) for name in os.listdir(folder)]
         if not paths or not all(f" {path}\n" not in bound and _is_dead(path) for path in paths):

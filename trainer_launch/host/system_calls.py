@@ -1,4 +1,4 @@
-"""What a thread waits for: the system call that it sleeps in, and the files and connections of this call.
+"""The system call in which a thread waits, and the files and connections of this call.
 
 /proc/PID/syscall may be read of one's own children, also with the kernel's default restrictions of ptrace. Where it
 may not be read, or the machine is neither x86_64 nor aarch64, nothing is known.
@@ -18,7 +18,7 @@ from trainer_launch.host import files
 
 
 class CallKind(Enum):
-    """What kind of system call a thread sleeps in."""
+    """The kind of a system call."""
 
     DATA = "data"  # reads or writes one descriptor
     PATH = "path"  # opens a file, asks about it, or closes it
@@ -99,7 +99,7 @@ def of_other_threads(pid: int) -> Iterator[SystemCall]:
 
 
 def open_files(pid: int) -> frozenset[str]:
-    """What all descriptors of a process lead to."""
+    """The targets of all descriptors of a process."""
     try:
         return frozenset(_link(pid, int(fd)) for fd in os.listdir(f"/proc/{pid}/fd"))
     except OSError:

@@ -56,19 +56,17 @@ class _Direction:
 
 
 class Channel:
-    """One end of a connection."""
+    """An end of a connection."""
 
     def __init__(self, secret: bytes | None) -> None:
         self._secret = secret
         self._nonce = ""
-        self.is_known = False  # the other end has signed a line
+        self.has_proved_itself = False  # the other end has signed a line
         self._out: _Direction | None = None
         self._in: _Direction | None = None
 
-    # -- the server's end -----------------------------------------------------------------------
-
     def challenge(self) -> str:
-        """What the server asks a client to prove its knowledge with; "" without a secret."""
+        """The server's demand of a proof; "" without a secret."""
         self._nonce = "" if self._secret is None else f"{_SIGNED}{secrets.token_hex(16)}"
         return self._nonce
 
@@ -81,8 +79,6 @@ class Channel:
             return False
         self._begin(nonce, out=_FROM_SERVER, into=_FROM_CLIENT)
         return True
-
-    # -- the client's end -----------------------------------------------------------------------
 
     def challenged(self, nonce: str) -> str | None:
         """Take the server's challenge; why this server cannot prove that it knows the secret, if there is one."""
@@ -103,8 +99,6 @@ class Channel:
         self._begin(nonce, out=_FROM_CLIENT, into=_FROM_SERVER)
         return replace(message, proof=proof)  # type: ignore[type-var]
 
-    # -- both -----------------------------------------------------------------------------------
-
     def sign(self, line: bytes) -> bytes:
         """A line with its newline, as it goes out."""
         return line if self._out is None else self._out.signature(line) + b" " + line
@@ -120,7 +114,7 @@ class Channel:
         shown, _, text = line.partition(b" ")
         if not hmac.compare_digest(self._in.signature(text.rstrip(b"\n") + b"\n"), shown):
             raise SignatureError("a message was changed, repeated or lost on the way: its signature is wrong")
-        self.is_known = True
+        self.has_proved_itself = True
         return text
 
     def _proof(self, nonce: str, message: FirstMessage) -> str:

@@ -1,18 +1,16 @@
-"""Which other launchers are there, and how the job of one stands: connections that only ask."""
+"""Looks for the launchers of other nodes, and at how a job stands: connections that only ask."""
 
 from __future__ import annotations
 
 import contextlib
-import errno
 import logging
 import random
-import selectors
 import socket
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
-from trainer_launch.host.dns import Addresses, Answer, lookup_all
+from trainer_launch.host.dns import in_threads, is_absent
 from trainer_launch.membership import protocol as msg
 from trainer_launch.membership import timeouts
 from trainer_launch.membership.client import inquire
@@ -22,7 +20,7 @@ from trainer_launch.model.codec import MessageError
 from trainer_launch.model.errors import NodeError
 
 _log = logging.getLogger(__name__)
-_AT_ONCE = 256  # candidates, so that a look at many needs few descriptors
+_AT_ONCE = 256  # candidates, each with a thread and a descriptor
 
 
 class CandidateWatch:
@@ -61,21 +59,21 @@ class CandidateWatch:
             if wanted and not self._over and self._seats is not None:
                 try:
                     looked = self._look(self._seats, sorted(wanted))
-                except Exception as problem:  # noqa: BLE001 - no descriptor, or a defect: the next look may succeed
+                except Exception as problem:  # noqa: BLE001 - a defect, without which the next look may succeed
                     _log.warning("cannot look for other coordinators: %s: %s", type(problem).__name__, problem)
                     continue
                 self._looked(looked)
 
     def _look(self, seats: Seats, ranks: Sequence[int]) -> Looked:
-        """One look at all of them; who is not wanted any more, because it has joined, is left out."""
+        """Look at all of them once, but for those that are not wanted any more because they have joined."""
         begun_s = time.monotonic()
         there: set[int] = set()
         absent: set[int] = set()
         for start in range(0, len(ranks), _AT_ONCE):
             batch = self._wanted.intersection(ranks[start : start + _AT_ONCE])
-            found = look({rank: seats.endpoint(rank) for rank in batch})
-            there |= found[0]
-            absent |= found[1]
+            answering, refusing = look({rank: seats.endpoint(rank) for rank in batch})
+            there |= answering
+            absent |= refusing
         at_work = self._first_at_work(seats, self._wanted & there)
         return Looked(at_work, self._wanted & absent, time.monotonic() - begun_s)
 
@@ -92,77 +90,33 @@ def _pause_s() -> float:
     return timeouts.LOOK_EVERY_S * random.uniform(1 - timeouts.LOOK_JITTER, 1 + timeouts.LOOK_JITTER)
 
 
-def look(candidates: dict[int, Endpoint]) -> tuple[frozenset[int], frozenset[int]]:
-    """Who is there, and who seems not to be: no such name, or a kernel that refuses. Silence tells nothing."""
-    there: set[int] = set()
-    absent: set[int] = set()
-    names = list({endpoint.host for endpoint in candidates.values()})
-    addresses = lookup_all(names, timeouts.LOOK_NAMES_S, _first_address)
-    with selectors.DefaultSelector() as selector, contextlib.ExitStack() as stack:
-        for rank, endpoint in candidates.items():
-            sock = _begin(addresses[endpoint.host], endpoint.port)
-            if sock is None:
-                absent.add(rank)
-            elif isinstance(sock, socket.socket):
-                stack.enter_context(sock)
-                selector.register(sock, selectors.EVENT_WRITE, rank)
-        end_s = time.monotonic() + timeouts.LOOK_ANSWER_S
-        while selector.get_map() and time.monotonic() < end_s:
-            for key, mask in selector.select(max(0.0, end_s - time.monotonic())):
-                _go_on(selector, key, mask, there, absent)
-    return frozenset(there), frozenset(absent)
+def look(candidates: Mapping[int, Endpoint]) -> tuple[frozenset[int], frozenset[int]]:
+    """The ranks at whose addresses a launcher answers, and those that are absent; silence tells nothing."""
+    limit_s = timeouts.LOOK_NAMES_S + timeouts.LOOK_ANSWER_S
+    answers = in_threads([*candidates], lambda rank: _is_there(candidates[rank]), limit_s, threads=_AT_ONCE)
+    there, absent = (
+        frozenset(rank for rank, answer in answers.items() if answer is word) for word in (True, False)
+    )
+    return there, absent
 
 
-def _first_address(name: str) -> Addresses:
-    """The resolver's first, which a node would connect to."""
+def _is_there(endpoint: Endpoint) -> bool | None:
+    """Whether a launcher answers there; False: no such name, or a kernel that refuses; None: nobody knows."""
     try:
-        return frozenset({str(socket.getaddrinfo(name, None, type=socket.SOCK_STREAM)[0][4][0])})
-    except UnicodeError as problem:  # a label that is empty or too long
-        raise socket.gaierror(socket.EAI_FAIL, str(problem)) from None
-
-
-def _begin(found: Addresses | Answer, port: int) -> socket.socket | bool | None:
-    """A connection in the making; None: nobody is there; False: nothing is known."""
-    if isinstance(found, Answer):
-        return None if found in (Answer.NXDOMAIN, Answer.NO_DATA) else False
-    try:
-        family, kind, proto, _, address = socket.getaddrinfo(next(iter(found)), port, type=socket.SOCK_STREAM)[0]
-        sock = socket.socket(family, kind, proto)
-    except OSError:  # we have no descriptor
+        # The resolver's first address, which a node would connect to.
+        family, kind, proto, _, address = socket.getaddrinfo(endpoint.host, endpoint.port, type=socket.SOCK_STREAM)[
+            0
+        ]
+        with socket.socket(family, kind, proto) as sock:
+            sock.settimeout(timeouts.LOOK_ANSWER_S)
+            sock.connect(address)
+            return isinstance(msg.parse(sock.recv(4096).partition(b"\n")[0]), msg.Challenge) or None
+    except ConnectionRefusedError:
         return False
-    sock.setblocking(False)
-    number = sock.connect_ex(address)
-    if number in (0, errno.EINPROGRESS):
-        return sock
-    sock.close()
-    return None if number == errno.ECONNREFUSED else False
-
-
-def _go_on(
-    selector: selectors.BaseSelector, key: selectors.SelectorKey, mask: int, there: set[int], absent: set[int]
-) -> None:
-    sock = key.fileobj
-    assert isinstance(sock, socket.socket)
-    if mask & selectors.EVENT_WRITE:
-        number = sock.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR)
-        if number == 0:
-            selector.modify(sock, selectors.EVENT_READ, key.data)
-            return
-        if number == errno.ECONNREFUSED:
-            absent.add(key.data)
-    elif _is_challenge(sock):
-        there.add(key.data)
-    selector.unregister(sock)
-
-
-def _is_challenge(sock: socket.socket) -> bool:
-    try:
-        return isinstance(msg.parse(sock.recv(4096).partition(b"\n")[0]), msg.Challenge)
-    except (OSError, MessageError):
-        return False
-
-
-# -- how a job stands --------------------------------------------------------------------------
+    except socket.gaierror as problem:
+        return False if is_absent(problem) else None
+    except (OSError, UnicodeError, MessageError):  # silence, no descriptor, an invalid name, another program
+        return None
 
 
 def ask(

@@ -56,15 +56,12 @@ _MISPLACED = (
 )
 _log = logging.getLogger(__name__)
 _M = TypeVar("_M")  # the messages of a conversation
-_Said = TypeVar("_Said")  # those of the client
+_Sent = TypeVar("_Sent")  # those of the client
 _News = TypeVar("_News")  # what the client tells
 
 
-# -- of any server of ours -----------------------------------------------------------------------
-
-
 class LostError(Exception):
-    """This connection is over; its text says at which stage and why."""
+    """The connection is over; the text says at which stage and why."""
 
 
 class UnprovenError(LostError):
@@ -100,7 +97,7 @@ class Lines(Generic[_M]):
         self._rest = b""
 
     def ready(self) -> list[_M]:
-        """What has come so far."""
+        """The messages that have come so far."""
         messages = list(self._ready)
         self._ready.clear()
         return messages
@@ -168,18 +165,18 @@ class Lines(Generic[_M]):
         try:
             return self._parse(self._channel.check(line))
         except SignatureError as problem:
-            if self._channel.is_known:
+            if self._channel.has_proved_itself:
                 raise LostError(f"lost {self._who}: {problem}") from None
             raise self._unproven(line) from None
         except MessageError as problem:
             raise LostError(f"{self._who} sent an invalid message: {problem}") from None
 
     def _unproven(self, line: bytes) -> UnprovenError:
-        """It may say why in plain words: the secrets differ, or the versions."""
-        said: object = None
+        """The error for a server without the secret, which may say why: other secrets, other versions."""
+        message: object = None
         with contextlib.suppress(MessageError):
-            said = self._parse(line)
-        refused = said if isinstance(said, msg.Refused) else None
+            message = self._parse(line)
+        refused = message if isinstance(message, msg.Refused) else None
         why = "its secret differs, or it is another program" if refused is None else f"it says: {refused.reason}"
         return UnprovenError(
             f"what answers as {self._who}{self._place()} does not know the job's secret: {why}", refused
@@ -196,7 +193,7 @@ class Lines(Generic[_M]):
 def inquire(
     endpoint: Endpoint, job: str, secret: bytes | None = None, timeout_s: float = timeouts.STATUS_S
 ) -> msg.Message:
-    """What the coordinator answers to the question how the job stands; launchers of all versions know it.
+    """The coordinator's answer to the question how the job stands; launchers of all versions understand it.
 
     Raises:
         NodeError: nobody answers there.
@@ -215,20 +212,20 @@ def inquire(
         raise NodeError(f"the coordinator at {endpoint} cannot be asked: {problem}") from None
 
 
-class ReconnectingClient(ABC, Generic[_M, _Said, _News]):
+class ReconnectingClient(ABC, Generic[_M, _Sent, _News]):
     """The client of a server of ours: one daemon thread, which connects again whenever its connection is lost.
 
     `wake` is called by the thread after each piece of news, for who sleeps elsewhere than in `receive`.
     """
 
     def __init__(
-        self, server: str, render: Callable[[_Said], bytes], pause_s: float, wake: Callable[[], None] = lambda: None
+        self, server: str, render: Callable[[_Sent], bytes], pause_s: float, wake: Callable[[], None] = lambda: None
     ) -> None:
         self._server = server  # for people
         self._render = render
         self._first_pause_s = pause_s
         self._news: Queue[_News] = Queue()  # Python 3.10's SimpleQueue may wait for ever for a time that is over
-        self._unsent: deque[_Said] = deque()
+        self._unsent: deque[_Sent] = deque()
         self._lock = threading.Lock()
         self._is_over = False  # the server has said the last word
         self._was_let_in = False
@@ -252,7 +249,7 @@ class ReconnectingClient(ABC, Generic[_M, _Said, _News]):
     def _take(self, message: _M) -> None:
         """Act on what the server says."""
 
-    def send(self, message: _Said) -> None:
+    def send(self, message: _Sent) -> None:
         """Send a message now, or when the server is in reach again."""
         with self._lock:
             self._unsent.append(message)
@@ -273,8 +270,6 @@ class ReconnectingClient(ABC, Generic[_M, _Said, _News]):
         self._nudge()
         if threading.current_thread() is not self._thread:
             self._thread.join(timeout=1.0)
-
-    # -- the thread ---------------------------------------------------------------------------
 
     def _run(self) -> None:
         pause_s = self._first_pause_s
@@ -301,7 +296,7 @@ class ReconnectingClient(ABC, Generic[_M, _Said, _News]):
             return problem.refused
 
     def _talk(
-        self, sock: socket.socket, lines: Lines[_M], alive: _Said, every_s: float, silence_s: float = math.inf
+        self, sock: socket.socket, lines: Lines[_M], alive: _Sent, every_s: float, silence_s: float = math.inf
     ) -> None:
         """Send and hear until one side ends; `alive` is sent so often, and a silent server is lost."""
         with selectors.DefaultSelector() as selector:  # select() itself ends at descriptor 1024
@@ -352,9 +347,6 @@ class ReconnectingClient(ABC, Generic[_M, _Said, _News]):
     def _nudge(self) -> None:
         with self._lock, contextlib.suppress(OSError):  # full: it is due to wake up anyway; closed: nobody is there
             self._waker.send(b".")
-
-
-# -- a node's ------------------------------------------------------------------------------------
 
 
 class Connected(Struct, frozen=True):
@@ -492,14 +484,12 @@ class Client(ReconnectingClient[msg.Message, msg.FromNode, News]):
             return given
         coordinator, own = self.where()
         try:
-            found = socket.getaddrinfo(coordinator.host, coordinator.port, type=socket.SOCK_STREAM)
+            entries = socket.getaddrinfo(coordinator.host, coordinator.port, type=socket.SOCK_STREAM)
         except OSError:  # a resolver that fails for a moment; the name was found when we connected
-            found = []
-        if own is not None and all(own != address[0] for *_, address in found):
+            entries = []
+        if own is not None and all(own != address[0] for *_, address in entries):
             return own
         return name if coordinator.is_loopback else coordinator.host
-
-    # -- the thread ---------------------------------------------------------------------------
 
     def _rendered(self, message: msg.FromNode) -> bytes:
         """A Join may have waited for a coordinator for long: its notes are of now."""
@@ -549,7 +539,6 @@ class Client(ReconnectingClient[msg.Message, msg.FromNode, News]):
         except (LostError, OSError) as problem:  # it has ended after its first word, or we have no descriptor
             reason = str(problem) if isinstance(problem, LostError) else f"no connection: {problem.strerror}"
             if welcomed and not self._is_over:
-                self._said = reason  # whoever hears the news says it
                 self._tell(Disconnected(reason))
             elif endpoint == self._home and not self._is_over:
                 self._change(reason)
@@ -608,9 +597,9 @@ class Client(ReconnectingClient[msg.Message, msg.FromNode, News]):
         except LostError:
             # A coordinator of another version may not understand a Hello of ours, but answers this.
             with contextlib.suppress(NodeError):
-                told = inquire(endpoint, self._hello.job, self._secret, timeouts.LOOK_ANSWER_S)
-                if isinstance(told, msg.Refused) and not told.retry:
-                    return told
+                answer = inquire(endpoint, self._hello.job, self._secret, timeouts.LOOK_ANSWER_S)
+                if isinstance(answer, msg.Refused) and not answer.retry:
+                    return answer
             raise
 
     def _take(self, message: msg.Message) -> None:
@@ -639,7 +628,7 @@ class Client(ReconnectingClient[msg.Message, msg.FromNode, News]):
         return None
 
     def _remember(self, claim: Claim | None) -> None:
-        """What this node says from now on wherever it goes; only then it says that it has taken it."""
+        """Note a claim, which this node tells wherever it goes from now on; only then it says `Took`."""
         if claim is None:
             return
         self._hello = replace(self._hello, claims=remember(self._hello.claims, claim))

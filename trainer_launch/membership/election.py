@@ -1,4 +1,4 @@
-"""Who may form a generation: the rule that never lets two parts of a job train at the same time.
+"""The right to form a generation: the rule that never lets two parts of a job train at the same time.
 
 A claim is a generation as its members and its coordinator know it. It is sure once every member has taken it, and
 only then do workers start. The next generation needs, of the last sure claim and of every unsure one after it, the
@@ -55,30 +55,24 @@ def _is_unseen(state: JobState, rank: int) -> bool:
 
 
 def wanted_candidates(state: JobState) -> frozenset[int]:
-    """Which other launchers this one has to look for now."""
+    """The other launchers that this one has to look for now."""
     own = state.settings.candidate
     if own is None or state.end is not None or not state.peers:
         return frozenset()
     if own:
         return frozenset({0}) if runs(state) else frozenset(range(own))
-    if not is_beginning(state):
-        return frozenset()
+    if state.phase is not JobPhase.GATHERING or state.run is not None or binding(state):
+        return frozenset()  # the job has begun
     joined = {node.node_rank for node in state.nodes.values() if node.joined}
     return frozenset(range(state.settings.all_nodes)) - joined if joined else frozenset()
 
 
-def is_beginning(state: JobState) -> bool:
-    """Whether this launcher has to know which other launchers are there before it may begin the job."""
-    gathers = state.phase is JobPhase.GATHERING and bool(state.peers)
-    return gathers and state.settings.candidate == 0 and state.run is None and not binding(state)
-
-
 def binding(state: JobState) -> tuple[Claim, ...]:
     """The last sure claim that anyone here knows, and the unsure ones after it."""
-    known = {claim for node in state.nodes.values() if node.peer is not None for claim in node.claims}
-    known |= set(state.claims)
-    last = max((claim.generation for claim in known if claim.sure), default=-1)
-    ordered = sorted(known, key=lambda claim: (claim.generation, claim.coordinator, claim.ranks))
+    claims = {claim for node in state.nodes.values() if node.peer is not None for claim in node.claims}
+    claims |= set(state.claims)
+    last = max((claim.generation for claim in claims if claim.sure), default=-1)
+    ordered = sorted(claims, key=lambda claim: (claim.generation, claim.coordinator, claim.ranks))
     return tuple(
         claim
         for claim in ordered
@@ -87,7 +81,7 @@ def binding(state: JobState) -> tuple[Claim, ...]:
 
 
 def remember(claims: Iterable[Claim], new: Claim) -> tuple[Claim, ...]:
-    """What a node or a coordinator knows after a generation was formed: a sure claim ends all doubts before it."""
+    """The claims that still matter after a generation was formed: a sure claim ends all doubts before it."""
     if new.sure:
         return (new,)
     doubt = (False, new.coordinator, new.ranks)

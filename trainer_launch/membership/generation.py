@@ -38,12 +38,8 @@ _UNEVEN = "ProgramError"  # the exit reason of a job whose ranks do not run the 
 _LEFT = "PeerLost"  # the same, or the ranks that finished were asked to
 _LATE = "Hung"  # and of a job for one of whose ranks the others waited in vain
 _KILLS = (signal.SIGKILL, signal.SIGTERM)  # no worker dies of these because a peer has failed
-_CRASHED, _SAME = "Crashed", 3  # so many crashes at one place are no chance
 _MOST_NAMED = 8
 _MESSAGE_CHARS = 300  # of an exception
-
-
-# -- forming one ----------------------------------------------------------------------------------
 
 
 def settle(state: JobState, now_s: float) -> None:
@@ -58,7 +54,7 @@ def settle(state: JobState, now_s: float) -> None:
         _form(state, now_s)
         _reckon(state)
     if state.say_at_s is None:
-        state.say_at_s = now_s + max(timeouts.SAY_S, len(state.peers) / timeouts.TOLD_PER_S)
+        state.say_at_s = now_s + max(timeouts.SAY_S, len(state.peers) / timeouts.MESSAGES_PER_S)
 
 
 def _reckon(state: JobState) -> None:
@@ -85,7 +81,7 @@ def _form(state: JobState, now_s: float) -> None:
     state.nodes = {key: node for key, node in state.nodes.items() if node.peer is not None}
     state.refused.clear()  # whoever was refused is not missed
     state.run = Run(number=number, members=members, formed_s=now_s)
-    state.phase, state.generation, state.failure, state.said = JobPhase.FORMED, number, None, None
+    state.phase, state.generation, state.failure, state.announced = JobPhase.FORMED, number, None, None
     size, restarts = counted(len(chosen), "node"), counted(state.restarts, "restart")
     state.say(f"generation {number}: {size}, {restarts} so far", logging.DEBUG)
     _say_places(state, number, chosen)
@@ -101,7 +97,7 @@ def _form(state: JobState, now_s: float) -> None:
 
 
 def _say_replaced(state: JobState, members: Mapping[Key, int]) -> None:
-    """Which nodes take the places of which."""
+    """Say which nodes take the places of which."""
     before = () if state.run is None else state.run.members
     lost = [state.nodes[key].name if key in state.nodes else f"node {key}" for key in before if key not in members]
     new = [state.nodes[key].name for key in members if key not in before]
@@ -158,7 +154,7 @@ def _ranks(chosen: list[NodeRecord]) -> Iterator[tuple[int, int, int, int]]:
 
 
 def _choose(state: JobState) -> list[NodeRecord]:
-    """Who was in the last generation stays in; ranks follow the nodes' order, never the order of arrival."""
+    """The next members: those of the last generation stay in; ranks follow the nodes' order, never the arrival."""
     run = state.run
     joined = [node for node in state.nodes.values() if node.joined]
     last = (
@@ -191,7 +187,7 @@ def _form_at_s(state: JobState) -> float | None:
             settings.candidate == 0 or settings.by_arrival
         ) and state.run is None:  # more pods are about to start, or to come back
             ready_s = max(ready_s, begun_s + timeouts.WINDOW_S)
-    return max(ready_s, begun_s + timeouts.SETTLE_S) if _is_one_late(state) else ready_s
+    return max(ready_s, begun_s + timeouts.SETTLE_S) if _is_anyone_late(state) else ready_s
 
 
 def _has_spare(state: JobState) -> bool:
@@ -200,7 +196,7 @@ def _has_spare(state: JobState) -> bool:
     return state.settings.spares > 0 and any(node.node_rank >= most for node in _choose(state))
 
 
-def _is_one_late(state: JobState) -> bool:
+def _is_anyone_late(state: JobState) -> bool:
     """Whether a live member of the last generation still stops its workers; no spare takes its place meanwhile."""
     last = state.run.members if state.run else None
     return any(
@@ -221,9 +217,6 @@ def _admit_at_s(state: JobState) -> float | None:
     return state.joined_s + (timeouts.GATHER_S if prepared < room(state) else 0.0)
 
 
-# -- ending one, and the job ----------------------------------------------------------------------
-
-
 def die(
     state: JobState,
     reason: str,
@@ -236,8 +229,6 @@ def die(
     run = state.run
     if run is None or not runs(state):
         return
-    if _lasted_s(state, now_s) >= timeouts.CRASH_LOOP_S:
-        state.crashes = 0  # whatever has ended it
     begin_judging(state, (), now_s)
     state.phase, state.gather_from_s, state.admit_at_s = JobPhase.GATHERING, now_s, None
     state.say(f"generation {run.number} is over: {reason}", logging.DEBUG)
@@ -323,7 +314,7 @@ def _who(failed: msg.Failed) -> str:
 
 
 def _reason(node: NodeRecord, failed: msg.Failed) -> str:
-    """Which worker failed, and how; what is no worker's, such as the store's end, has a sentence of its own."""
+    """The worker that failed, and how; other failures, such as the store's end, have their own sentences."""
     if failed.exit_reason == _LATE and failed.signal == signal.SIGKILL:
         if failed.rank is None:
             return f"the workers on {node.name} were ended by the launcher, because they hung"
@@ -375,34 +366,13 @@ def charge(state: JobState) -> None:
         return
     if failure is not None:
         state.failure = replace(failure, seen=_notes_on(state, failure, suspicion))
-    failed, spent = suspicion.failed, why_spent(state.restarts, settings.max_restarts)
-    crash = failed.message if failed.exit_reason == _CRASHED else ""
-    state.same_crashes = state.same_crashes + 1 if crash and crash == state.same_crash else 1
-    state.same_crash = crash
+    spent = why_spent(state.restarts, settings.max_restarts)
     if spent is not None:
-        text = f"{reason or suspicion.reason}, and {spent}"
-        if state.same_crashes >= _SAME and state.failure is not None:
-            state.failure = replace(state.failure, helps=False)
-            text += f"; the same crash has ended {state.same_crashes} starts in a row"
-        give_up(state, text)
+        give_up(state, f"{reason or suspicion.reason}, and {spent}")
         return
     if reason:
         state.say(reason)
     state.restarts += 1
-    stumble(state, reason or suspicion.reason, suspicion.at_s)
-
-
-def stumble(state: JobState, reason: str, now_s: float) -> None:
-    """Count a generation that did not get far, but not for ever: further than any before it, it did get far."""
-    notes = [node.notes for node in state.nodes.values()]
-    progress = max((judge.progress(_bodies(judge, notes)) for judge in state.judges.values()), default=0)
-    progress = max([progress, *(node.step for node in state.nodes.values())])
-    is_early = state.run is not None and _lasted_s(state, now_s) < timeouts.CRASH_LOOP_S
-    state.crashes = state.crashes + 1 if is_early and progress <= state.progress else 0
-    state.progress = max(progress, state.progress)
-    if state.crashes >= state.settings.crash_loop:
-        within = f"{state.crashes} times in a row within {timeouts.CRASH_LOOP_S:g} s of the start"
-        give_up(state, f"{reason}, and generations have failed {within}, with no new step")
 
 
 def note_loss(state: JobState, node: NodeRecord, now_s: float) -> None:
@@ -415,7 +385,7 @@ def note_loss(state: JobState, node: NodeRecord, now_s: float) -> None:
         return
     losses = (*losses, Loss(node.key, run.number, _lasted_s(state, now_s)))
     state.losses = losses
-    if not _is_one_stage(losses):
+    if not _are_at_same_stage(losses):
         return
     lasted_s = losses[-1].lasted_s
     stage = f"{lasted_s:.0f} s after the workers started" if lasted_s else "before its workers started"
@@ -428,7 +398,7 @@ def note_loss(state: JobState, node: NodeRecord, now_s: float) -> None:
     state.say(f"{reason}; this costs a restart")
 
 
-def _is_one_stage(losses: tuple[Loss, ...]) -> bool:
+def _are_at_same_stage(losses: tuple[Loss, ...]) -> bool:
     """Whether the latest losses came at one stage: at the start, or after nearly the same time."""
     latest = [loss.lasted_s for loss in losses[-timeouts.LOSSES :]]
     is_early = max(latest) < timeouts.START_S
@@ -436,12 +406,12 @@ def _is_one_stage(losses: tuple[Loss, ...]) -> bool:
 
 
 def _notes_on(state: JobState, failure: msg.GiveUp, suspicion: Suspicion) -> str:
-    """Who is killed cannot say why; what it and the others were in says more."""
+    """The notes on a worker that was killed, and so cannot say why: what the workers were in says more."""
     return "" if failure.signal is None else _explained(state, suspicion)
 
 
 def _explained(state: JobState, suspicion: Suspicion) -> str:
-    """What judges read in the notes of the nodes whose workers have ended."""
+    """The judges' words about the notes of the nodes whose workers have ended."""
     texts = (judge.explain_end(_bodies(judge, suspicion.notes)) for judge in state.judges.values())
     return "; ".join(filter(None, texts))
 
@@ -470,9 +440,6 @@ def end(state: JobState, word: msg.GiveUp | msg.Finished) -> None:
         state.send(peer, word)
 
 
-# -- ranks for which others waited in vain ----------------------------------------------------------
-
-
 def note_ends(state: JobState, key: Key, join: msg.Join, notes: Mapping[str, Any]) -> None:
     """Take in what a member of the last generation says of its workers when it joins again."""
     suspicion, run = state.suspicion, state.run
@@ -486,7 +453,7 @@ def note_ends(state: JobState, key: Key, join: msg.Join, notes: Mapping[str, Any
 
 
 def _name_cause(state: JobState, suspicion: Suspicion) -> str:
-    """Who made the victim wait in vain, in a sentence; "": it is not proved.
+    """The ranks for which the victim waited in vain, in a sentence; "": it is not proved.
 
     A rank that waited in vain says that a peer is gone or late, not which one or why. Ranks that finished are the
     cause only if every node has told how its workers ended; a late rank only if all members of its group reported.
@@ -526,9 +493,6 @@ def _node_of(state: JobState, rank: int | None) -> NodeRecord | None:
     return None
 
 
-# -- notes, and their judges ------------------------------------------------------------------------
-
-
 def carried(state: JobState, notes: Mapping[str, Any]) -> Mapping[str, Any]:
     """The notes in a Join or a Failed, as far as judges want them."""
     wanted = {topic: judge.carried for topic, judge in state.judges.items() if topic in notes}
@@ -549,7 +513,7 @@ def hear_note(state: JobState, node: NodeRecord, note: msg.Note, now_s: float) -
 
 
 def begin_judging(state: JobState, members: Sequence[MemberView], now_s: float) -> None:
-    """These members' workers are started; or, without members, the generation is over."""
+    """Tell the judges that these members' workers are started; or, without members, that the generation is over."""
     state.judges = {topic: judge.begin(members, now_s) for topic, judge in state.judges.items()}
 
 

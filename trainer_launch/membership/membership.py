@@ -1,4 +1,4 @@
-r"""Who is a member of the job, lost, back: what the coordinator does.
+r"""The coordinator's acts: which node is a member of the job, lost, back.
 
 Each thing that happens is a call that changes the state, and sends and says what follows.
 
@@ -24,7 +24,6 @@ from msgspec.structs import replace
 
 from trainer_launch.membership import protocol as msg
 from trainer_launch.membership import quarantine, timeouts
-from trainer_launch.membership.arrival import with_rank
 from trainer_launch.membership.election import binding, note_look
 from trainer_launch.membership.generation import (
     begin_judging,
@@ -41,7 +40,6 @@ from trainer_launch.membership.generation import (
     note_loss,
     send_members,
     settle,
-    stumble,
     tick_judges,
 )
 from trainer_launch.membership.notes import Judge
@@ -66,6 +64,8 @@ from trainer_launch.membership.state import (
 )
 from trainer_launch.model.exit_codes import MISCONFIGURED
 from trainer_launch.model.units import counted, listed, printable
+
+_MOST_UNOPENED = 5  # generations in a row whose store was not opened: it is no chance any more
 
 
 def begin(
@@ -115,9 +115,6 @@ def close(state: JobState, reason: str) -> None:
         end(state, msg.GiveUp(reason))
 
 
-# -- what a node says -------------------------------------------------------------------------
-
-
 def _hear(state: JobState, node: NodeRecord, message: msg.Message, now_s: float) -> None:
     match message:
         case msg.Join():
@@ -161,7 +158,7 @@ def _join(state: JobState, node: NodeRecord, join: msg.Join, now_s: float) -> No
         state.joined_s = now_s
     state.set_joined(node, True)
     node.prepared, node.notes, node.joined_s = join.prepared, node_notes, now_s
-    node.kept, node.step, node.last_generation = join.kept, join.step, join.generation
+    node.kept, node.last_generation = join.kept, join.generation
     node.is_faulty = quarantine.why_not(state, node.host, node.machine) is not None
     if node.node_rank != (state.settings.candidate or 0):
         quarantine.evict(state, node)
@@ -174,7 +171,7 @@ def _join(state: JobState, node: NodeRecord, join: msg.Join, now_s: float) -> No
 def _note_store(state: JobState, node: NodeRecord, store: msg.Store, now_s: float) -> None:
     run = state.run
     if run is not None and state.phase is JobPhase.FORMED and run.members.get(node.key) == 0:
-        run.store = store
+        run.store, state.unopened = store, 0
         _go(state, now_s)
 
 
@@ -209,12 +206,9 @@ def _note_done(state: JobState, node: NodeRecord, now_s: float) -> None:
         end(state, msg.Finished())
 
 
-# -- who is there, and who is lost ----------------------------------------------------------------
-
-
 def _greet(state: JobState, peer: int, hello: msg.Hello, now_s: float) -> None:
     """A node says who it is."""
-    stranger, hello = why_stranger(state.settings.job, hello), with_rank(state, hello)
+    stranger, hello = why_stranger(state.settings.job, hello), _with_rank(state, hello)
     refusal = stranger or _refusal(state, peer, hello, now_s) or quarantine.greet(state, hello, now_s)
     if refusal is not None:
         note_refused(state, hello, refusal)
@@ -248,7 +242,7 @@ def _greet(state: JobState, peer: int, hello: msg.Hello, now_s: float) -> None:
     state.restarts = max(state.restarts, hello.restarts)
     state.gather_from_s = now_s if state.gather_from_s is None else state.gather_from_s
     _watch_lease(state, node)
-    state.send(peer, msg.Welcome(state.settings.told_lease_s))
+    state.send(peer, msg.Welcome(state.settings.granted_lease_s))
     if state.end is not None:
         state.send(peer, state.end)
         return
@@ -256,6 +250,28 @@ def _greet(state: JobState, peer: int, hello: msg.Hello, now_s: float) -> None:
         reason = "this node or the coordinator was away, so its generation is over"
         state.send(peer, msg.Restart(hello.generation, reason))
     settle(state, now_s)
+
+
+def _with_rank(state: JobState, hello: msg.Hello) -> msg.Hello:
+    """A Hello with the node's rank; nodes without one get theirs as they come, after the coordinator's own node.
+
+    A node is identified by its host name. While it is away its rank waits for it, unless no other rank is free.
+    In a job that is complete a node gets a rank behind all others, and waits as a spare does.
+    """
+    if hello.node_rank is not None and not hello.arrives:
+        return hello
+    hosts, taken = state.hosts, set()
+    for rank, node in state.nodes.items():
+        is_back = node.incarnation == hello.incarnation or (node.is_away and node.host == hello.host)
+        if node.has_lease and not is_back:
+            taken.add(rank)
+    all_nodes = state.settings.all_nodes
+    free = set(range(1, max(all_nodes, 2 + max(taken, default=0)))) - taken
+
+    def order(rank: int) -> tuple[bool | int, ...]:
+        return rank != hello.node_rank, hosts.get(rank) != hello.host, rank >= all_nodes, rank in hosts, rank
+
+    return replace(hello, node_rank=min(free, key=order), arrives=True)
 
 
 def _refusal(state: JobState, peer: int, hello: msg.Hello, now_s: float) -> msg.Refused | None:
@@ -275,7 +291,7 @@ def _refusal(state: JobState, peer: int, hello: msg.Hello, now_s: float) -> msg.
     if old is None or old.peer is None or old.host == hello.host:
         return None
     # Who renews is heard every third of the lease: silence for half of it may well be the end of that node.
-    silent = now_s - old.heard_s > settings.told_lease_s / 2
+    silent = now_s - old.heard_s > settings.granted_lease_s / 2
     return msg.RefusedHere(
         f"{old.name} is there already, so {hello.host} cannot be node {rank} as well", retry=silent
     )
@@ -344,7 +360,7 @@ def _unlink(state: JobState, node: NodeRecord) -> None:
 
 
 def _watch_lease(state: JobState, node: NodeRecord) -> None:
-    ends_s = node.heard_s + state.settings.told_lease_s
+    ends_s = node.heard_s + state.settings.granted_lease_s
     state.lease_check_s = ends_s if state.lease_check_s is None else min(ends_s, state.lease_check_s)
 
 
@@ -365,7 +381,7 @@ def _resume(state: JobState, old: NodeRecord, node: NodeRecord) -> None:
     old.peer, old.is_away, old.heard_s, old.claims = peer, False, node.heard_s, node.claims
     _watch_lease(state, old)
     state.say(f"{node.name} is connected again within its lease; nothing restarts", logging.INFO)
-    state.send(peer, msg.Welcome(state.settings.told_lease_s))
+    state.send(peer, msg.Welcome(state.settings.granted_lease_s))
     # The first Go may have been lost with the connection.
     state.send(peer, msg.Go(run.number, run.store.host, run.store.port))
 
@@ -396,7 +412,7 @@ def _go_on_without(
 
 
 def _leave(state: JobState, node: NodeRecord, reason: str, now_s: float) -> None:
-    """It goes on purpose: it stays connected but is not waited for."""
+    """A node goes on purpose: it stays connected but is not waited for."""
     working = is_working(state, node.key)
     state.set_joined(node, False)
     node.returning = False
@@ -407,7 +423,7 @@ def _expire(state: JobState, now_s: float) -> None:
     """End the leases of those who were silent for too long, unless it is we who were not looking."""
     if state.lease_check_s is None or now_s < state.lease_check_s:
         return
-    lease_s = state.settings.told_lease_s
+    lease_s = state.settings.granted_lease_s
     nodes = [node for node in state.nodes.values() if node.has_lease]
     if now_s > state.lease_check_s + lease_s / 2:  # this process was stopped: their lines may not be read yet
         for node in nodes:
@@ -421,9 +437,6 @@ def _expire(state: JobState, now_s: float) -> None:
             _lose(state, node, how, now_s, since_s=node.heard_s)
     first_s = min((node.heard_s for node in state.nodes.values() if node.has_lease), default=None)
     state.lease_check_s = None if first_s is None else first_s + lease_s
-
-
-# -- time -------------------------------------------------------------------------------------
 
 
 def tick(state: JobState, now_s: float) -> None:
@@ -451,7 +464,9 @@ def _stop_waiting(state: JobState, now_s: float) -> None:
             _wait_for_start(state, host, state.run, now_s)
             return
         reason = f"{host.name} did not open the store in {state.settings.store_timeout_s:g} s"
-        stumble(state, reason, now_s)
+        state.unopened += 1
+        if state.unopened >= _MOST_UNOPENED:
+            give_up(state, f"{reason}, {state.unopened} times in a row")
         die(state, reason, now_s)
         return
     text = f"waited {state.settings.rejoin_timeout_s:g} s for {', '.join(missing(state)) or 'more nodes'}"
@@ -484,8 +499,8 @@ def _say(state: JobState) -> None:
     if now.missing and stopping == now.wanted - now.present:
         return
     peers = frozenset(node.peer for node in state.nodes.values() if node.joined and node.peer is not None)
-    before, informed = state.said or (None, frozenset())
-    state.said = now, peers
+    before, informed = state.announced or (None, frozenset())
+    state.announced = now, peers
     if now != before and now.missing:
         state.say(_sentence(state, now))
     for peer in sorted(peers if now != before else peers - informed):

@@ -51,7 +51,7 @@ Judgement: TypeAlias = "tuple[Judge, Sequence[Tell | str]]"  # a text is for peo
 
 
 class Judge(Struct, frozen=True, kw_only=True):
-    """What the coordinator makes of one topic's notes. This one ignores them; times are monotonic seconds."""
+    """The coordinator's reading of one topic's notes. The base class ignores them; times are monotonic seconds."""
 
     topic: ClassVar[str] = ""
     hears: ClassVar[Any] = None  # the kind of a body from a node; None: it has no notes
@@ -75,16 +75,12 @@ class Judge(Struct, frozen=True, kw_only=True):
         return self, ()
 
     def explain_end(self, bodies: Sequence[Any]) -> str:
-        """What nodes whose workers have ended carried, in words for people; "": nothing."""
+        """The notes of nodes whose workers have ended, in words for people; "": nothing."""
         return ""
 
     def explain_timeout(self, bodies: Sequence[Any], rank: int) -> tuple[str, Sequence[int]]:
-        """Who made a rank's collective time out, by what nodes carried: words and ranks; "", (): not proven."""
+        """The ranks that made a rank's collective time out, by the nodes' notes, and words; "", (): not proven."""
         return "", ()
-
-    def progress(self, bodies: Sequence[Any]) -> int:
-        """How far the job has ever come, by what nodes have carried; 0: nothing tells."""
-        return 0
 
     def status(self, now_s: float) -> object:
         """The body of what `status` shows."""

@@ -27,9 +27,6 @@ _VERSIONS_OF_0_1 = re.compile(r"^(.*) speaks version ([0-9]+), not ([0-9]+)$")
 _VERSION_OF_NODE = re.compile(r"(?<=uses protocol version )([0-9]+, )this node (?=[0-9]+;)")
 
 
-# -- fields ------------------------------------------------------------------------------------
-
-
 def _ascend(ranks: str) -> bool:
     """Each rank once, so that as many are read out of it as there are nodes at most: strangers send it, too."""
     end = 0
@@ -44,7 +41,7 @@ NodeRank: TypeAlias = Annotated[int, Meta(ge=0, le=MAX_NODES - 1)]
 Nodes: TypeAlias = Annotated[int, Meta(ge=0, le=MAX_NODES)]
 _Spans: TypeAlias = Annotated[str, Meta(min_length=1, max_length=MAX_TEXT)]
 _Role: TypeAlias = Annotated[str, Meta(max_length=_MAX_NAME)]  # any text, as torchrun has it
-_Seen: TypeAlias = Annotated[int, Meta(ge=0, le=2**31 - 1)]  # there are always numbers above it
+_Highest: TypeAlias = Annotated[int, Meta(ge=0, le=2**31 - 1)]  # there are always numbers above it
 _Workers: TypeAlias = Annotated[int, Meta(ge=0, le=MAX_RANKS)]  # of one node
 _AllWorkers: TypeAlias = Annotated[int, Meta(ge=0, le=MAX_NODES * MAX_RANKS)]
 _Rank: TypeAlias = Annotated[int, Meta(ge=0, le=2**31 - 1)]
@@ -83,9 +80,6 @@ _Claims: TypeAlias = Annotated[tuple[Claim, ...], Meta(max_length=MAX_CLAIMS)]
 Row: TypeAlias = tuple[NodeRank | None, Text, Name, Amount | None]
 
 
-# -- messages of status ------------------------------------------------------------------------
-
-
 class StatusQuery(Tagged, frozen=True, forbid_unknown_fields=False):
     """In place of a Hello: how does the job stand? A JobStatus is the answer, and the end of the connection."""
 
@@ -113,19 +107,16 @@ class JobStatus(Tagged, frozen=True):
     notes: _Notes = field(default_factory=dict)
 
 
-# -- from a node ------------------------------------------------------------------------------
-
-
 class Hello(Tagged, frozen=True, forbid_unknown_fields=False):
-    """Who is calling. A node that has been in the job before says what it has seen, should the server be new."""
+    """A node's first message. If it has been in the job before, it says what it saw, should the server be new."""
 
     version: Nodes
     job: Name
     node_rank: NodeRank | None  # None: it has none, and `arrives`
     host: Name
     incarnation: Name  # differs for every process that calls
-    generation: _Seen = 0  # the highest that it has seen
-    restarts: _Seen = 0  # likewise
+    generation: _Highest = 0  # the highest that it has seen
+    restarts: _Highest = 0  # likewise
     proof: Text | None = None  # see authentication.py
     claims: _Claims = ()  # the generations that it may still have a say about
     workers: _Workers = 0  # on this node; 0: torch's own agents settle ranks among themselves
@@ -134,12 +125,12 @@ class Hello(Tagged, frozen=True, forbid_unknown_fields=False):
     fault: Text = ""  # what its own preflight found faulty here
     label: Machine = ""  # where it is in the network, such as block-a/rack-3; "": it does not say
     nodes: Nodes = 0  # of the job, as this node was told, spares included; 0: their number may vary
-    arrives: bool = False  # it has no rank of its own, only what a coordinator gave it; see arrival.py
+    arrives: bool = False  # it has no rank of its own, only what a coordinator gave it; see membership.py
     listens: Port | None = None  # in preflight: where others look for it and test the way to it; None: at work
 
 
 class Join(Tagged, frozen=True):
-    """This node has no workers running and is ready for a generation above `generation`."""
+    """The node has no workers running and is ready for a generation above `generation`."""
 
     incarnation: Name
     generation: Count = 0  # the last one that it was in; a Join that is overtaken by a newer one means nothing
@@ -150,7 +141,6 @@ class Join(Tagged, frozen=True):
     notes: _Notes = field(default_factory=dict)
     may_be_asked: bool = False  # whether one that finished may have been told to, by a signal from elsewhere
     kept: _Workers = 0  # workers that wait here with their state of that generation
-    step: Count = 0  # of the newest state that its ranks have shared
 
 
 class Renew(Tagged, frozen=True):
@@ -158,7 +148,7 @@ class Renew(Tagged, frozen=True):
 
 
 class Took(Tagged, frozen=True):
-    """This node has heard of the generation, and will say so wherever it goes."""
+    """The node has heard of the generation, and will say so wherever it goes."""
 
     generation: Count
 
@@ -193,7 +183,7 @@ class Failed(Tagged, frozen=True):
 
 
 class Leave(Tagged, frozen=True):
-    """This node goes on purpose."""
+    """The node goes on purpose."""
 
     reason: Text
 
@@ -210,9 +200,6 @@ class Done(Tagged, frozen=True):
     """All workers of this node have succeeded."""
 
     generation: Count
-
-
-# -- from the server --------------------------------------------------------------------------
 
 
 class Challenge(Tagged, frozen=True):
@@ -234,11 +221,11 @@ class Refused(Tagged, frozen=True):
     retry: bool
 
 
-def refused_version(server: str, own: int, told: int) -> Refused | None:
+def refused_version(server: str, own: int, theirs: int) -> Refused | None:
     """The answer to a launcher of another version, whatever its secret."""
-    if told == own:
+    if theirs == own:
         return None
-    text = f"{server} (trainer-launch {__version__}) uses protocol version {own}, this node {told}"
+    text = f"{server} (trainer-launch {__version__}) uses protocol version {own}, this node {theirs}"
     return Refused(f"{text}; {_ADVICE}", retry=False)
 
 
@@ -258,7 +245,7 @@ class Quarantined(Refused, frozen=True):
 
 
 class Waiting(Tagged, frozen=True):
-    """Who is missing before the next generation; nobody while one runs."""
+    """The nodes that are missing before the next generation; none while one runs."""
 
     present: Nodes
     wanted: Nodes
@@ -293,7 +280,7 @@ class Go(Tagged, frozen=True):
 
 
 class Restart(Tagged, frozen=True):
-    """That generation is over: stop its workers and join again."""
+    """The generation of this number is over: stop its workers and join again."""
 
     generation: Count
     reason: Text

@@ -1,4 +1,4 @@
-"""Which machines are not admitted again, and why: a worker's death or a preflight proved them faulty.
+"""Machines that are not admitted again, and why: a worker's death or a preflight proved them faulty.
 
 The coordinator's launcher alone remembers them; the next coordinator begins with preflight's list.
 """

@@ -35,8 +35,6 @@ from trainer_launch.model import Endpoint, Hosting, Seats
 from trainer_launch.model.codec import MessageError
 from trainer_launch.model.errors import NodeError
 
-# -- connections: let them in, hear them, answer, drop who misbehaves ----------------------------
-
 MAX_CONNECTIONS = 8192
 MAX_UNGREETED = 200
 MAX_UNSENT_BYTES = 1 << 20  # what a peer may leave unread before it is dropped
@@ -44,7 +42,7 @@ _READ_BYTES = 65536
 _MANY_COMPLAINTS = 50
 _log = logging.getLogger(__name__)
 _Heard = TypeVar("_Heard")  # what is said to a server
-_Said = TypeVar("_Said")  # what it says itself
+_Sent = TypeVar("_Sent")  # what it says itself
 
 
 class Complaints:
@@ -53,17 +51,17 @@ class Complaints:
     def __init__(self, whose: str, log: Callable[[str], None]) -> None:
         self._whose = whose
         self._log = log
-        self._said: set[str] = set()
+        self._complaints: set[str] = set()
 
     def __call__(self, why: str, address: str) -> None:
         """Say that a connection from this address was dropped, and why, unless the same was said before."""
-        if why not in self._said and len(self._said) < _MANY_COMPLAINTS:
-            self._said.add(why)
+        if why not in self._complaints and len(self._complaints) < _MANY_COMPLAINTS:
+            self._complaints.add(why)
             self._log(f"{self._whose}: dropped a connection from {address}: {why} (said once)")
 
 
 class Connection:
-    """What is read and not yet a line, what is written and not yet sent."""
+    """Bytes that are read and not yet a line, bytes that are written and not yet sent."""
 
     def __init__(self, sock: socket.socket, peer: int, address: str, secret: bytes | None, at_s: float) -> None:
         self.sock = sock
@@ -105,7 +103,7 @@ class Connection:
             del self.unsent[:sent]
 
 
-class ServerConnections(ABC, Generic[_Heard, _Said]):
+class ServerConnections(ABC, Generic[_Heard, _Sent]):
     """A server and its connections, which are numbered in the order in which they came."""
 
     _hang_up_s = timeouts.HANG_UP_S
@@ -114,7 +112,7 @@ class ServerConnections(ABC, Generic[_Heard, _Said]):
         self,
         name: str,  # for people
         parse: Callable[[bytes], _Heard],
-        render: Callable[[_Said | Challenge | Refused], bytes],
+        render: Callable[[_Sent | Challenge | Refused], bytes],
         *,
         endpoint: Endpoint,
         nodes: int,  # that may come
@@ -141,8 +139,6 @@ class ServerConnections(ABC, Generic[_Heard, _Said]):
         if not allow_connections(nodes):
             log(TOO_FEW_FILES % nodes, logging.WARNING)
         self._max_connections = max(64, min(MAX_CONNECTIONS, spare_files()))
-
-    # -- what a server makes of it ------------------------------------------------------------
 
     @abstractmethod
     def _heard(self, connection: Connection, message: _Heard) -> None:
@@ -171,8 +167,6 @@ class ServerConnections(ABC, Generic[_Heard, _Said]):
         """Whether all is said, though nobody has stopped the server."""
         return False
 
-    # -- its beginning and its end ------------------------------------------------------------
-
     def start(self) -> int:
         """Listen, or raise NodeError; returns the port."""
         self._listener = listen(self._endpoint)
@@ -197,7 +191,7 @@ class ServerConnections(ABC, Generic[_Heard, _Said]):
                 self._turn()
             self._end("")
             self._work_off()
-        except Exception as problem:  # noqa: BLE001
+        except Exception as problem:  # noqa: BLE001 - a defect of ours, of which all nodes have to hear
             _log.critical("internal error in the %s", self._name, exc_info=True)
             self._events.clear()
             self._end(f"internal error in the {self._name}: {type(problem).__name__}: {problem}")
@@ -229,8 +223,6 @@ class ServerConnections(ABC, Generic[_Heard, _Said]):
         self._wake.close()
         self._waker.close()
         self._selector.close()
-
-    # -- its turns ----------------------------------------------------------------------------
 
     def _wait(self, due_s: float | None) -> None:
         """Sleep until something comes or is due, and hear everybody who has something to say."""
@@ -269,8 +261,6 @@ class ServerConnections(ABC, Generic[_Heard, _Said]):
             due, self._to_flush = self._to_flush, {}
             for connection in due.values():
                 self._serve(connection, selectors.EVENT_WRITE)
-
-    # -- who is let in ------------------------------------------------------------------------
 
     def _has_room(self) -> bool:
         return len(self._ungreeted) < MAX_UNGREETED and len(self._connections) < self._max_connections
@@ -327,8 +317,6 @@ class ServerConnections(ABC, Generic[_Heard, _Said]):
         connection.is_greeted = True
         self._ungreeted.pop(connection.peer, None)
 
-    # -- lines in, lines out ------------------------------------------------------------------
-
     def _serve(self, connection: Connection, mask: int) -> None:
         if connection.peer not in self._connections:
             return
@@ -353,7 +341,7 @@ class ServerConnections(ABC, Generic[_Heard, _Said]):
             self._heard(connection, message)
         return None
 
-    def _send(self, peer: int, message: _Said | Challenge | Refused) -> None:
+    def _send(self, peer: int, message: _Sent | Challenge | Refused) -> None:
         connection = self._connections.get(peer)
         if connection is None:
             return
@@ -412,9 +400,6 @@ def hang_up(connections: list[Connection], until_s: float) -> None:
                 connection.sock.settimeout(max(0.0, until_s - time.monotonic()))
                 if not connection.sock.recv(_READ_BYTES):
                     break
-
-
-# -- the coordinator ---------------------------------------------------------------------------
 
 
 def _say(text: str, level: int) -> None:
@@ -476,8 +461,6 @@ class Coordinator(ServerConnections[msg.Message, msg.FromServer]):
         self._candidates.close()
         super()._close()
 
-    # -- connections --------------------------------------------------------------------------
-
     def _looked(self, looked: Looked) -> None:
         self._events.append(lambda now_s: membership.look(self._state, looked, now_s))
         self._nudge()
@@ -505,9 +488,6 @@ class Coordinator(ServerConnections[msg.Message, msg.FromServer]):
         # A node in preflight learns, too, how the job stands: it does not join it yet.
         self._send(connection.peer, answer(message, self._state, time.monotonic()))
         return self._close_after_flush(connection.peer)
-
-
-# -- for a launcher that hosts it --------------------------------------------------------------
 
 
 @contextlib.contextmanager

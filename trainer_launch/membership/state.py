@@ -1,4 +1,4 @@
-"""What the coordinator knows of a job, and what it says to who asks: values and questions about them.
+"""The coordinator's view of a job, and its answers to questions about it.
 
 The functions of membership.py decide what follows, and change the JobState.
 """
@@ -28,13 +28,13 @@ MAX_NAMED = 16  # names in a Waiting
 
 
 class CoordinatorSettings(Struct, frozen=True, kw_only=True):
-    """What kind of job it is and how patient the coordinator is with it."""
+    """The kind of the job, and the coordinator's patience with it."""
 
     job: str
     min_nodes: int
     max_nodes: int
     spares: int = 0  # nodes beyond them, which wait to replace another
-    by_arrival: bool = False  # nodes have no ranks of their own; see arrival.py
+    by_arrival: bool = False  # nodes have no ranks of their own; see membership.py
     failing: tuple[str, ...] = ()  # hosts that preflight found faulty
     max_restarts: int  # failures that the job may have
     lease_s: float = timeouts.LEASE_S
@@ -43,7 +43,6 @@ class CoordinatorSettings(Struct, frozen=True, kw_only=True):
     store_timeout_s: float = timeouts.STORE_S
     candidate: int | None = None  # the rank of the node whose launcher this is; None: only node 0's is a candidate
     unseen_s: float = timeouts.UNSEEN_S
-    crash_loop: int = 5  # generations in a row that fail within CRASH_LOOP_S, and advance nothing
 
     @property
     def all_nodes(self) -> int:
@@ -51,13 +50,13 @@ class CoordinatorSettings(Struct, frozen=True, kw_only=True):
         return self.max_nodes + self.spares
 
     @property
-    def told_lease_s(self) -> float:
+    def granted_lease_s(self) -> float:
         """The lease that nodes have. One that is the whole job shares the coordinator's process."""
         return self.lease_s if self.all_nodes > 1 else max(self.lease_s, timeouts.ALONE_LEASE_S)
 
 
 class NodeRecord(Struct, kw_only=True, eq=False):
-    """One node that has called."""
+    """A node that has called."""
 
     node_rank: int
     host: str
@@ -74,7 +73,6 @@ class NodeRecord(Struct, kw_only=True, eq=False):
     workers: int = 0  # 0: it has not said
     kept: int = 0  # of them that have kept their state of the last generation that the node was in
     last_generation: int = 0
-    step: int = 0  # the newest that they have shared
     notes: Mapping[str, Any] = field(default_factory=dict)  # of its last Join, by topic
     joined_s: float = 0.0  # when that came
     role: str = ""
@@ -83,7 +81,7 @@ class NodeRecord(Struct, kw_only=True, eq=False):
 
     @property
     def key(self) -> Key:
-        """What stays the same when its pod comes back."""
+        """The identity that stays the same when its pod comes back."""
         return self.node_rank
 
     @property
@@ -93,7 +91,7 @@ class NodeRecord(Struct, kw_only=True, eq=False):
 
     @property
     def has_lease(self) -> bool:
-        """Whether it is connected, or may be so again in time."""
+        """Whether the node is connected, or may be so again in time."""
         return self.peer is not None or self.is_away
 
     @property
@@ -182,10 +180,7 @@ class JobState(Struct, kw_only=True, eq=False):
     yielding_until_s: float | None = None  # nodes are refused: a lower candidate is there
     generation: int = 0  # the highest that anyone has seen
     restarts: int = 0  # failures, likewise
-    crashes: int = 0  # generations in a row that failed early, and advanced nothing
-    same_crash: str = ""  # what the worker said that crashed last
-    same_crashes: int = 0  # how many failures in a row were that crash
-    progress: int = 0  # how far the job had come when the last one failed
+    unopened: int = 0  # generations in a row whose store was not opened
     losses: tuple[Loss, ...] = ()  # of one node, in a row
     suspicion: Suspicion | None = None
     quarantined: tuple[msg.Quarantine, ...] = ()
@@ -199,7 +194,7 @@ class JobState(Struct, kw_only=True, eq=False):
     admit_at_s: float | None = None  # newcomers are let in
     lease_check_s: float | None = None  # no lease ends earlier
     say_at_s: float | None = None
-    said: tuple[msg.Waiting, frozenset[int]] | None = None  # the last Waiting, and to whom
+    announced: tuple[msg.Waiting, frozenset[int]] | None = None  # the last Waiting, and to whom
 
     def say(self, text: str, level: int = logging.WARNING) -> None:
         """Tell people; INFO: the job goes its ordinary way; DEBUG: its first node says it, too."""
@@ -209,9 +204,6 @@ class JobState(Struct, kw_only=True, eq=False):
         """Whether a node waits for a generation."""
         self.n_joined += joined - node.joined
         node.joined = joined
-
-
-# -- questions --------------------------------------------------------------------------------
 
 
 def deadline_s(state: JobState) -> float | None:
@@ -280,14 +272,14 @@ def room(state: JobState) -> int:
 
 
 def newcomers(state: JobState) -> tuple[NodeRecord, ...]:
-    """Who is not in the generation that runs and could start workers: it does not stop for a node that imports."""
+    """Nodes that could enter the generation that runs: it does not stop for a node that still imports."""
     members = state.run.members if state.run is not None else ()
     waiting = (node for node in state.nodes.values() if node.joined and node.prepared and not node.is_faulty)
     return tuple(node for node in waiting if node.key not in members)
 
 
 def waiting(state: JobState) -> msg.Waiting:
-    """What those that wait are told."""
+    """The message to the nodes that wait."""
     low, high = state.settings.min_nodes, state.settings.max_nodes
     if runs(state) and state.run is not None:
         return msg.Waiting(len(state.run.members), high, (), running=True)
@@ -310,8 +302,6 @@ def missing(state: JobState) -> tuple[str, ...]:
     return tuple(node.name for node in nsmallest(MAX_NAMED, absent, key=lambda node: node.node_rank))
 
 
-# -- how the job stands, for who asks ------------------------------------------------------------
-
 ROWS_BYTES = 40_000  # at most, which leaves room in a line for all else
 _HEAD_BYTES = 100  # of a message, with its newline
 _ROW_BYTES = 60  # a row without its host
@@ -319,28 +309,28 @@ _LOST, _MISSING = "lost", "missing"
 
 
 def answer(query: msg.Hello | msg.StatusQuery, state: JobState, now_s: float) -> msg.FromServer:
-    """What to say to who asks."""
+    """The answer to a question about the job."""
     return why_stranger(state.settings.job, query) or status(state, now_s)
 
 
-def why_stranger(job: str, said: msg.Hello | msg.StatusQuery) -> msg.Refused | None:
+def why_stranger(job: str, message: msg.Hello | msg.StatusQuery) -> msg.Refused | None:
     """The answer to who is of another job, or of another version of ours."""
-    if said.job != job:
-        return msg.RefusedHere(f"this coordinator serves job {job}, not {said.job}", retry=False)
-    return other_version(said)
+    if message.job != job:
+        return msg.RefusedHere(f"this coordinator serves job {job}, not {message.job}", retry=False)
+    return other_version(message)
 
 
-def other_version(said: msg.Hello | msg.StatusQuery) -> msg.Refused | None:
+def other_version(message: msg.Hello | msg.StatusQuery) -> msg.Refused | None:
     """The answer to who is of another version of ours."""
-    return msg.refused_version("the coordinator", msg.VERSION, said.version)
+    return msg.refused_version("the coordinator", msg.VERSION, message.version)
 
 
 def status(state: JobState, now_s: float) -> msg.JobStatus:
     """The whole table, or as much of it as fits into a line."""
-    known = sorted(state.nodes.values(), key=lambda node: node.node_rank)
-    rows = [*(_row(state, node, now_s) for node in known), *_never_seen(state)]
+    nodes = sorted(state.nodes.values(), key=lambda node: node.node_rank)
+    rows = [*(_row(state, node, now_s) for node in nodes), *_never_called(state)]
     ended = state.end
-    told = msg.JobStatus(
+    job_status = msg.JobStatus(
         phase=state.phase.value,
         generation=state.generation,
         restarts=state.restarts,
@@ -354,7 +344,9 @@ def status(state: JobState, now_s: float) -> msg.JobStatus:
         end=None if ended is None else ended.reason if isinstance(ended, msg.GiveUp) else "all nodes are done",
         notes={topic: judge.status(now_s) for topic, judge in state.judges.items()},
     )
-    return replace(told, nodes=_fitting(rows, min(ROWS_BYTES, MAX_LINE_BYTES - _HEAD_BYTES - len(encode(told)))))
+    return replace(
+        job_status, nodes=_fitting(rows, min(ROWS_BYTES, MAX_LINE_BYTES - _HEAD_BYTES - len(encode(job_status))))
+    )
 
 
 def _row(state: JobState, node: NodeRecord, now_s: float) -> msg.Row:
@@ -381,7 +373,7 @@ def _is_done(state: JobState, key: Key) -> bool:
     return has_finished(state, key)
 
 
-def _never_seen(state: JobState) -> list[msg.Row]:
+def _never_called(state: JobState) -> list[msg.Row]:
     """Of a job whose nodes have ranks, those that have not called yet."""
     ranks = {node.node_rank for node in state.nodes.values()}
     return [

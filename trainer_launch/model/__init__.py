@@ -23,9 +23,6 @@ def _nothing() -> Mapping[str, str]:
     return MappingProxyType({})
 
 
-# -- what the platform told us ----------------------------------------------------------------
-
-
 class Origin(str, Enum):
     """Where a fact was read."""
 
@@ -40,7 +37,7 @@ class Origin(str, Enum):
 
 
 class Fact(Struct, frozen=True, kw_only=True):
-    """One thing that was read, and what it became."""
+    """A fact that was read, and the field that it became."""
 
     name: str  # the variable, path or flag
     value: str
@@ -65,7 +62,7 @@ class NodeRange(Struct, frozen=True):
 
 
 class Member(Struct, frozen=True):
-    """One node of the job by name; `slots` is its room for ranks, None when nobody said."""
+    """A node of the job by name; `slots` is its room for ranks, None where none is given."""
 
     host: str
     slots: int | None = None
@@ -106,7 +103,7 @@ class StatusEndpoint(Struct, frozen=True, kw_only=True):
 
 
 class Job(Struct, frozen=True, kw_only=True):
-    """What the platform told us, in our words. None always means: nobody said."""
+    """The platform's description of the job, in our words. None always means: not given."""
 
     contract: str = ""  # its name; `contracts.read_job` fills it in
     role: str | None = None  # the platform's word: node, launcher, worker, master, chief, ps …
@@ -138,9 +135,6 @@ class Job(Struct, frozen=True, kw_only=True):
     warnings: tuple[str, ...] = ()
 
 
-# -- what this machine is ---------------------------------------------------------------------
-
-
 class Cpus(Struct, frozen=True, kw_only=True):
     """CPUs that this container may use."""
 
@@ -165,12 +159,12 @@ class Gpus(Struct, frozen=True, kw_only=True):
 
     @property
     def cuda(self) -> int:
-        """Those that torch.cuda counts, NVIDIA's and AMD's."""
+        """Devices that torch.cuda counts, NVIDIA's and AMD's."""
         return self.count if self.device == "cuda" else 0
 
 
 class Host(Struct, frozen=True, kw_only=True):
-    """This machine as the container sees it."""
+    """The machine as the container sees it."""
 
     hostname: str
     cpus: Cpus
@@ -182,11 +176,8 @@ class Host(Struct, frozen=True, kw_only=True):
     memory_used_bytes: int | None = None  # of the limit, without what the kernel can drop at once
 
 
-# -- what will run ----------------------------------------------------------------------------
-
-
 class Topology(Struct, frozen=True, kw_only=True):
-    """Who this node is among whom."""
+    """The place of this node among the others."""
 
     node_rank: int | None
     nodes: NodeRange | None  # None: nobody said how many
@@ -225,7 +216,7 @@ class Destination(Struct, frozen=True, kw_only=True):
 
 
 class Process(Struct, frozen=True, kw_only=True):
-    """One process to start, completely described."""
+    """A process to start, completely described."""
 
     name: str
     argv: tuple[str, ...]
@@ -255,13 +246,6 @@ class Hosting(Struct, frozen=True, kw_only=True):
     by_arrival: bool = False  # nodes have no ranks of their own, and another launcher of this machine may host it
 
 
-class Binding(Struct, frozen=True):
-    """Where one worker runs."""
-
-    cpus: tuple[int, ...]
-    node: int | None = None  # the NUMA node whose memory it prefers; None: that of the CPU which first touches it
-
-
 class Workers(Struct, frozen=True, kw_only=True):
     """The torch workers of this node, which PID 1 starts itself in each generation."""
 
@@ -284,12 +268,11 @@ class Workers(Struct, frozen=True, kw_only=True):
     virtual_local_rank: bool = False
     serve_store: bool = False  # rank 0 serves a generation's store, not a process of the launcher's
     of_deepspeed: bool = False  # they get the variables of the `deepspeed` command, too
-    bindings: tuple[Binding, ...] = ()  # by local rank; (): workers run on any CPU
     logs: Mapping[str, str] = field(default_factory=_nothing)  # torchrun's options about output, by name
 
 
 class Membership(Struct, frozen=True, kw_only=True):
-    """This node as a member of a job that meets at our coordinator."""
+    """The node as a member of a job that meets at our coordinator."""
 
     job: str
     coordinator: Endpoint
@@ -314,8 +297,6 @@ class Plan(Struct, frozen=True, kw_only=True):
     grace_s: float  # from the request to stop until SIGKILL
     stop_signal: int = SIGTERM  # what asks a leader to stop
     signals: Mapping[int, SignalAction] = field(default_factory=dict)  # where it is not the default
-    # Times an hour that one that ends by itself is started again while what it has started goes on.
-    respawns: int = 0
     daemons: frozenset[str] = frozenset()  # programs that hear SIGTERM only once nothing else runs below them
     hosting: Hosting | None = None  # on node 0 of a torch job that meets at our coordinator
     meeting: tuple[str, Endpoint] | None = None  # the job's name, and where our coordinator is found
@@ -324,9 +305,6 @@ class Plan(Struct, frozen=True, kw_only=True):
     membership: Membership | None = None  # with `workers`
     reasons: tuple[str, ...] = ()
     warnings: tuple[str, ...] = ()  # what the user should know about this plan
-
-
-# -- how it ended -----------------------------------------------------------------------------
 
 
 class Death(Struct, frozen=True, kw_only=True):
@@ -377,8 +355,8 @@ class Failure(Struct, frozen=True, kw_only=True):
     @property
     def restart_helps(self) -> bool | None:
         """Whether a restart can help: a signal or the infrastructure may not come again; None: nobody knows."""
-        is_told_by_code = self.again is None and not self.is_elsewhere
-        return True if is_told_by_code and self.exit_code >= 128 else self.again
+        is_judged_by_code = self.again is None and not self.is_elsewhere
+        return True if is_judged_by_code and self.exit_code >= 128 else self.again
 
 
 class GivenUp(Struct, frozen=True, kw_only=True):
@@ -414,9 +392,6 @@ class Outcome(Struct, frozen=True, kw_only=True):
     node_rank: int | None = None
     host: str = ""
     note: str = ""  # what else a person should know
-
-
-# -- addresses ---------------------------------------------------------------------------------
 
 
 class PortRange(Struct, frozen=True):

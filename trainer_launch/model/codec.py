@@ -36,7 +36,7 @@ Text: TypeAlias = Annotated[str, Meta(max_length=MAX_TEXT)]
 
 
 class MessageError(Exception):
-    """What was read is not what was expected; the sentence says why."""
+    """The data that was read is not what was expected; the sentence says why."""
 
 
 class Tagged(Struct, frozen=True, forbid_unknown_fields=True, tag_field="kind", tag=str.lower):
@@ -144,9 +144,6 @@ def _cut(value: Any, most: int | None) -> Any:
     if isinstance(value, dict):
         return {key: _cut(part, most) for key, part in value.items()}
     return [_cut(part, most) for part in value] if isinstance(value, list | tuple) else value
-
-
-# -- launch specs: what a child of ours is told when it is started. Both ends are of one version of this package --
 
 
 def parsed_spec(kind: type[_T], text: str) -> _T:

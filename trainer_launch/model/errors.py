@@ -1,4 +1,4 @@
-"""What can go wrong before a program runs, cut by whose fault it is.
+"""Errors before a program runs, cut by whose fault they are.
 
 LaunchError
 ├── UsageError      the user's flags, settings or command
@@ -49,19 +49,19 @@ class UsageError(LaunchError):
 class NotRunnableError(UsageError):
     """The program exists but cannot be executed (126), or is not there (127), as the shell has them."""
 
-    def __init__(self, message: str, *, found: bool) -> None:
+    def __init__(self, message: str, *, exists: bool) -> None:
         super().__init__(message)
-        self.exit_code = exit_codes.NOT_EXECUTABLE if found else exit_codes.NOT_FOUND
+        self.exit_code = exit_codes.NOT_EXECUTABLE if exists else exit_codes.NOT_FOUND
 
 
 class ContractError(LaunchError):
-    """What the platform injected is missing, contradictory or out of range."""
+    """The platform's variables or files are missing, contradictory or out of range."""
 
     exit_code = exit_codes.MISCONFIGURED
 
 
 class NodeError(LaunchError):
-    """This machine or a peer is at fault; another attempt elsewhere may succeed."""
+    """The machine or a peer is at fault; another attempt elsewhere may succeed."""
 
     exit_code = exit_codes.INFRASTRUCTURE
 
@@ -78,7 +78,7 @@ def tells_of_limit(text: str) -> bool:
 
 
 def explained(cause: BaseException) -> LaunchError | None:
-    """What this machine lacks, as an error for people; None: it lacks nothing, the exception is a defect.
+    """The error for people about a machine that lacks something; None: it lacks nothing, the exception is a defect.
 
     What was raised while a limit's own exception was handled, such as of a thread that never began, comes of it.
     """

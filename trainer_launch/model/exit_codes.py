@@ -48,8 +48,8 @@ def cannot_run(code: int | None) -> bool:
 
 
 def describe(code: int) -> str:
-    """One phrase for people: what an exit code says."""
-    known = {
+    """A phrase for people about an exit code."""
+    phrases = {
         SUCCEEDED: "success",
         MISCONFIGURED: "invalid contract, options or settings",
         NOT_EXECUTABLE: "program not executable",
@@ -57,8 +57,8 @@ def describe(code: int) -> str:
         INFRASTRUCTURE: "infrastructure failure",
         STOPPED: "stopped on request",
     }
-    if code in known:
-        return known[code]
+    if code in phrases:
+        return phrases[code]
     if code > _SIGNAL_BASE:
         try:
             return f"killed by {signal.Signals(code - _SIGNAL_BASE).name}"

@@ -1,4 +1,4 @@
-"""What a preflight finds: one value for each sentence, one for all of them, and what the pod should end with.
+"""The findings of a preflight: one value for each sentence, one for all of them, and the pod's exit code.
 
 Made by checks of one container, by comparisons between nodes and by tests of pairs alike. "Unknown" is a state of
 its own: it counts neither as passed nor as failed.
@@ -38,7 +38,7 @@ class Fault(str, Enum):
 
 
 class Scope(str, Enum):
-    """What a finding is about."""
+    """The kind of thing that a finding is about."""
 
     NODE = "node"
     GPU = "gpu"
@@ -48,7 +48,7 @@ class Scope(str, Enum):
 
 
 class Basis(str, Enum):
-    """What a measured value was compared with."""
+    """The value that a measured value was compared with."""
 
     ABSOLUTE = "absolute"
     PEER = "peer"
@@ -64,7 +64,7 @@ class Severity(str, Enum):
     INFO = "info"
 
 
-class Verdict(str, Enum):
+class PreflightVerdict(str, Enum):
     """All findings in a word."""
 
     PASS = "pass"
@@ -76,11 +76,11 @@ class Verdict(str, Enum):
 
 _SEVERITIES = {Fault.JOB: Severity.FATAL, Fault.NODE: Severity.RETRYABLE}
 _EXIT_CODES = {
-    Verdict.PASS: exit_codes.SUCCEEDED,
-    Verdict.UNKNOWN: exit_codes.SUCCEEDED,
-    Verdict.WARN: exit_codes.SUCCEEDED,
-    Verdict.RETRYABLE: exit_codes.PREFLIGHT_RETRYABLE,
-    Verdict.FATAL: exit_codes.PREFLIGHT_FATAL,
+    PreflightVerdict.PASS: exit_codes.SUCCEEDED,
+    PreflightVerdict.UNKNOWN: exit_codes.SUCCEEDED,
+    PreflightVerdict.WARN: exit_codes.SUCCEEDED,
+    PreflightVerdict.RETRYABLE: exit_codes.PREFLIGHT_RETRYABLE,
+    PreflightVerdict.FATAL: exit_codes.PREFLIGHT_FATAL,
 }
 
 
@@ -90,7 +90,7 @@ REMEDIES = (*OF_MACHINES, "FIX_JOB", "FIX_IMAGE")
 
 
 class Finding(Struct, frozen=True, kw_only=True):
-    """One sentence of a preflight."""
+    """A sentence of a preflight."""
 
     check: str  # the check's stable name, by which a policy sets its severity
     status: Status
@@ -116,7 +116,7 @@ class Finding(Struct, frozen=True, kw_only=True):
 
     @property
     def severity(self) -> Severity:
-        """What its status and fault come to."""
+        """The severity that its status and fault come to."""
         if self.fault is not None:
             return _SEVERITIES[self.fault]
         return Severity.WARNING if self.status is Status.WARN else Severity.INFO
@@ -138,28 +138,27 @@ class Report(Struct, frozen=True, kw_only=True):
     @property
     def counts(self) -> Mapping[Status, int]:
         """How many findings have each status."""
-        found = Counter(finding.status for finding in self.findings)
-        return {status: found[status] for status in Status}
+        numbers = Counter(finding.status for finding in self.findings)
+        return {status: numbers[status] for status in Status}
 
     @property
-    def verdict(self) -> Verdict:
+    def verdict(self) -> PreflightVerdict:
         """The worst finding; where nothing was found out, that is not a pass."""
         counts = self.counts
         if any(finding.fault is Fault.JOB for finding in self.findings):
-            return Verdict.FATAL
+            return PreflightVerdict.FATAL
         if counts[Status.FAIL]:
-            return Verdict.RETRYABLE
+            return PreflightVerdict.RETRYABLE
         if counts[Status.WARN]:
-            return Verdict.WARN
-        return Verdict.UNKNOWN if counts[Status.UNKNOWN] or not counts[Status.PASS] else Verdict.PASS
+            return PreflightVerdict.WARN
+        return (
+            PreflightVerdict.UNKNOWN if counts[Status.UNKNOWN] or not counts[Status.PASS] else PreflightVerdict.PASS
+        )
 
 
-def exit_code(verdict: Verdict) -> int:
-    """What the pod ends with; any code but 0 stops a pod whose init container has it, so a warning is 0."""
+def exit_code(verdict: PreflightVerdict) -> int:
+    """The exit code of the pod; any but 0 stops a pod whose init container has it, so a warning is 0."""
     return _EXIT_CODES[verdict]
-
-
-# -- measurements, which travel to node 0 ------------------------------------------------------
 
 
 MAX_MEASURES = 256
@@ -172,7 +171,7 @@ _Gpu: TypeAlias = Annotated[int, Meta(ge=0, le=1023)]
 
 
 class Measure(NamedTuple):
-    """One figure: the greater, the better."""
+    """A figure: the greater, the better."""
 
     name: _Word  # what was measured, by a stable name: gemm, hbm-copy, h2d, d2h
     value: Annotated[float, Meta(ge=0, le=1e18)]
@@ -182,7 +181,7 @@ class Measure(NamedTuple):
 
 
 class Checksum(NamedTuple):
-    """What a computation that must come out alike made of its numbers on one GPU."""
+    """The checksum of a computation on one GPU that must come out alike on all."""
 
     gpu: _Gpu
     uuid: _Word
@@ -214,12 +213,14 @@ def within(rows: Iterable[_Row], count: int, size: int) -> Iterator[_Row]:
         yield row
 
 
-def _cut(one: Measure) -> Measure:
-    value = one.value if math.isfinite(one.value) else 0.0
-    return one._replace(
-        name=one.name[:_MAX_NAME], unit=one.unit[:_MAX_NAME], model=one.model[:_MAX_NAME], value=value
+def _cut(measure: Measure) -> Measure:
+    value = measure.value if math.isfinite(measure.value) else 0.0
+    return measure._replace(
+        name=measure.name[:_MAX_NAME], unit=measure.unit[:_MAX_NAME], model=measure.model[:_MAX_NAME], value=value
     )
 
 
-def _cut_checksum(one: Checksum) -> Checksum:
-    return one._replace(uuid=one.uuid[:_MAX_NAME], kind=one.kind[:_MAX_NAME], value=one.value[:_MAX_NAME])
+def _cut_checksum(checksum: Checksum) -> Checksum:
+    return checksum._replace(
+        uuid=checksum.uuid[:_MAX_NAME], kind=checksum.kind[:_MAX_NAME], value=checksum.value[:_MAX_NAME]
+    )

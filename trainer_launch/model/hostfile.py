@@ -21,9 +21,6 @@ _RANGE = re.compile(r"([0-9]{1,9})(?:-([0-9]{1,9}))?")
 _HOSTLIST_ITEM = re.compile(r"[^\[\],]*(?:\[[^\[\]]*\][^\[\],]*)?")
 
 
-# -- parse ------------------------------------------------------------------------------------
-
-
 def parse_open_mpi(text: str, where: str = "hostfile", contract: str = "") -> tuple[Member, ...]:
     """Lines of `HOST [slots=N] [max_slots=M]`."""
     return _merged(_lines(text, _open_mpi_line, _OPEN_MPI, where, contract), where, contract)
@@ -62,9 +59,6 @@ def expand_hostlist(text: str, where: str = "hostlist", contract: str = "") -> t
     return tuple(hosts)
 
 
-# -- render -----------------------------------------------------------------------------------
-
-
 def render_open_mpi(members: Iterable[Member]) -> str:
     """An Open MPI hostfile."""
     return "".join(f"{_open_mpi_text(member)}\n" for member in members)
@@ -78,9 +72,6 @@ def render_hydra(members: Iterable[Member]) -> str:
 def render_horovod(members: Iterable[Member]) -> str:
     """The value of horovodrun's -H."""
     return ",".join(map(_hydra_text, members))
-
-
-# -- lines ------------------------------------------------------------------------------------
 
 
 def _lines(
@@ -102,14 +93,14 @@ def _lines(
 
 def _open_mpi_line(line: str) -> Member | None:
     host, *words = _AROUND_EQUALS.sub("=", line).split()
-    told: dict[str, int] = {}
+    counts: dict[str, int] = {}
     for word in words:
-        found = _WORD.fullmatch(word)
-        name = found[1].replace("-", "_") if found else ""
-        if found is None or name not in ("slots", "max_slots") or name in told:
+        match = _WORD.fullmatch(word)
+        name = match[1].replace("-", "_") if match else ""
+        if match is None or name not in ("slots", "max_slots") or name in counts:
             return None
-        told[name] = int(found[2])
-    slots, most = told.get("slots"), told.get("max_slots")
+        counts[name] = int(match[2])
+    slots, most = counts.get("slots"), counts.get("max_slots")
     if parse_host(host) is None or (most is not None and most < (slots or 0)):
         return None
     return Member(host, slots, most)
@@ -139,15 +130,12 @@ def _merged(members: list[Member], where: str, contract: str) -> tuple[Member, .
     for member in members:
         first = merged.setdefault(member.host, member)
         if first.slots != member.slots:
-            told = f"{first.host} with {first.slots} and {member.slots} slots"
-            raise bad_value(where, told, "the same number of slots wherever a host is named", contract)
+            contradiction = f"{first.host} with {first.slots} and {member.slots} slots"
+            raise bad_value(where, contradiction, "the same number of slots wherever a host is named", contract)
         repeats[member.host] = repeats.get(member.host, 0) + 1
     return tuple(
         Member(m.host, repeats[m.host]) if m.slots is None and repeats[m.host] > 1 else m for m in merged.values()
     )
-
-
-# -- Flux's short form ------------------------------------------------------------------------
 
 
 def _hostlist_items(line: str) -> list[str]:
@@ -155,8 +143,8 @@ def _hostlist_items(line: str) -> list[str]:
     items: list[str] = []
     at = 0
     while at < len(line):
-        found = _HOSTLIST_ITEM.match(line, at)
-        end = found.end() if found else len(line)
+        match = _HOSTLIST_ITEM.match(line, at)
+        end = match.end() if match else len(line)
         if end < len(line) and line[end] != ",":
             return [*items, line[at:]]
         items.append(line[at:end].strip())
@@ -182,13 +170,13 @@ def _expand(item: str) -> list[str] | None:
 
 
 def _numbers(part: str) -> list[str] | None:
-    found = _RANGE.fullmatch(part)
-    if found is None:
+    match = _RANGE.fullmatch(part)
+    if match is None:
         return None
-    first, last = int(found[1]), int(found[2] or found[1])
+    first, last = int(match[1]), int(match[2] or match[1])
     if last < first or last - first >= MAX_HOSTS:
         return None
-    width = len(found[1])  # node[08-10] keeps its zeros
+    width = len(match[1])  # node[08-10] keeps its zeros
     return [str(number).zfill(width) for number in range(first, last + 1)]
 
 

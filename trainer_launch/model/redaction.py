@@ -1,4 +1,4 @@
-"""What must not leave the pod in a bug report: values by their names and shapes, and secrets by their looks."""
+"""Secrets, which must not leave the pod in a bug report: by their names and shapes, and by their looks."""
 
 from __future__ import annotations
 
@@ -85,7 +85,7 @@ def redact_text(text: str) -> str:
 
 
 def presentable(text: str) -> str:
-    """What others wrote, fit for a log: no secrets by their looks, no control characters but newlines."""
+    """A foreign text, fit for a log: no secrets by their looks, no control characters but newlines."""
     return "\n".join(printable(line, " ") for line in redact_text(_ANSI.sub("", text)).split("\n"))
 
 
@@ -127,8 +127,8 @@ def _is_secret_part(part: str) -> bool:
 
 def _holds_a_path(name: str, value: str) -> bool:
     parts = _parts(name)
-    told = name in _PATHS_BY_CONTRACT or (parts and parts[-1] in _PATH_ENDS)
-    return bool(told) and _PLAIN_PATH.fullmatch(value) is not None
+    is_path = name in _PATHS_BY_CONTRACT or (parts and parts[-1] in _PATH_ENDS)
+    return bool(is_path) and _PLAIN_PATH.fullmatch(value) is not None
 
 
 def _parts(name: str) -> list[str]:

@@ -1,4 +1,4 @@
-"""What version 0.2 had and 0.3 has not, and what to use instead; each gives exit code 2, for this one version."""
+"""Options of version 0.2 that are no more, and their successors; each gives exit code 2, in this version only."""
 
 from collections.abc import Mapping
 

@@ -21,7 +21,7 @@ OF_SHIMS = frozenset({"SHIM"})  # read by the shims of torchrun and others, not 
 
 
 class Option:
-    """One setting; on an object of `Settings` it is the value, the default where none was given.
+    """A setting; on an object of `Settings` it is the value, the default where none was given.
 
     Its annotation says what it accepts: words (`Literal`), and one of text, a switch (bool), a whole number (int),
     and seconds (float), the numbers from `least` to `most`.
@@ -44,7 +44,7 @@ class Option:
         return self if settings is None else self.default
 
     def read(self, value: object) -> Any:
-        """What was typed as a value of this setting; values of Python pass if they fit.
+        """The value of this setting that was typed; values of Python pass if they fit.
 
         Raises:
             ValueError: it does not fit; the text says what was expected.
@@ -62,7 +62,7 @@ class Option:
 
     @property
     def expected(self) -> str:
-        """What this setting accepts, for people."""
+        """The values that this setting accepts, for people."""
         words = ", ".join(self.choices)
         if self.kind is None:
             return f"one of {words}"
@@ -103,7 +103,7 @@ class Settings:
 
     @property
     def model_fields_set(self) -> frozenset[str]:
-        """What a flag or a variable has set."""
+        """The options that a flag or a variable has set."""
         return frozenset(vars(self))
 
     contract: str | None = _option(None, description="platform contract to read the pod as; default: detected")
@@ -298,7 +298,7 @@ def load(flags: Mapping[str, Any], env: Mapping[str, str] | None = None) -> Sett
     Raises:
         UsageError: a value does not fit, or a variable was removed; the sentence names the flag or variable.
     """
-    given = {**_told(os.environ if env is None else env), **flags}
+    given = {**_from_variables(os.environ if env is None else env), **flags}
     try:
         return Settings({name: Settings.model_fields[name].read(value) for name, value in given.items()})
     except ValueError:
@@ -327,7 +327,7 @@ def validated(given: Mapping[str, Any], flags: Collection[str] = ()) -> dict[str
         raise UsageError(f"invalid value {str(first['input'])[:60]!r} for {where}: expected {expected}") from None
 
 
-def _told(env: Mapping[str, str]) -> dict[str, str]:
+def _from_variables(env: Mapping[str, str]) -> dict[str, str]:
     """The variables that are set, by the settings' names; not links to Services.
 
     Raises:
@@ -349,14 +349,14 @@ def job_options(settings: Settings) -> dict[str, str]:
 
 
 def unknown_variables(variables: Mapping[str, str]) -> list[str]:
-    """One sentence for each TRAINER_LAUNCH_* variable that is unknown, with the nearest real one."""
-    known = {variable_of(name) for name in Settings.model_fields}
+    """Sentences about TRAINER_LAUNCH_* variables that are unknown, each with the nearest real one."""
+    ours = {variable_of(name) for name in Settings.model_fields}
     sentences = []
     for name, value in sorted(variables.items()):
         rest = name.removeprefix(PREFIX)
-        if not name.startswith(PREFIX) or name in known or rest in INTERNAL | OF_SHIMS or is_link(rest, value):
+        if not name.startswith(PREFIX) or name in ours or rest in INTERNAL | OF_SHIMS or is_link(rest, value):
             continue
-        near = nearest(rest, (one.removeprefix(PREFIX) for one in known))
+        near = nearest(rest, (variable.removeprefix(PREFIX) for variable in ours))
         advice = f"did you mean {PREFIX}{near}?" if near else "trainer-launch run --help-all lists all"
         sentences.append(f"unknown variable {named(name)}; {advice}")
     return sentences
@@ -372,15 +372,12 @@ def flag_of(name: str) -> str:
     return "--" + name.replace("_", "-")
 
 
-# -- service links -----------------------------------------------------------------------------
-
-
 _SERVICE = re.compile(r"([A-Z0-9_]+_)?(SERVICE_HOST|SERVICE_PORT(_.*)?|PORT_[0-9]+_(TCP|UDP|SCTP).*)")
 _ADDRESS = re.compile(r"(tcp|udp|sctp)://\S+:[0-9]+")
 
 
 def is_link(name: str, value: object) -> bool:
-    """Whether it is one for a Service called trainer-launch or trainer-launch-…; `name` is without our prefix."""
+    """Whether a variable is for a Service called trainer-launch or trainer-launch-…; `name` lacks our prefix."""
     linked = isinstance(value, str) and _ADDRESS.fullmatch(value) is not None
     is_port = name.upper().endswith("PORT")
     return (is_port and linked) or _SERVICE.fullmatch(name) is not None

@@ -1,4 +1,4 @@
-"""What each signal that the launcher receives is for, and how a user says so: `--signals USR1=checkpoint`."""
+"""Signals that the launcher receives: the action for each, and how a user sets it: `--signals USR1=checkpoint`."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ RELAYED = frozenset(
 
 
 class SignalAction(str, Enum):
-    """What is done with a signal that the launcher receives."""
+    """The action for a signal that the launcher receives."""
 
     FORWARD = "forward"  # the workers get it, and that is all
     CHECKPOINT = "checkpoint"  # the workers get it, and are expected to save and go on
@@ -27,7 +27,7 @@ class SignalAction(str, Enum):
 
 
 def action_of(number: int, given: Mapping[int, SignalAction]) -> SignalAction:
-    """What a signal is for, by what was given, else by default."""
+    """The action for a signal, as given, else by default."""
     default = SignalAction.TERMINATE if number in STOP_SIGNALS else SignalAction.FORWARD
     return given.get(number, default)
 
@@ -59,7 +59,7 @@ def number_of(name: str) -> int | None:
 
 
 def stop_signal(given: Mapping[int, SignalAction]) -> int:
-    """What asks torchrun to stop: a signal that it does not hand on unchanged.
+    """The signal that asks torchrun to stop, which is one that it does not hand on unchanged.
 
     Raises:
         UsageError: there is none left.
@@ -87,9 +87,9 @@ def parse(text: str) -> dict[int, SignalAction]:
         try:
             given[number] = SignalAction(action.lower())
         except ValueError:
-            known = ", ".join(known.value for known in SignalAction)
+            words = ", ".join(choice.value for choice in SignalAction)
             raise UsageError(
-                f"--signals has {word!r}; expected {name or 'NAME'}=ACTION with one of {known}"
+                f"--signals has {word!r}; expected {name or 'NAME'}=ACTION with one of {words}"
             ) from None
     return given
 

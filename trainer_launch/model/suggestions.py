@@ -10,9 +10,9 @@ _SURELY = 0.75  # of difflib's ratio: graze and grace have 0.8, train and brain3
 _LEAST_START = 3  # letters that begin one name only
 
 
-def nearest(word: str, known: Iterable[str]) -> str | None:
+def nearest(word: str, candidates: Iterable[str]) -> str | None:
     """The one name that `word` misspells, or the only one that it begins."""
-    names = [name for name in dict.fromkeys(known) if name != word]
+    names = [name for name in dict.fromkeys(candidates) if name != word]
     import difflib  # only who has mistyped needs it
 
     typed, plain = _plain(word), {_plain(name): name for name in reversed(names)}
@@ -25,17 +25,15 @@ def nearest(word: str, known: Iterable[str]) -> str | None:
     return None
 
 
-def did_you_mean(word: str, known: Iterable[str]) -> str:
+def did_you_mean(word: str, candidates: Iterable[str]) -> str:
     """The question for it, or nothing."""
-    name = nearest(word, known)
+    name = nearest(word, candidates)
     return "" if name is None else f"did you mean {name}?"
 
 
 def _plain(name: str) -> str:
     return name[:_MAX_CHARS].lower().lstrip("-")
 
-
-# -- typos in a program, told by a Python exception's own words ---------------------------------
 
 # A name, a module's attribute or a parameter that does not exist comes again at every start. Other AttributeErrors
 # and TypeErrors tell of values, which a storage that is away for a while may leave out: 'NoneType' object has no.

@@ -68,7 +68,7 @@ def spans(numbers: Iterable[int]) -> str:
     while begin < len(runs):
         (low, high), end = runs[begin], begin + 1
         step = runs[end][0] - low if end < len(runs) else 0
-        while end < len(runs) and runs[end] == [one + step for one in runs[end - 1]]:
+        while end < len(runs) and runs[end] == [number + step for number in runs[end - 1]]:
             end += 1
         if end - begin >= _REPEATS:
             size = high - low + 1

@@ -35,9 +35,6 @@ _SCOPE = re.compile(r"(%[A-Za-z0-9_.-]{1,32})?")
 _PATH = re.compile(r"/[^\0-\x1f\x7f]{0,4095}")
 
 
-# -- messages ---------------------------------------------------------------------------------
-
-
 def shown(value: str) -> str:
     """A value as messages repeat it: quoted, escaped, shortened."""
     short = value[:_SHOWN]
@@ -55,11 +52,8 @@ def named(name: str, most: int = 160) -> str:
 def bad_value(name: str, value: str, expected: str, contract: str = "") -> ContractError:
     """The one sentence for a value that does not fit; a secret that was put there by mistake is not repeated."""
     where = f" (contract {contract})" if contract else ""
-    told = shown(redact(name, value[:_LOOKED_AT]))
-    return ContractError(f"{named(name)} is {told}; expected {expected}{where}")
-
-
-# -- values -----------------------------------------------------------------------------------
+    quoted = shown(redact(name, value[:_LOOKED_AT]))
+    return ContractError(f"{named(name)} is {quoted}; expected {expected}{where}")
 
 
 def parse_number(value: str, least: int, most: int) -> int | None:

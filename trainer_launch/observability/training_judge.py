@@ -30,10 +30,6 @@ class TrainingJudge(Judge, frozen=True, kw_only=True):
         ledger = LedgerSummary({**spent_s, TimeKind.WAITING: waited_s}, max(steps, default=None))
         return {node.number: ledger for node in joined if node.is_new and node is not source}
 
-    def progress(self, bodies: Sequence[LedgerSummary]) -> int:
-        """The highest step that any node knows of."""
-        return max((body.step for body in bodies if body.step is not None), default=0)
-
     def status(self, now_s: float) -> TrainingStatus:
         """The training."""
         return self.shown()

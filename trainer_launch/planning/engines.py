@@ -121,14 +121,7 @@ def task_of(reading: Reading, settings: Settings, trial: MachineTrial) -> Task:
     )
     if settings.topology_label is not None:
         task = replace(task, trial=replace(task.trial, label=_label(settings.topology_label, reading.pod)))
-    binding = task.torchrun_options.get("numa_binding", "off")
-    if binding == "off":
-        return task
-    from trainer_launch.host import numa  # only who binds workers needs it
-
-    machine = numa.read(task.env, task.host.gpus)
-    bindings = numa.bindings(machine, binding, task.topology.local_world_size or 1)
-    return replace(task, trial=replace(task.trial, bindings=bindings))
+    return task
 
 
 def with_network(task: Task) -> Task:

@@ -28,7 +28,6 @@ _OWN_AGENTS = (
 _OWN_OPTIONS = frozenset(
     ("plm_rsh_agent", "plm_ssh_agent", "plm", "launcher", "launcher-exec", "bootstrap", "bootstrap-exec", "rmk")
 )
-_RESPAWNS = 100  # of sshd; each costs milliseconds and ends no rank
 # What has ranks below it and ends with them, by the kernel's names; asked to stop once their ranks have ended.
 _DAEMONS = frozenset(
     ("sshd", "sshd-session", "sshd-auth", "orted", "prted", "hydra_pmi_proxy", "hydra_bstrap_pr", "pmi_proxy")
@@ -184,17 +183,13 @@ def _flag(job: Job, name: str) -> Fact | None:
 
 
 def _plan_of_sshd(task: Task, reason: str) -> Plan:
-    """One process, sshd, as `task.command` has it; who is asked to stop first are the ranks.
-
-    It stays while ranks come and go, and comes back when it crashes.
-    """
+    """One process, sshd, as `task.command` has it; ranks are asked to stop before it."""
     env = {**task.env, runtime_directory.VARIABLE: task.trial.scratch}
     return Plan(
         engine=SSHD.name,
         processes=(Process(name="sshd", argv=task.command.argv, env=env, label=""),),
         grace_s=task.grace_s,
         signals=task.signals,
-        respawns=_RESPAWNS,
         daemons=_DAEMONS,
         reasons=(reason,),
     )

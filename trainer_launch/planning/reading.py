@@ -297,7 +297,7 @@ def check_torch(engine: str) -> None:
     raise NotRunnableError(
         f"torch is not installed for {sys.executable}, which starts this job's workers; install torch there, "
         "or install trainer-launch beside the image's torch, or add --engine plain to run the program as it is",
-        found=False,
+        exists=False,
     )
 
 
@@ -314,7 +314,7 @@ def _check_executable(name: str, path: str | None) -> None:
     found = shutil.which(name, path=path)
     obstacle = executables.obstacle(found or name, path)
     if obstacle is not None and (found is not None or "/" in name):
-        raise NotRunnableError(f"{found or name!r} cannot be executed: {obstacle}", found=True)
+        raise NotRunnableError(f"{found or name!r} cannot be executed: {obstacle}", exists=True)
     if found is not None:
         return
     if "/" not in name:
@@ -323,25 +323,27 @@ def _check_executable(name: str, path: str | None) -> None:
         raise NotRunnableError(
             f"{name!r} was not found in PATH ({path or 'not set'}); "
             f"{here or usual or 'install it in the image, or give its full path'}",
-            found=False,
+            exists=False,
         )
     if not os.path.exists(name):
-        raise NotRunnableError(f"{name!r} does not exist; check the path and the pod's volume mounts", found=False)
+        raise NotRunnableError(f"{name!r} does not exist; check the path and the pod's volume mounts", exists=False)
     if os.path.isdir(name):
         raise NotRunnableError(
-            f"{name!r} is a directory; name a program in it, or write: python {name}", found=True
+            f"{name!r} is a directory; name a program in it, or write: python {name}", exists=True
         )
     raise NotRunnableError(
-        f"{name!r} is not executable for this user; run chmod +x on it, or write: python {name}", found=True
+        f"{name!r} is not executable for this user; run chmod +x on it, or write: python {name}", exists=True
     )
 
 
 def _check_script(name: str) -> None:
     if not os.path.exists(name):
         where = f"looked in {os.getcwd()}" if not os.path.isabs(name) else "check the pod's volume mounts"
-        raise NotRunnableError(f"the script {name!r} does not exist; {_near_script(name) or where}", found=False)
+        raise NotRunnableError(f"the script {name!r} does not exist; {_near_script(name) or where}", exists=False)
     if not os.access(name, os.R_OK):
-        raise NotRunnableError(f"the script {name!r} is not readable for this user; run chmod +r on it", found=True)
+        raise NotRunnableError(
+            f"the script {name!r} is not readable for this user; run chmod +r on it", exists=True
+        )
 
 
 def _near_script(name: str) -> str:

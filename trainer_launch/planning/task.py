@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 
 from msgspec import Struct
 
-from trainer_launch.model import Binding, Host, Job, Member, Plan, PortRange, Topology, signal_policy, value_parsers
+from trainer_launch.model import Host, Job, Member, Plan, PortRange, Topology, signal_policy, value_parsers
 from trainer_launch.model.errors import UsageError
 from trainer_launch.model.settings import PREFIX, Settings
 from trainer_launch.model.signal_policy import SignalAction
@@ -34,7 +34,6 @@ class MachineTrial(Struct, frozen=True, kw_only=True):
     copies_are_refused: bool = False  # process_vm_readv, with which Open MPI's ranks copy from each other
     shims: str | None = None  # the folder of a torchrun and others that use the launcher, for scripts
     label: str | None = None  # this node's topology label, "" where there is none; None: ranks follow node numbers
-    bindings: tuple[tuple[Binding, ...], str] = ((), "")  # CPUs by local rank, and a sentence about it
     front_end: tuple[str, str] = ("", "")  # the Python of a typed front end, and the path of its program
     launcher: tuple[str, ...] = ("trainer-launch", "run", "--")  # what a front end becomes, without the command
     network: NodeNetwork | None = None  # what torch workers find here; None: nobody has looked

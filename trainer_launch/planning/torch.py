@@ -78,7 +78,6 @@ def plan(task: Task, reason: str) -> Plan:
     torchrun_options.check(options)
     _check_devices(task, options)
     workers, why = _workers(task, options)
-    bound, binding = task.trial.bindings
     actions = signals_of(options, task.signals)
     signal_policy.stop_signal(actions)  # one has to be left that stops the job
     meeting, topology = _meeting(task), task.topology
@@ -94,8 +93,7 @@ def plan(task: Task, reason: str) -> Plan:
         signals=actions,
         hosting=_hosting(task, meeting),
         meeting=(meeting.job, place),
-        reasons=(reason, why, *([binding] if bound else [])),
-        warnings=(binding,) if binding and not bound else (),
+        reasons=(reason, why),
     )
 
 
@@ -122,7 +120,6 @@ def _workers(task: Task, options: Mapping[str, str]) -> tuple[Workers, str]:
         run_dir=trial.scratch,
         errors=runtime_directory.errors_in(trial.scratch),
         node_label=task.node if settings.prefix else None,
-        bindings=trial.bindings[0],
         virtual_local_rank="virtual_local_rank" in options,
         serve_store=task.env.get(_UNSHARED) == "1",
         of_deepspeed=task.command.is_deepspeed,
@@ -340,6 +337,8 @@ def handed_over(task: Task) -> str | None:
         return f"{unknown[0].partition('=')[0]} is an option of a newer torchrun"
     if "logs_specs" in options:
         return "--logs-specs loads a class into torchrun"
+    if "numa_binding" in options:
+        return f"--numa-binding {options['numa_binding']} has torchrun bind the workers that it starts"
     for name in ("duplicate_stdout_filters", "duplicate_stderr_filters"):
         if options.get(name):
             return f"{torchrun_options.OPTIONS[name].flag} has torchrun look into each line of output"

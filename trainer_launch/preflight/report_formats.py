@@ -15,7 +15,7 @@ from msgspec.structs import asdict, replace
 from trainer_launch.host import files, logs, slow_files
 from trainer_launch.model import Json, codec
 from trainer_launch.model.errors import UsageError
-from trainer_launch.model.findings import OF_MACHINES, Finding, Report, Scope, Severity, Status, Verdict
+from trainer_launch.model.findings import OF_MACHINES, Finding, PreflightVerdict, Report, Scope, Severity, Status
 from trainer_launch.model.units import grouped, listed, printable
 from trainer_launch.preflight.policy import Policy
 from trainer_launch.preflight.thresholds import REPORT, REPORT_VERSION, Reference
@@ -25,15 +25,18 @@ _MAX_COMPLAINT = 200
 _WIDTH = 80
 # In words, and in the pod's status.
 _WORDS = {
-    Verdict.PASS: ("PASSED", "PreflightPassed"),
-    Verdict.UNKNOWN: ("PASSED: nothing failed, but some results are unknown", "PreflightIncomplete"),
-    Verdict.WARN: ("PASSED with warnings", "PreflightWarned"),
-    Verdict.RETRYABLE: ("FAILED: a node or its environment is faulty; retry on other nodes", "PreflightRetryable"),
-    Verdict.FATAL: ("FAILED: fix the job; a retry will not help", "PreflightFatal"),
+    PreflightVerdict.PASS: ("PASSED", "PreflightPassed"),
+    PreflightVerdict.UNKNOWN: ("PASSED: nothing failed, but some results are unknown", "PreflightIncomplete"),
+    PreflightVerdict.WARN: ("PASSED with warnings", "PreflightWarned"),
+    PreflightVerdict.RETRYABLE: (
+        "FAILED: a node or its environment is faulty; retry on other nodes",
+        "PreflightRetryable",
+    ),
+    PreflightVerdict.FATAL: ("FAILED: fix the job; a retry will not help", "PreflightFatal"),
 }
 _MARKS = {Severity.FATAL: "FATAL", Severity.RETRYABLE: "FAIL", Severity.WARNING: "WARN", Severity.INFO: "UNKNOWN"}
 _QUIET = (Status.PASS, Status.SKIPPED)
-_RETRYABLE = {Verdict.RETRYABLE: "retryable=true ", Verdict.FATAL: "retryable=false "}
+_RETRYABLE = {PreflightVerdict.RETRYABLE: "retryable=true ", PreflightVerdict.FATAL: "retryable=false "}
 _SHOWN_ALIKE = 3
 _MANY_ALIKE = 20
 _BLAMED = 6
@@ -120,7 +123,7 @@ def single_line(finding: Finding) -> Finding:
     return replace(finding, **texts, evidence=tuple(printable(text, " ") for text in finding.evidence))
 
 
-def summary(verdict: Verdict) -> str:
+def summary(verdict: PreflightVerdict) -> str:
     """The verdict in words: `PASSED with warnings`."""
     return _WORDS[verdict][0]
 

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from datetime import datetime, timezone
 from html import escape
 
-from trainer_launch.model.findings import Finding, Report, Scope, Severity, Status, Verdict
+from trainer_launch.model.findings import Finding, PreflightVerdict, Report, Scope, Severity, Status
 from trainer_launch.model.redaction import redact_text
 from trainer_launch.model.units import counted, grouped, printable
 from trainer_launch.observability.html import clean, document, table
@@ -27,7 +27,7 @@ _SHEET = """
 .pairs .bad{color:var(--bad)}.pairs .bad i{background:var(--mark)}
 @media(prefers-color-scheme:dark){.broken li.warn b{color:#e3b341}}
 """
-_CLASSES = {Verdict.PASS: "good", Verdict.RETRYABLE: "bad", Verdict.FATAL: "bad"}
+_CLASSES = {PreflightVerdict.PASS: "good", PreflightVerdict.RETRYABLE: "bad", PreflightVerdict.FATAL: "bad"}
 _LOOKS = {Severity.WARNING: "warn", Severity.INFO: "unknown"}
 _SAYS = {Status.PASS: "passed", Status.SKIPPED: "skipped", Status.UNKNOWN: "unknown", Status.WARN: "warning"}
 

@@ -9,11 +9,10 @@ import select
 import signal
 import socket
 import subprocess
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, TypeAlias
 
 from trainer_launch.host import network, slow_files
-from trainer_launch.model import Binding
 from trainer_launch.model.codec import MessageError
 from trainer_launch.model.errors import (
     LIMITS,
@@ -455,7 +454,6 @@ class Starter:
         self, server: ForkServer, processes: Sequence[Process], places: Mapping[str, WorkerPlace]
     ) -> list[Death]:
         records = self._workers.records
-        bindings = self._workers.bindings or (Binding(()),) * self._workers.count
         numbers = [places[process.name].local_rank for process in processes]
         streams: list[dict[int, int]] = []
         theirs: list[int] = []
@@ -467,8 +465,6 @@ class Starter:
                 cwd=self._workers.cwd or os.getcwd(),
                 workers=tuple(
                     messages.ForkedWorker(
-                        cpus=bindings[local_rank].cpus,
-                        memory=bindings[local_rank].node,
                         local_rank=local_rank,
                         environment=process.env,
                         streams=tuple(sorted(own)),
@@ -503,27 +499,11 @@ class Starter:
         deaths, pids = [], []
         for process in processes:
             try:
-                pids.append(self._system.spawn(process, self._bound(places[process.name].local_rank, prepare)))
+                pids.append(self._system.spawn(process, prepare))
                 self._group.processes.add(process, pids[-1])
             except NotRunnableError as error:  # noqa: PERF203  the others are started, and ended again
                 deaths.append(self._group.processes.not_started(process, error.exit_code, str(error)))
         return deaths
-
-    def _bound(self, local_rank: int, prepare: Callable[[], None] | None) -> Callable[[], None] | None:
-        """What a new process does before it becomes the worker."""
-        if not self._workers.bindings:
-            return prepare
-        bound = self._workers.bindings[local_rank]
-        from trainer_launch.host import process_attributes  # only who binds workers needs ctypes
-
-        bind = process_attributes.binder(local_rank, bound.cpus, bound.node)
-
-        def prepare_and_bind() -> None:
-            if prepare is not None:
-                prepare()
-            bind()
-
-        return prepare_and_bind
 
     def close(self) -> None:
         """End what is left of ours."""

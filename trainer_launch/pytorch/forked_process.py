@@ -119,8 +119,6 @@ class Worker:
             kept.add(self._generations)
             generations.connect(self._generations)
         files.close_descriptors(kept)
-        if worker.cpus:
-            process_attributes.binder(worker.local_rank, worker.cpus, worker.memory)()
         os.chdir(request.cwd)
         os.environ.clear()  # the same object, which others have imported
         os.environ.update(self._worker.environment)

@@ -29,8 +29,6 @@ class ForkedWorker(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
     environment: Mapping[str, str]  # all of it
     streams: _Streams = ()  # which of 1 and 2 are passed as descriptors, in this order
     stacks: str | None = None  # the file that faulthandler writes to on SIGRTMAX-1
-    cpus: tuple[Count, ...] = ()  # that it is bound to; (): any
-    memory: Count | None = None  # the NUMA node whose memory it prefers
     recorder: bool = False  # whether a socket follows its streams, on which it answers PID 1's questions
     generations: bool = False  # whether another one follows, on which PID 1 tells it of generations
 

@@ -146,7 +146,6 @@ class TorchNode(RunLoop):
         self._was_prepared = not starter.is_needed  # all could be started, which the coordinator knows
         self._starts = 0  # generations whose workers were started
         self._ending_since_s = self._started_at_s  # when the last generation began to end
-        self._shared_step = 0  # of the newest state that workers have shared
         self._is_shared = False  # survivors of the last one have given their state
         self._lost: Death | None = None  # the first worker that has lost a peer, as it would have ended
         self._left: set[str] = set()  # workers that have left their process groups
@@ -290,7 +289,7 @@ class TorchNode(RunLoop):
 
     def _on_shared(self, shared: SharedState, now_s: float) -> None:
         """A rank has the newest state: the first news of it is told, once for each generation."""
-        formed, self._shared_step = self._formed, max(self._shared_step, shared.step)
+        formed = self._formed
         if formed is None or self._is_shared or not shared.kept:
             return
         self._is_shared = True
@@ -352,7 +351,7 @@ class TorchNode(RunLoop):
         proof = next((death.fault for death in group.deaths if death.fault), "")
         join = say.Join(group.incarnation, group.generation, ends.finished, ends.failed, self._was_prepared)
         join = replace(join, device_fault=proof, may_be_asked=ends.may_be_asked)
-        self._tell(replace(join, kept=self._group.kept_states, step=self._shared_step))
+        self._tell(replace(join, kept=self._group.kept_states))
 
     def on_restart(self, restart: say.Restart, now_s: float) -> None:
         """The coordinator ends the generation, also while draining: who waits for a lost peer never ends."""

@@ -355,10 +355,10 @@ def check(pod: Pod, container: Container, process: Process, scratch: str, folder
             and not shutil.which(words[0], path=path)
         ):
             text = f"{words[0]!r} is not an executable in PATH; start it with 'python {words[0]}'"
-            raise NotRunnableError(text, found=os.path.exists(words[0]))
+            raise NotRunnableError(text, exists=os.path.exists(words[0]))
     except NotRunnableError as problem:
         exists = problem.exit_code == 126
         is_init = any(each.name == container.name for each in pod.init)
         advice = f"--skip-init {container.name} leaves it out" if is_init else "--command runs another program here"
         text = f"container {container.name} of {pod.name}: {problem} ({advice})"
-        raise NotRunnableError(text, found=exists) from None
+        raise NotRunnableError(text, exists=exists) from None

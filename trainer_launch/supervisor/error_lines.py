@@ -1,4 +1,4 @@
-"""What the last lines of a program tell: the error that ended it, and which cause such an error has.
+"""The last lines of a program: the error that ended it, and the cause that such an error has.
 
 Only the last error counts, with the few lines that belong to it: a warning that was logged before it, or by a
 library's threads after it, is no cause. Texts are those of Python, glibc, torch 2.4 to 2.15, NCCL, gloo, CUDA,
@@ -52,7 +52,6 @@ _CANNOT_RUN = re.compile(r"\S+: (?:line )?\d+: .*: (?:(?:command )?not found|Per
 _ENDED_TORCHRUN = re.compile(r"(?:[\w.]+\.)?SignalException: Process \d+ got signal: (\d+)")
 _NAME = re.compile(_RANK + r"([A-Za-z_][\w.]*)(?=:|$)")
 
-# -- errors within errors ------------------------------------------------------------------------
 
 _SYNTAX = re.compile(rf"{_RANK}(?:SyntaxError|IndentationError|TabError)\b(?!.*, line \d+\))")
 _PLACE = re.compile(_RANK + r' *File "([^"]*)", line (\d+)$')
@@ -149,8 +148,6 @@ def with_cause(message: str, trace: Sequence[str]) -> str:
 def _is_victims(text: str) -> bool:
     return (recognised := recognise(text)) is not None and recognised[0].has_victim
 
-
-# -- what an error means -------------------------------------------------------------------------
 
 DEVICE_XIDS = (46, 48, 54, 56, 57, 58, 62, 63, 64, 65, 74, 79, 92, 94, 95, 109, 110, 119, 120, 136, 140, 143)
 _XID = rf"\bXid\b[^\n]{{0,60}}?\b(?:{'|'.join(map(str, DEVICE_XIDS))})\b"  # 13, 31 and 43 are programs' faults
@@ -407,8 +404,6 @@ def is_misaddressed(text: str, store_port: int) -> bool:
     return match is not None and int(match[1]) != store_port
 
 
-# -- memory ----------------------------------------------------------------------------------------
-
 _UNITS = {unit: 1 << 10 * power for power, unit in enumerate(("bytes", "KiB", "MiB", "GiB", "TiB", "PiB", "EiB"))}
 _ASKED = re.compile(r"(?:Unable|tried) to allocate (\d+(?:\.\d+)?) (bytes|[KMGTPE]iB)")
 # A process without which another cannot go on has been killed, or has gone without a word.
@@ -429,9 +424,6 @@ def tells_of_killed_child(text: str) -> bool:
     return _LOST_CHILD.search(text) is not None
 
 
-# -- torch's error file ------------------------------------------------------------------------
-
-
 log = logging.getLogger(__name__)
 
 _FILE_BYTES = 1 << 20  # of a file that a worker can write
@@ -439,7 +431,7 @@ _NO_MESSAGE = "<NONE>"  # torch's word for a worker that left no error file
 
 
 def read_error_file(path: str | None) -> dict[str, Any]:
-    """What a worker under torch's @record wrote before it died; nothing, when it wrote nothing."""
+    """The content of a worker's error file, which torch's @record writes; {} where there is none."""
     try:
         data = json.loads((files.read(path, _FILE_BYTES) if path else None) or b"{}")
     except (ValueError, RecursionError):

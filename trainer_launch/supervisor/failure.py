@@ -56,7 +56,7 @@ def _asked_too_much(death: Death, evidence: Evidence) -> bool:
 
 
 def _error_text(death: Death, evidence: Evidence) -> str:
-    """What the program itself said of its end, else its last error; nothing of what is killed from outside."""
+    """The program's own words about its end, else its last error; nothing where it was killed from outside."""
     if death.signal is not None and death.signal not in _CRASHES:
         return ""
     return death.message or "\n".join(final_error(evidence.last_lines))
@@ -96,7 +96,7 @@ _NOT_RUNNABLE = Cause(
     again=False,
 )
 # Where more is known than how a process ended.
-_KNOWN = (
+_BY_REASON = (
     Cause(
         reason="Hung",
         hint="correct what the named rank does; trainer-launch incidents show has the stacks of all ranks. If all "
@@ -157,7 +157,7 @@ _LAST = (
     ),
     Cause(reason="Failed", applies=lambda *_: True),
 )
-CAUSES = (*_FIRST, *_KNOWN, *_LAST)
+CAUSES = (*_FIRST, *_BY_REASON, *_LAST)
 
 
 def classify(death: Death, evidence: Evidence) -> Failure:
@@ -189,12 +189,12 @@ def _cause(death: Death, evidence: Evidence) -> tuple[Cause, str]:
         return cause, ""
     if (recognised := recognise(_error_text(death, evidence), death.reason)) is not None:
         return recognised[0], " ".join(recognised[1].split())[:_WHY_CHARS]
-    known = (cause for cause in _KNOWN if cause.reason == death.reason)
-    return next(known, None) or next(cause for cause in _LAST if cause.applies(death, evidence)), ""
+    matching = (cause for cause in _BY_REASON if cause.reason == death.reason)
+    return next(matching, None) or next(cause for cause in _LAST if cause.applies(death, evidence)), ""
 
 
 def _shown(cause: Cause, death: Death, evidence: Evidence) -> Iterator[str]:
-    """What else is known about a death, in words."""
+    """The evidence of a death beside its cause, in words."""
     if evidence.stopped:
         return
     if evidence.oom_killed:
@@ -214,7 +214,7 @@ def _shown(cause: Cause, death: Death, evidence: Evidence) -> Iterator[str]:
 
 
 def memory(evidence: Evidence) -> str:
-    """What the kernel has killed for memory in this container, in words."""
+    """The kernel's kills for memory in this container, in words."""
     kills = (evidence.oom_kills_after or 0) - (evidence.oom_kills_before or 0)
     words = [f"the kernel killed {counted(kills, 'process')} of this container for memory"]
     if evidence.memory_limit_bytes is not None:
@@ -236,7 +236,7 @@ def _message(death: Death, evidence: Evidence, cause: Cause, line: str) -> str:
 
 
 def _why(death: Death, evidence: Evidence) -> str:
-    """What the program says itself: an error that is named, or else the last line of stderr."""
+    """The program's own words: an error that is named, or else the last line of stderr."""
     words = shells_words(evidence.last_lines) if exit_codes.cannot_run(death.code) else ""
     if words or death.message is not None:
         return death.message or words
@@ -249,9 +249,6 @@ def _why(death: Death, evidence: Evidence) -> str:
 def how(death: Death, signal_word: str = "") -> str:
     """A death in words."""
     return f"exit code {death.exit_code}" if death.signal is None else f"{signal_word}{signal_name(death.signal)}"
-
-
-# -- a worker's death, and what it shows about the machine ---------------------------------------
 
 
 def with_error_file(death: Death, content: dict[str, Any], *, was_ended: bool) -> Death:
@@ -304,11 +301,8 @@ def _words_of(content: dict[str, Any]) -> dict[str, Any]:
     return {"message": error_lines.message_in(content), "lines": tuple(error_lines.traceback_in(content))}
 
 
-# -- what is known about a death ---------------------------------------------------------------
-
-
 class Evidence(Struct, frozen=True, kw_only=True):
-    """What else is known about a death. None: could not be read."""
+    """Observations beside a death. None: could not be read."""
 
     oom_kills_before: int | None = None
     oom_kills_after: int | None = None

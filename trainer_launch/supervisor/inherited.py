@@ -1,4 +1,4 @@
-"""What the process that started us has left in ours, put right: streams, signals, orphans, the user."""
+"""The parent's legacy in this process, put right: streams, signals, orphans, the user."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ def adopt_orphans(yes: bool = True) -> bool:
 
 
 def dying_with_us() -> Callable[[], None] | None:
-    """What a new process calls so that SIGKILL to us ends it, too; None: PID 1 takes all of its container along."""
+    """The call by which a new process dies of SIGKILL to us, too; None: PID 1 takes all of its container along."""
     if os.getpid() == 1:
         return None
     import ctypes
@@ -110,9 +110,6 @@ def _is_open(fd: int) -> bool:
     except OSError:
         return False
     return True
-
-
-# -- signals that arrive before PID 1 is ready -------------------------------------------------
 
 
 _leaving: list[bool] = []  # not empty once the termination message is written

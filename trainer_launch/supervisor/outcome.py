@@ -62,7 +62,7 @@ def summary(outcome: Outcome) -> str:
     if outcome.survivors:
         words.append(f"survivors={len(outcome.survivors)}")
     text = failure.message if failure else outcome.note or _how_all_ended(outcome)
-    return _cut(" ".join(words) + (f" | {_one_line(text)}" if text else ""), _SUMMARY_BYTES)
+    return _cut(" ".join(words) + (f" | {_single_line(text)}" if text else ""), _SUMMARY_BYTES)
 
 
 def while_stopping(number: int, node_rank: int | None, host: str, took_s: float) -> str:
@@ -84,7 +84,7 @@ def refusal(message: str, code: int, host: str) -> str:
     reason = "NotRunnable" if exit_codes.cannot_run(code) else "NotStarted"
     reason = "Misconfigured" if code == exit_codes.MISCONFIGURED else reason
     line = " ".join([f"reason={reason}", f"host={host}", f"exit={code}", *_retryable(exit_codes.retryable(code))])
-    return _cut(f"{line} | {_one_line(message)}\n", TERMINATION_MESSAGE_BYTES)
+    return _cut(f"{line} | {_single_line(message)}\n", TERMINATION_MESSAGE_BYTES)
 
 
 def termination_message(outcome: Outcome, spent: str = "") -> str:
@@ -93,9 +93,9 @@ def termination_message(outcome: Outcome, spent: str = "") -> str:
     failure = outcome.failure
     if failure is None and not outcome.survivors:
         return "\n".join(filter(None, (first, spent))) + "\n"
-    hint = f"{WHAT_TO_DO} {_one_line(failure.hint)}" if failure and failure.hint else ""
+    hint = f"{WHAT_TO_DO} {_single_line(failure.hint)}" if failure and failure.hint else ""
     stuck = f"Not ended: {', '.join(outcome.survivors)}" if outcome.survivors else ""
-    shown = f"Evidence: {_one_line('; '.join(failure.evidence))}" if failure and failure.evidence else ""
+    shown = f"Evidence: {_single_line('; '.join(failure.evidence))}" if failure and failure.evidence else ""
     ends = [_cut(text, _HINT_BYTES) for text in (shown, stuck, spent, hint) if text]
     room = TERMINATION_MESSAGE_BYTES - sum(_size(line) for line in (first, *ends))
     lines = _latest(failure.last_lines, room) if failure else []
@@ -167,5 +167,5 @@ def _cut(text: str, limit: int) -> str:
     return data[: limit - len(end)].decode(errors="ignore") + end
 
 
-def _one_line(text: str) -> str:
+def _single_line(text: str) -> str:
     return " ".join(text.split())

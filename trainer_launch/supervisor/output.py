@@ -226,8 +226,6 @@ class Output:
         with contextlib.suppress(BlockingIOError):  # full: the thread wakes up anyway
             os.write(self._wake_write, b".")
 
-    # -- in the thread ------------------------------------------------------------------------
-
     def _run(self) -> None:
         try:
             self._pump()
@@ -324,23 +322,12 @@ class _Pipe:
         if data:  # its end is no word
             self.heard_at_s = now_s
         self.bytes += len(data)
-        shown = self._without_steps(data)
+        shown = data if self.sieve is None else self.sieve(data)
         self.show(lambda: self.source.feed(shown))
         if self._copy is not None:
             self._copy.write(data)
         if self.listener is not None:
             self.listener(data)
-
-    def _without_steps(self, data: bytes) -> bytes:
-        """What is shown; a defect in reading it costs the reading, not the output."""
-        if self.sieve is None:
-            return data
-        try:
-            return self.sieve(data)
-        except Exception:  # noqa: BLE001
-            _log.critical("internal error while steps were read from the output; it is shown whole", exc_info=True)
-            self.sieve = None
-            return data
 
     def show(self, text: Callable[[], bytes]) -> None:
         """Write what `text` makes of the stream as it stands now, where this pipe is shown."""
@@ -357,14 +344,14 @@ class _Pipe:
 
 
 class _Sink:
-    """One of our own streams; when its reader is gone, what it should get is dropped and the job goes on."""
+    """An own stream; when its reader is gone, the output for it is dropped and the job goes on."""
 
     def __init__(self, fd: int, stream: Stream, lock: threading.Lock) -> None:
         self.fd, self.stream = fd, stream
         self._path = file_behind(fd)
         self._lock = lock  # one per stream: who is mid-line and what is written must agree
         self._broken = False
-        self._said = False
+        self._has_warned = False
         self._hangs = False  # its reader had a moment for our last line, and did not take it
 
     def put(self, text: Callable[[], bytes], patience_s: float = -1.0) -> None:
@@ -393,8 +380,8 @@ class _Sink:
             _write_all(self.fd, data)
         except OSError as error:
             self._broken = error.errno in (errno.EPIPE, errno.EBADF)
-            if not self._said and self.fd != _STDERR:
-                self._said = True
+            if not self._has_warned and self.fd != _STDERR:
+                self._has_warned = True
                 text = f"trainer_launch: cannot write to stdout ({error.strerror}); the job goes on without it\n"
                 with contextlib.suppress(OSError):
                     os.write(_STDERR, text.encode())
@@ -459,21 +446,21 @@ class LineLimit:
 
     def pass_on(self, body: bytes) -> bytes:
         """Whole lines, as many as there is room for."""
-        told = self.told()
+        drop_notice = self.drop_notice()
         if self._clock() >= self._since_s + _SECOND_S:
             self._since_s, self._used = self._clock(), 0
         lines = body.splitlines(keepends=True)
         shown = lines[: self._lines_per_s - self._used]
         self._used += len(shown)
         self._dropped += len(lines) - len(shown)
-        return told + b"".join(shown)
+        return drop_notice + b"".join(shown)
 
     @property
     def due_s(self) -> float | None:
         """When the number of dropped lines is told, None: there are none."""
         return self._since_s + _SECOND_S if self._dropped else None
 
-    def told(self, *, now: bool = False) -> bytes:
+    def drop_notice(self, *, now: bool = False) -> bytes:
         """The number of dropped lines, when it is due, or now."""
         due_s = self.due_s
         if due_s is None or not (now or self._clock() >= due_s):
@@ -483,7 +470,7 @@ class LineLimit:
 
 
 class Stream:
-    """One of our own streams: what has been written to it last, and by whom."""
+    """An own stream: the process that wrote to it last, where its line is still open."""
 
     def __init__(self) -> None:
         self.open_by: PipeText | None = None
@@ -497,7 +484,7 @@ class Stream:
 
 
 class PipeText:
-    """One pipe's text."""
+    """The text of one pipe."""
 
     def __init__(self, prefix: bytes, stream: Stream) -> None:
         self.tail = b""
@@ -520,7 +507,7 @@ class PipeText:
 
     def dropped(self) -> bytes:
         """How many lines were left out, when that is due."""
-        text = self._prefixed(self.limit.told()) if self.limit is not None else b""
+        text = self._prefixed(self.limit.drop_notice()) if self.limit is not None else b""
         return self._stream.admit(self, text) if text else b""
 
     def feed(self, data: bytes) -> bytes:
@@ -544,7 +531,7 @@ class PipeText:
         text, self._pending = self._pending, b""
         text += b"\n" if text and end else b""
         if end and self.limit is not None:
-            text += self.limit.told(now=True)
+            text += self.limit.drop_notice(now=True)
         if not text:
             return b""
         out = self._prefixed(text)
@@ -591,7 +578,7 @@ class PipeText:
 
 
 class Untouched(PipeText):
-    """One pipe's text, passed on byte for byte as it comes."""
+    """The text of one pipe, passed on byte for byte as it comes."""
 
     def feed(self, data: bytes) -> bytes:
         """Remember the last of it; whoever is not a source of this kind does not go on in its line."""

@@ -1,4 +1,4 @@
-"""What was started together and is stopped together: torch workers, mpirun, torchrun, any program.
+"""Processes that are started and stopped together: torch workers, mpirun, torchrun, any program.
 
 A generation is what was started since `begin`. The processes that were started are its leaders. They are known by
 pid: an orphan, or a process of an earlier generation, means nothing here. A generation ends by rungs:
@@ -77,8 +77,6 @@ class Processes:
         self._again_at_s: float | None = None  # when this rung's signal is sent again
         self._again_every_s = KILL_AGAIN_S
 
-    # -- starting -----------------------------------------------------------------------------
-
     def begin(self) -> None:
         """Begin a generation; whatever still lives belongs to an earlier one."""
         if not self.is_over:
@@ -125,12 +123,6 @@ class Processes:
         self.begin()
         return [death for process in specs if (death := self._spawn(process)) is not None]
 
-    def start_again(self, process: Process, ended_pid: int) -> Death | None:
-        """Start a process of this generation that has ended again; what it has left behind goes on."""
-        self._ended.pop(ended_pid, None)
-        self._untold = [pid for pid in self._untold if pid != ended_pid]
-        return self._spawn(process)
-
     def _spawn(self, process: Process) -> Death | None:
         try:
             pid = self._system.spawn(process)
@@ -141,12 +133,10 @@ class Processes:
         return None
 
     def not_started(self, process: Process, code: int, why: str) -> Death:
-        """What did not start has ended, too."""
+        """The death of a process that could not be started."""
         log.error("%s", why)
         self._observer.tell("spawn_failed", process=process.name, exit_code=code, text=why)
         return Death(process=process.name, code=code, at_s=self._system.now(), message=why, reason="NotRunnable")
-
-    # -- what lives ---------------------------------------------------------------------------
 
     def pids(self) -> dict[str, int]:
         """The leaders that live, by the names of their processes."""
@@ -172,7 +162,7 @@ class Processes:
         return RunPhase.RUNNING if self.rung is Rung.NONE else RunPhase.STOPPING
 
     def stuck(self) -> tuple[str, ...]:
-        """What SIGKILL has not ended, of all generations, as far as it still lives."""
+        """The processes of all generations that SIGKILL has not ended, as far as they still live."""
         return tuple(str(entry) for entry in self._system.left() if entry.key in self._stuck) if self._stuck else ()
 
     def reaped(self, pid: int, status: int, now_s: float) -> Death | None:
@@ -196,8 +186,6 @@ class Processes:
         was_asked = bool(self.asked) or self.is_draining or (is_shell and self.rung is not Rung.NONE)
         died_of_it = death.signal is not None and was_asked
         return rest_s if self._plan.daemons or died_of_it else min(CLEAR_S, rest_s)
-
-    # -- signals to us ------------------------------------------------------------------------
 
     def on_signal(self, number: int, now_s: float, *, spares_leaders: bool = False) -> SignalAction:
         """Do with a signal what the plan says, whatever this generation does now; what it was for.
@@ -231,15 +219,13 @@ class Processes:
         return action
 
     def note_request(self, number: int) -> None:
-        """This pod was asked to stop: nothing is started again."""
+        """Count a request to stop this pod: nothing is started again."""
         self.asked += 1
         self._observer.tell("signal", signal=number, asks_to_stop=True)
         self._observer.asked_to_stop(number)
         grace_s, is_first = self._plan.grace_s, number == signal.SIGINT and self.asked == 1
         text = f"asked to stop by {signal_name(number)} (request {self.asked}, grace {grace_s:g} s)"
         log.info("%s%s", text, "; the next Ctrl-C kills at once" if is_first else "")
-
-    # -- stopping -----------------------------------------------------------------------------
 
     @property
     def deadline_s(self) -> float | None:

@@ -1,7 +1,4 @@
-"""Run any program to its end: wait, act, say how it ended. How it is stopped, `Processes` knows.
-
-A daemon that the plan allows to be started again is so alone: what it has started goes on meanwhile.
-"""
+"""Run any program to its end: wait, act, say how it ended. How it is stopped, `Processes` knows."""
 
 from __future__ import annotations
 
@@ -11,13 +8,11 @@ from collections.abc import Callable
 from trainer_launch.model import Death, Failure, Outcome, Plan
 from trainer_launch.supervisor import error_lines, failure
 from trainer_launch.supervisor.failure import how
-from trainer_launch.supervisor.processes import Processes, Rung
+from trainer_launch.supervisor.processes import Processes
 from trainer_launch.supervisor.run_loop import AnyWatch, RunLoop
 from trainer_launch.supervisor.run_observer import RunObserver, RunPhase, TimeUse
 from trainer_launch.supervisor.system import System
 
-RESTART_WINDOW_S = 3600.0  # in which starts count against the plan's bound: what heals between is no loop
-TOO_SOON_S = 1.0  # who ends by itself within it cannot run at all
 log = logging.getLogger(__name__)
 
 
@@ -57,14 +52,11 @@ class ProgramLoop(RunLoop):
         (self._process,) = plan.processes
         self._death: Death | None = None
         self._cause: Death | None = None  # the same where it failed by itself, or a hang
-        self._restarts_s: list[float] = []  # when something was started again
 
     def begin(self, now_s: float) -> None:
         """Start it."""
         for unstarted in self._processes.start((self._process,)):
             self._death = self._cause = unstarted
-
-    # -- what happens -------------------------------------------------------------------------
 
     def on_child(self, pid: int, status: int, now_s: float) -> None:
         """The program has ended; orphans concern nobody."""
@@ -72,8 +64,6 @@ class ProgramLoop(RunLoop):
         if death is None:
             return
         log.info("%s ended with %s", death.process, how(death))
-        if self._started_again(death, now_s, pid):
-            return
         self._death = death
         if death.exit_code == 0 or self._stop_signal is not None or self._cause is not None:
             return
@@ -82,31 +72,15 @@ class ProgramLoop(RunLoop):
         if (cause := self._failure()) is not None:
             self._failed(cause, death.process)
 
-    def _started_again(self, death: Death, now_s: float, pid: int) -> bool:
-        """Start again what has ended by itself, alone; not where that is unwanted or will not help."""
-        before = [restart_s for restart_s in self._restarts_s if restart_s > now_s - RESTART_WINDOW_S]
-        at_most, number = self._plan.respawns, len(before) + 1
-        is_wanted = self._processes.rung is Rung.NONE and not (self._processes.asked or self._processes.is_draining)
-        if not is_wanted or number > at_most:
-            return False
-        if death.signal is None and now_s - max((self._started_at_s, *before)) < TOO_SOON_S:
-            return False
-        what = f"restarting {death.process} (restart {number} of at most {at_most} per hour)"
-        log.warning("%s; its child processes keep running", what)
-        self._restarts_s.append(now_s)
-        self._observer.tell("restarting", restart=len(self._restarts_s), restarts_at_most=at_most)
-        self._death = self._cause = self._processes.start_again(self._process, pid)
-        return True
-
     def on_hang(self, hang: Death, now_s: float) -> None:
-        """What runs hangs; it is asked to end politely at first: a part of it may still be able to save."""
+        """Stop a program that hangs, politely at first: a part of it may still be able to save."""
         self._cause, self._evidence = hang, self._system.look()
         self._observer.tell("hung", text=hang.message)
         self._processes.stop(now_s)
 
     @property
     def is_decided(self) -> bool:
-        """What has failed before a request stays the cause, what has succeeded stays so."""
+        """Whether the program has failed or succeeded: a later request to stop does not change that."""
         has_ended = not (self._processes.is_over or self._processes.has_leaders)
         return self._cause is not None or has_ended
 
@@ -119,20 +93,17 @@ class ProgramLoop(RunLoop):
         self._observer.enter(RunPhase.DONE if self.is_done else self._processes.phase, self._time_use(), since_s)
 
     def _time_use(self) -> TimeUse:
-        """What the seconds from now on are spent on."""
+        """The use of the seconds from now on."""
         has_failed = self._cause is not None
         if self._processes.is_running and not has_failed:
             return TimeUse.TRAINING
         is_end = self.is_done or self._stop_signal is not None or self._processes.is_draining
         return TimeUse.STOPPING if has_failed and not is_end else TimeUse.ENDING
 
-    # -- how it ended -------------------------------------------------------------------------
-
     def outcome(self) -> Outcome:
         """How it ended, and why."""
-        attempt = 1 + len(self._restarts_s)
         exits = () if self._death is None else (self._death,)
-        return self.ended(self._failure(), exits, attempt, well=self._cause is None)
+        return self.ended(self._failure(), exits, attempt=1, well=self._cause is None)
 
     def _failure(self) -> Failure | None:
         cause, is_stopped = self._cause, self._stop_signal is not None

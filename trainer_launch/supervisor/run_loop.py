@@ -1,4 +1,4 @@
-"""What every run does, of any program and of torch workers: wait, act, settle what comes next, until it is done."""
+"""The loop of every run, of any program and of torch workers: wait, act, settle the next step, until it is done."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ LAST_DRAIN_S = 0.2  # the same when the grace period is over
 
 
 class AnyWatch(Protocol):
-    """Who looks, at a pace of its own, whether what runs hangs; `hang_watch.Watch` is it."""
+    """A watch for hangs, which looks at a pace of its own; `hang_watch.Watch` is it."""
 
     due_s: float
 
@@ -32,7 +32,7 @@ class AnyWatch(Protocol):
 
 
 class RunLoop(ABC):
-    """One run. What it does at an end, a hang, a request, and once nothing lives any more, is its subclass's."""
+    """A run. Its subclass decides on ends, hangs and requests, and on what follows when nothing lives."""
 
     def __init__(
         self, plan: Plan, system: System, processes: Processes, watch: AnyWatch | None, observer: RunObserver
@@ -86,7 +86,7 @@ class RunLoop(ABC):
                 self.on_hang(hang, now_s)
 
     def on_signal(self, number: int, now_s: float) -> None:
-        """One rule for every phase: a request to stop or a drain is remembered, and what lives is told.
+        """Note a request to stop or a drain, in every phase alike, and pass it on to the processes that live.
 
         Where nothing lives there is nobody to hand a stop signal to: it is a request, whatever it is mapped to.
         How the run has ended already stays so.
@@ -132,7 +132,7 @@ class RunLoop(ABC):
     @property
     @abstractmethod
     def is_decided(self) -> bool:
-        """Whether it is known how the run ends, whatever it is asked from now on."""
+        """Whether the run's end is decided, whatever it is asked from now on."""
 
     @abstractmethod
     def begin(self, now_s: float) -> None:

@@ -1,4 +1,4 @@
-"""What a run tells observers: the event log, the metrics, `status`, the goodput ledger."""
+"""The observers of a run: the event log, the metrics, `status`, the goodput ledger."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ class RunPhase(str, Enum):
 
 
 class TimeUse(Enum):
-    """What a run's seconds are spent on, as far as its loop knows."""
+    """The use of a run's seconds, as far as its loop can tell."""
 
     STARTING = "starting"
     WAITING = "waiting"  # for other nodes
@@ -62,7 +62,7 @@ class RunObserver:
         """Where the run is now, and what its seconds are spent on: since `since_s`, where that went unnoticed."""
 
     def asked_to_stop(self, number: int) -> None:
-        """This signal asks the run to stop, or says that nothing is to be started again."""
+        """Note a signal that asks the run to stop, or says that nothing is to be started again."""
 
     def look(self, collectives: int) -> None:
         """The workers have come so far."""
@@ -71,4 +71,4 @@ class RunObserver:
         """A hang is suspected."""
 
     def adopt(self, notes: Mapping[str, Any]) -> None:
-        """What the coordinator tells of the job, by topic."""
+        """Take the coordinator's notes about the job, by topic."""

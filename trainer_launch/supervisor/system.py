@@ -32,13 +32,14 @@ from trainer_launch.supervisor.failure import Evidence
 from trainer_launch.supervisor.output import Listener, Output, Sieve
 
 _REQUESTS = (signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2)  # on which programs save and leave
+_LARGEST = 3  # segments that are named where /dev/shm is full
 _NOBODY: frozenset[tuple[int, int]] = frozenset()
 T = TypeVar("T")
 log = logging.getLogger(__name__)
 
 
 class Happened(Struct, frozen=True, kw_only=True):
-    """What ended a `wait`, in the order in which it is to be looked at."""
+    """The events that ended a `wait`, in the order in which they are to be handled."""
 
     signals: tuple[int, ...] = ()  # first: a worker that had the same SIGTERM as we has not failed
     # Pid and status of each child that was reaped, a negative one of a signal; orphans that became ours, too.
@@ -79,13 +80,13 @@ class System:
         )  # the caller's: looks whether anything else has ended a `wait`
         self._popens: dict[int, subprocess.Popen[bytes] | None] = {}  # by pid, until they have ended
         self._sessions: set[int] = set()  # the pids of all that were started, which lead sessions
-        self._told: dict[int, set[tuple[int, int]]] = {}  # by signal: who has had it from us
+        self._signalled: dict[int, set[tuple[int, int]]] = {}  # by signal: who has had it from us
         self._is_woken = False  # during the present `wait`
         # The variable that what is ours carries, unless it has emptied its environment; None: all is ours.
         self.mark: tuple[str, str] | None = None
         self._descent = process_tree.mark_descendants()
         # Sessions and groups below us; None: nobody has looked since the last end.
-        self._seen: set[int] | None = None
+        self._groups_below: set[int] | None = None
         self._kept: set[int] = set()  # children that no signal to all reaches
         self.unasked: set[int] = set()  # pids that ended with 0, without handlers of signals that ask for it
         self._descriptors: set[int] = set()  # others', which end a `wait`
@@ -93,8 +94,6 @@ class System:
     def now(self) -> float:
         """Monotonic seconds."""
         return time.monotonic()
-
-    # -- starting -----------------------------------------------------------------------------
 
     def spawn(self, process: Process, prepare: Callable[[], None] | None = None) -> int:
         """Start a process in a session of its own, so that a terminal's Ctrl-C reaches only us; return its pid.
@@ -148,7 +147,7 @@ class System:
         """Something is about to start: what was killed for memory before is not what it dies of."""
         self._witness.begin()
         self._sessions.intersection_update(self._popens)
-        for keys in self._told.values():  # of those that are gone nothing has to be known
+        for keys in self._signalled.values():  # of those that are gone nothing has to be known
             gone = {key for key in keys if (entry := process_tree.read(key[0])) is None or entry.key != key}
             keys.difference_update(gone)
 
@@ -177,8 +176,6 @@ class System:
             self._selector.unregister(fd)
             self._descriptors.discard(fd)
 
-    # -- signalling ---------------------------------------------------------------------------
-
     def signal_leader(self, pid: int, number: int, *, wakes: bool = False) -> None:
         """Signal a process that we started, unless it has ended; `wakes`: it is to hear that also if suspended.
 
@@ -191,7 +188,7 @@ class System:
 
     def signal_group(self, pid: int, number: int) -> int:
         """Signal who is in the session or the group of a process, also after its end; return how many."""
-        if pid not in self._popens and self._seen is not None and pid not in self._seen:
+        if pid not in self._popens and self._groups_below is not None and pid not in self._groups_below:
             return 0  # whom it has left behind, the look at another of this moment would have shown
         return self._sweep(lambda entry: pid in (entry.session, entry.group), number, again=True)
 
@@ -232,9 +229,9 @@ class System:
         return tuple(_shown(self._ours, []))
 
     def _sweep(self, chosen: Callable[[process_tree.ProcessEntry], bool], number: int, *, again: bool) -> int:
-        if not self._popens and self._seen is not None and not self._seen:
+        if not self._popens and self._groups_below is not None and not self._groups_below:
             return 0
-        before = frozenset() if again else frozenset(self._told.get(number, ()))
+        before = frozenset() if again else frozenset(self._signalled.get(number, ()))
 
         def swept() -> int:
             return process_tree.sweep(
@@ -246,12 +243,12 @@ class System:
         return self._signal_groups(number) if reached is None else reached  # groups are all that we can reach
 
     def _ours(self) -> list[process_tree.ProcessEntry]:
-        """What is below us, but for what is kept, with its session, and what carries no mark of ours."""
+        """All processes below us but the kept ones, with their sessions, and those that carry no mark of ours."""
         below = process_tree.descendants(os.getpid())
         entries = [entry for entry in below if self._kept.isdisjoint((entry.pid, entry.session))]
         if self.mark is not None:
             entries = [entry for entry in entries if self._is_marked(entry)]
-        self._seen = {number for entry in entries for number in (entry.session, entry.group)}
+        self._groups_below = {number for entry in entries for number in (entry.session, entry.group)}
         return entries
 
     def _is_marked(self, entry: process_tree.ProcessEntry) -> bool:
@@ -270,12 +267,10 @@ class System:
 
     def _send(self, pid: int, entry: process_tree.ProcessEntry | None, number: int, *, wakes: bool = False) -> None:
         if entry is not None:
-            self._told.setdefault(number, set()).add(entry.key)
+            self._signalled.setdefault(number, set()).add(entry.key)
         is_suspended = entry is not None and entry.state == "T"
         if process_tree.send(pid, number) and is_suspended and (wakes or number == signal.SIGTERM):
             process_tree.send(pid, signal.SIGCONT)
-
-    # -- waiting ------------------------------------------------------------------------------
 
     def poke(self) -> None:
         """End a `wait`; from any thread."""
@@ -304,7 +299,7 @@ class System:
 
     def _reap(self) -> Iterable[tuple[int, int]]:
         """Collect who has ended. Peek first: a child taken from its Popen would look like a success to it."""
-        self._seen = None
+        self._groups_below = None
         while True:
             try:
                 info = os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT)
@@ -326,8 +321,6 @@ class System:
             log.error("how pid %d ended is unknown: other code in this process took its exit status", pid)
             yield pid, exit_codes.FAILED
         self._popens.clear()
-
-    # -- the end ------------------------------------------------------------------------------
 
     def look(self) -> Evidence:
         """Gather what tells why something has just died."""
@@ -353,7 +346,7 @@ class System:
 
 
 def _shown(look: Callable[[], T], default: T) -> T:
-    """What /proc shows; `default` where it is another namespace's, or there is none, or too many files are open."""
+    """The result of a look at /proc; `default` where it is another namespace's, is missing, or cannot be opened."""
     if not process_tree.readable():
         return default
     try:
@@ -381,19 +374,12 @@ def _collect(pid: int) -> int:
     return os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
 
 
-# -- evidence ----------------------------------------------------------------------------------
-
-
-_LARGEST = 3
-
-
 class Witness:
     """Knows the count of OOM kills from before the last start."""
 
-    def __init__(self, shm: str = "/dev/shm") -> None:
+    def __init__(self) -> None:
         self._groups = cgroup.own_groups()
         self._before: int | None = None
-        self._shm = shm
 
     def begin(self) -> None:
         """Something is about to start: who was killed before is not what it dies of."""
@@ -401,9 +387,9 @@ class Witness:
 
     def look(self) -> Evidence:
         """Return what can be seen now."""
-        room = shm.space(self._shm)
+        room = shm.space()
         limit_bytes = cgroup.memory_limit_bytes(self._groups)
-        seen = Evidence(
+        evidence = Evidence(
             oom_kills_before=self._before,
             oom_kills_after=cgroup.oom_kills(self._groups),
             memory_limit_bytes=limit_bytes,
@@ -412,38 +398,32 @@ class Witness:
             shm_free_bytes=None if room is None else room.free_bytes,
             shm_size_bytes=None if room is None else room.size_bytes,
         )
-        return replace(seen, shm_largest=_largest(self._shm)) if seen.shm_full else seen
-
-
-def _largest(folder: str) -> tuple[str, ...]:
-    """The three largest segments."""
-    found = shm.segments(folder)[:_LARGEST]
-    return tuple(f"{segment.name} ({in_units(segment.size_bytes)})" for segment in found)
-
-
-# -- spawn errors ------------------------------------------------------------------------------
+        if not evidence.shm_full:
+            return evidence
+        largest = (f"{segment.name} ({in_units(segment.size_bytes)})" for segment in shm.segments()[:_LARGEST])
+        return replace(evidence, shm_largest=tuple(largest))
 
 
 def exhausted(process: Process, error: OSError) -> NodeError:
-    """This machine has run out of something."""
+    """The error for a machine that has run out of something."""
     return NodeError(f"cannot start {process.name}: {error.strerror}; {LIMITS} or start fewer processes")
 
 
 def why(process: Process, error: OSError | ValueError) -> NodeError | NotRunnableError:
-    """What the error of a start means."""
+    """The error for a start that failed."""
     if isinstance(error, OSError) and error.errno in EXHAUSTED:
         return exhausted(process, error)
     number = error.errno if isinstance(error, OSError) else None
     place = error.filename if isinstance(error, OSError) and error.filename else process.argv[0]
-    found = number not in (errno.ENOENT, errno.ENOTDIR) or ("/" in place and os.path.exists(place))
+    exists = number not in (errno.ENOENT, errno.ENOTDIR) or ("/" in place and os.path.exists(place))
     text = os.strerror(number) if number else str(error)
     if number == errno.ENOENT and "/" not in place:
         text = f"not found in PATH ({process.env.get('PATH', 'not set')})"
-    elif found:
+    elif exists:
         file = shutil.which(place, path=process.env.get("PATH")) or place
         text = executables.obstacle(file, process.env.get("PATH")) or text
         if number == errno.ENOEXEC:
             text = executables.of_format(file)
         elif number == errno.ENOENT and (loader := executables.loader_of(file)):
             text = f"its dynamic loader {loader} does not exist: it was built for another libc or distribution"
-    return NotRunnableError(f"cannot run {place!r} for {process.name}: {text}", found=found)
+    return NotRunnableError(f"cannot run {place!r} for {process.name}: {text}", exists=exists)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import os
 import signal
 import time
@@ -22,21 +21,6 @@ def launcher(it: Worker) -> psutil.Process:
     return psutil.Process(it.process.pid)
 
 
-def sshd(it: Worker) -> psutil.Process:
-    """The one that listens."""
-
-    def listening() -> psutil.Process | None:
-        for child in launcher(it).children():
-            with contextlib.suppress(psutil.NoSuchProcess):
-                if "[listener]" in " ".join(child.cmdline()):
-                    return child
-        return None
-
-    found = eventually(listening, f"sshd listens: {it.log()}")
-    assert isinstance(found, psutil.Process)
-    return found
-
-
 def noted(path: Path) -> str:
     return str(eventually(lambda: path.exists() and path.read_text().strip(), f"{path.name} is written"))
 
@@ -46,27 +30,6 @@ def gone(pid: int) -> bool:
         return psutil.Process(pid).status() == psutil.STATUS_ZOMBIE
     except psutil.NoSuchProcess:
         return True
-
-
-# -- sshd crashes -----------------------------------------------------------------------------
-
-
-def test_sshd_comes_back_and_what_runs_goes_on(tmp_path, mount) -> None:
-    with worker(tmp_path, mount) as it:
-        client = it.start(f"echo $$ >'{tmp_path}/pid'; exec sleep 1000")
-        rank = int(noted(tmp_path / "pid"))
-        first = sshd(it)
-        first.kill()
-        eventually(lambda: sshd(it).pid != first.pid, "another sshd")
-        it.await_log("restarting sshd (restart 1 of at most 100 per hour); its child processes keep running")
-        it.await_port()
-        assert it.output("echo again") == "again"
-        assert not gone(rank)
-        assert client.poll() is None
-        it.process.terminate()
-        assert it.wait() == 143
-        eventually(lambda: gone(rank), "the rank has ended with the worker")
-        client.wait(20)
 
 
 # -- daemons and orphans ----------------------------------------------------------------------

@@ -1,30 +1,51 @@
-"""Free ports within a range, and the job's secret."""
+"""Files replaced whole or not at all, and the job's secret."""
 
 from __future__ import annotations
 
 import os
-import socket
+import stat
 from pathlib import Path
 
 import pytest
 
 from trainer_launch.contracts.snapshot import pod_from_snapshot
-from trainer_launch.host.files import JOB_SECRET, MAX_SECRET_BYTES, read_secret
-from trainer_launch.host.network import free_port
-from trainer_launch.model import PortRange
-from trainer_launch.model.errors import NodeError, UsageError
+from trainer_launch.host.files import JOB_SECRET, MAX_SECRET_BYTES, read_secret, replace
+from trainer_launch.model.errors import UsageError
 from trainer_launch.model.redaction import redact_file
 from trainer_launch.model.settings import load
 from trainer_launch.planning.reading import read
 
 
-def test_a_free_port_is_one_of_the_range_that_nobody_uses() -> None:
-    with socket.create_server(("", 0)) as taken:
-        low = taken.getsockname()[1]
-        with pytest.raises(NodeError, match=f"--port-range {low}-{low} is taken"):
-            free_port(PortRange(low, low))
-        wide = PortRange(low, min(65535, low + 20))
-        assert {free_port(wide) for _ in range(20)} <= set(range(low + 1, low + 21))
+def test_what_was_there_is_replaced_and_nothing_is_left_beside_it(tmp_path: Path) -> None:
+    place = tmp_path / "report.json"
+    place.write_text("old, and longer than what comes")
+    replace(str(place), b"new")
+    assert place.read_bytes() == b"new"
+    assert os.listdir(tmp_path) == ["report.json"]
+
+
+@pytest.mark.parametrize("mode", [0o600, 0o644, 0o755])
+def test_the_permissions_are_those_asked_for_whatever_the_umask(tmp_path: Path, mode: int) -> None:
+    before = os.umask(0o077)
+    try:
+        replace(str(tmp_path / "file"), b"", mode)
+    finally:
+        os.umask(before)
+    assert stat.S_IMODE((tmp_path / "file").stat().st_mode) == mode
+
+
+def test_when_it_cannot_be_put_there_the_old_one_stays(tmp_path: Path) -> None:
+    place = tmp_path / "taken"
+    (place / "inside").mkdir(parents=True)
+    with pytest.raises(OSError, match=r"directory|not empty"):
+        replace(str(place), b"new")
+    assert [path.name for path in tmp_path.iterdir()] == ["taken"]
+    assert (place / "inside").is_dir()
+
+
+def test_the_longest_name_can_be_replaced(tmp_path: Path) -> None:
+    replace(str(tmp_path / ("n" * 255)), b"new")
+    assert os.listdir(tmp_path) == ["n" * 255]
 
 
 def test_a_secret_is_what_stands_between_the_blanks(tmp_path: Path) -> None:
