@@ -52,6 +52,11 @@ def ends(output: str) -> set[str]:
     return {*re.findall(r"\bend (\w{20})", output)}
 
 
+def forgotten(output: str) -> bool:
+    """Whether gloo has left a rank in its collective for ever, about once in 1,000: it is replaced as well."""
+    return "cannot leave its collective; it is replaced" in output
+
+
 @pytest.fixture(scope="module")
 def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> str:
     """The hash of a job without faults."""
@@ -70,12 +75,14 @@ def test_after_a_kill_the_others_keep_their_processes_and_all_is_equal_to_the_la
     kept = [
         {rank for rank in range(4) if before[rank] == after[rank]} for before, after in itertools.pairwise(pids)
     ]
+    assert {each["step"] for each in shown(output) if each["generation"] == 3} == {20}, "nothing is done again"
+    if forgotten(output):
+        return
     assert kept == [{0, 2, 3}, {1, 2, 3}, {0, 1, 2}], output
     assert {(each["kept"], each["new"]) for each in shown(output) if each["generation"] == 2} == {
         (3, True),
         (3, False),
     }
-    assert {each["step"] for each in shown(output) if each["generation"] == 3} == {20}, "nothing is done again"
     assert re.search(r"generation 2: 1 rank replaced in \d+\.\d+ s; 3 ranks kept their state at step 7", output), (
         output
     )
@@ -120,7 +127,7 @@ def test_the_one_that_failed_is_replaced_and_its_error_is_told(tmp_path: Path, u
     code, output = train(tmp_path, {7: (2, "raise")})
     assert (code, ends(output)) == (0, {undisturbed}), output
     assert "rank 2 ended with exit code 1: ValueError: no luck" in output
-    assert {each["kept"] for each in shown(output) if each["generation"] == 2} == {3}
+    assert {each["kept"] for each in shown(output) if each["generation"] == 2} == {3} or forgotten(output), output
 
 
 def test_a_rank_that_is_stopped_is_replaced_and_those_that_wait_for_it_keep_their_state(
@@ -129,7 +136,7 @@ def test_a_rank_that_is_stopped_is_replaced_and_those_that_wait_for_it_keep_thei
     code, output = train(tmp_path, {7: (2, "freeze")}, "--hang-timeout", "3")
     assert (code, ends(output)) == (0, {undisturbed}), output
     assert "rank 2 has been stopped (SIGSTOP)" in output
-    assert {each["kept"] for each in shown(output) if each["generation"] == 2} == {3}
+    assert {each["kept"] for each in shown(output) if each["generation"] == 2} == {3} or forgotten(output), output
 
 
 def test_where_nobody_has_the_state_any_more_all_begin_as_at_the_start(tmp_path: Path, undisturbed: str) -> None:
@@ -258,13 +265,15 @@ def test_survivors_that_wait_for_a_pod_hear_a_request_to_stop(tmp_path: Path) ->
 )
 def test_of_several_nodes_the_survivors_keep_their_state(tmp_path: Path, size: str, fault: str, kept: int) -> None:
     (tmp_path / "faults").mkdir()
-    words = (SCRIPT, "1500", str(tmp_path / "faults"), "{}")
+    words = (SCRIPT, "1500" if "8s" in fault else "400", str(tmp_path / "faults"), "{}")
     options = ("--nodes", size, "--nproc-per-node", "2", "--fault", fault)
     ended = launch("rehearse", *options, "--", *words, env={"TMPDIR": str(tmp_path)})
     output = ended.stdout + ended.stderr
     assert ended.returncode == 0, output
     assert len(ends(output)) == 1, output
-    assert {each["kept"] for each in shown(output) if each["generation"] == 2} == {kept}, output
+    assert {each["kept"] for each in shown(output) if each["generation"] == 2} == {kept} or forgotten(output), (
+        output
+    )
 
 
 # -- without a launcher ----------------------------------------------------------------------------
@@ -355,8 +364,7 @@ def test_a_survivor_of_many_replacements_has_no_more_memory_threads_and_descript
 def test_the_example_goes_on_without_its_checkpoint(tmp_path: Path) -> None:
     example = Path(__file__).parents[2] / "docker" / "examples" / "train_keeping_state.py"
     options = ("--nodes", "2", "--nproc-per-node", "1", "--fault", "kill worker at=step:40")
-    env = {"TMPDIR": str(tmp_path), "CHECKPOINT": str(tmp_path / "model.pt")}
-    ended = launch("rehearse", *options, "--", str(example), env=env)
+    ended = launch("rehearse", *options, "--", str(example), env={"TMPDIR": str(tmp_path)}, cwd=tmp_path)
     output = ended.stdout + ended.stderr
     assert ended.returncode == 0, output
     steps = [int(text) for text in re.findall(r"step (\d+) loss", output)]

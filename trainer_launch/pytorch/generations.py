@@ -35,7 +35,9 @@ if TYPE_CHECKING:
 MAX_BYTES = 1 << 17
 _TCP = tuple((socket.SOCK_STREAM, family) for family in (socket.AF_INET, socket.AF_INET6))
 _AGAIN_S = 0.05  # between two looks for connections that were made meanwhile
-_STUCK_S = 3.0  # in one call of torch, although all connections are shut
+_QUIET_S = 0.02  # until ranks that lost a peer send nothing any more
+_STUCK_S = 3.0  # in one call of torch without using the CPU, although all connections are shut
+_FORGOTTEN_S = 1.0  # likewise, although gloo has closed them all
 _WORDS = 1000  # of an error
 
 
@@ -238,6 +240,7 @@ class _Channel:
 
     def leave(self) -> None:
         """The block has ended: leave all process groups, and say so."""
+        time.sleep(_QUIET_S)  # see `_end_waiting`
         self._groups.shut()  # ranks that wait for this one have to notice
         with flight_recorder.nobody_asking():
             _forget_groups()
@@ -283,28 +286,33 @@ class _Channel:
     def _end_waiting(self, number: int) -> None:
         """Make the main thread's collective fail, and whatever else of torch it waits for, until it has left.
 
-        Now and then gloo does not notice (torch 2.13, about one of 300): then this process ends, and is replaced.
+        Gloo forgets a message that it cannot send at the moment in which the connection ends, and waits for it
+        until the group's timeout (torch 2.13, `Pair::write` and `Pair::signalException`). So ranks that still send
+        get a moment to become quiet. If it happens nevertheless, this process ends and is replaced.
         """
-        place, since_s = _place(self._main_thread), time.monotonic()
+        time.sleep(_QUIET_S)
+        state, since_s = _state_of(self._main_thread), time.monotonic()
         while True:
             with self._changed:
                 if number != self._number or not self._groups.are_open:
                     return
                 self.is_leaving = True
-                self._groups.shut()
+                are_closed = self._groups.shut()
                 self._changed.wait(_AGAIN_S)
-            if (now := _place(self._main_thread)) != place or now is None:
-                place, since_s = now, time.monotonic()
-            elif time.monotonic() > since_s + _STUCK_S:
+            if (now := _state_of(self._main_thread)) != state or now is None:
+                state, since_s = now, time.monotonic()
+            elif time.monotonic() > since_s + (_FORGOTTEN_S if are_closed else _STUCK_S):
                 os.write(2, b"[trainer-launch] this worker cannot leave its collective; it is replaced\n")
                 os.kill(os.getpid(), signal.SIGKILL)
 
 
-def _place(thread: int) -> tuple[int, int] | None:
-    """Where a thread is in a call of torch; None: it is elsewhere."""
+def _state_of(thread: int) -> tuple[int, int, int] | None:
+    """Where a thread is in a call of torch, and its CPU time in 10 ms; None: it is elsewhere, or has ended."""
     frame = sys._current_frames().get(thread)
-    is_torch = frame is not None and f"{os.sep}torch{os.sep}" in frame.f_code.co_filename
-    return (id(frame), frame.f_lasti) if frame is not None and is_torch else None
+    if frame is None or f"{os.sep}torch{os.sep}" not in frame.f_code.co_filename:
+        return None
+    spent_s = time.clock_gettime(time.pthread_getcpuclockid(thread))
+    return id(frame), frame.f_lasti, int(spent_s * 100)
 
 
 class _GroupSockets:
@@ -341,9 +349,9 @@ class _GroupSockets:
             before, self._before = self._before, None
             self._made |= {*_sockets().values()} - before
 
-    def shut(self) -> None:
-        """End the connections; NCCL's groups are aborted."""
-        begun = self._before
+    def shut(self) -> bool:
+        """End the connections, and return whether there are none; NCCL's groups are aborted."""
+        begun, are_closed = self._before, True
         for fd, inode in _sockets().items():
             is_made = inode in self._made or (begun is not None and inode not in begun)
             with contextlib.suppress(OSError), socket.socket(fileno=os.dup(fd)) as connection:
@@ -351,8 +359,10 @@ class _GroupSockets:
                     continue
                 peer = connection.getpeername()
                 if is_made or (peer[1] == self._store_port and inode not in self._earlier):
+                    are_closed = False
                     connection.shutdown(socket.SHUT_RDWR)
         _abort_groups()
+        return are_closed
 
 
 def _sockets() -> dict[int, str]:
