@@ -283,7 +283,9 @@ class _Channel:
     def _end_waiting(self, number: int) -> None:
         """Make the main thread's collective fail, and whatever else of torch it waits for, until it has left.
 
-        Now and then gloo does not notice (torch 2.13, about one of 300): then this process ends, and is replaced.
+        Now and then (torch 2.13, about one of 300) gloo sends to a connection whose end its own thread has not read
+        yet. It queues that message, and signals none that are queued once it reads the end: the wait for that send
+        lasts until the group's timeout. Nothing else ends it, so this process ends, and is replaced.
         """
         place, since_s = _place(self._main_thread), time.monotonic()
         while True:
