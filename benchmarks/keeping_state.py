@@ -164,8 +164,8 @@ def _torchft(name: str) -> Way:
     torchrun = (python, "-m", "torch.distributed.run", "--nnodes=1", "--nproc_per_node=1", "--max_restarts=10")
     is_expert = name == NAMES[4]
     # The first are those of its README.
-    options = ("--min_replicas", "1", "--quorum_tick_ms", "100", "--join_timeout_ms", "10000")
-    options += ("--heartbeat_timeout_ms", "500") if is_expert else ()
+    sooner = ("--heartbeat_timeout_ms", "500") if is_expert else ()
+    options = ("--min_replicas", "1", "--quorum_tick_ms", "100", "--join_timeout_ms", "10000", *sooner)
     words = ("bash", "-c", REPLICAS, "replicas", str(RANKS), str(network.free_port()), *torchrun)
     env = {"JOB": JOB, "TURNS": " ".join(TURNS)} | ({"TUNED": "1"} if is_expert else {})
     beside = functools.partial(_lighthouse, str(Path(python).with_name("torchft_lighthouse")), options)

@@ -70,8 +70,8 @@ class Play:
         elif what == "steps":
             self.train(value)
         elif what == "save":
-            running = self.running()
-            self.checkpoint = max([self.checkpoint, *(node.worker.step for node in running if self.shared)])
+            running = workers_of(self.running() if self.shared else [])
+            self.checkpoint = max([self.checkpoint, *(worker.step for worker in running)])
         elif what == "start" and node is None:
             self.start(value)
         elif node is not None:
@@ -98,8 +98,8 @@ class Play:
             node.peer = self.world.call(node.rank, incarnation=node.incarnation, generation=node.generation)
             self.join(node)
         elif what == "kill" and node.phase == "running":
-            for ahead in self.running()[: node.rank] if self.shared == node.generation else ():
-                ahead.worker.step += 1  # the step in flight was done there
+            for ahead in workers_of(self.running()[: node.rank] if self.shared == node.generation else []):
+                ahead.step += 1  # the step in flight was done there
             node.worker = None
             self.world.fail(node.peer, node.rank)
             node.phase = "joining"
@@ -144,6 +144,7 @@ class Play:
     def check_formed(self, formed: msg.Formed) -> None:
         """The coordinator counts the states that are there, and none that others have trained beyond."""
         workers = {rank: node.worker for rank, node in self.nodes.items() if node.worker is not None}
+        assert self.world.state.run is not None
         members = self.world.state.run.members
         assert formed.kept == sum(worker.is_whole for rank, worker in workers.items() if rank in members)
         for rank in workers.keys() - members:
@@ -162,12 +163,12 @@ class Play:
         members = self.running()
         if members and self.shared != members[0].generation:
             self.share(members)
-        for node in members:
-            node.worker.step += steps
+        for worker in workers_of(members):
+            worker.step += steps
 
     def share(self, members: list[Node]) -> None:
         """As `Generation.share` does it; the script has read the checkpoint where no state was kept."""
-        workers = [node.worker for node in members]
+        workers = workers_of(members)
         [kept] = {self.world.last(node.peer, msg.Formed).kept for node in members}
         holders = [worker for worker in workers if worker.is_whole]
         assert [worker.has_state for worker in workers] == [worker.is_whole for worker in workers]
@@ -182,6 +183,10 @@ class Play:
         for worker in workers:
             worker.step, worker.has_state, worker.is_whole = newest, True, True
         self.shared = members[0].generation
+
+
+def workers_of(nodes: list[Node]) -> list[Worker]:
+    return [node.worker for node in nodes if node.worker is not None]
 
 
 HISTORIES = given(st.sampled_from([(1, 1), (3, 3), (1, 3), (2, 4)]), st.lists(EVENTS, min_size=20, max_size=80))

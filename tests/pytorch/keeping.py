@@ -78,6 +78,7 @@ for generation in trainer_launch.generations():
     with generation:
         distributed.init_process_group("gloo")
         generation.share(state)
+        distributed.barrier()  # so that a fault which comes with this line hits nobody within `share`
         shown = {"generation": generation.number, "rank": generation.rank, "of": generation.world_size}
         shown |= {"kept": generation.kept, "new": generation.is_new, "step": state["step"], "pid": os.getpid()}
         print(f"generation {json.dumps(shown)}", flush=True)
