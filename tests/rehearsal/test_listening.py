@@ -148,7 +148,7 @@ def test_steps_that_are_reported_and_printed_are_one_row_though_lines_are_read_l
     watch = PodWatch()
 
     def reports(step: int, at_s: float, pid: int = 1) -> list[tuple[float, int | None]]:
-        values = {
+        values: dict[str, object] = {
             "rank": 0,
             "local_rank": 0,
             "pid": pid,
