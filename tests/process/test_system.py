@@ -71,13 +71,14 @@ pids = [system.spawn(Process(name="rank", argv=argv, env=env)) for argv in argvs
 for pid in pids:
     os.waitid(os.P_PID, pid, os.WEXITED | os.WNOWAIT)
 assert {pid for pid, status in system.wait(0).ended} == set(pids)
-daemons = lambda: [entry for entry in process_tree.descendants(os.getpid()) if entry.name == "sh" and entry.session == entry.pid]
+below = lambda: process_tree.descendants(os.getpid())
+daemons = lambda: [entry for entry in below() if entry.name == "sh" and entry.session == entry.pid]
 eventually(lambda: len(daemons()) == 2, "both daemons")
 system.signal_all(signal.SIGKILL, again=True)
 eventually(lambda: system.wait(0) is None or system.is_alone(), "the one that is ours ends")
 left = daemons()
 print(json.dumps([len(left), len(system.left())]))
-for entry in process_tree.descendants(os.getpid()):
+for entry in below():
     os.kill(entry.pid, signal.SIGKILL)
 """
     assert told(code) == [1, 0]
