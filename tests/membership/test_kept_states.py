@@ -206,7 +206,7 @@ def test_the_newest_state_that_is_left_goes_on_in_a_thousand_histories(nodes, sc
 
 
 def check(nodes, script):
-    play = Play(World(*nodes, max_restarts=999, crash_loop=999, rejoin_timeout_s=3600.0))
+    play = Play(World(*nodes, max_restarts=999, rejoin_timeout_s=3600.0))
     for rank in range(nodes[1]):
         play.do("start", rank)
     play.do("time", 4.0)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import math
 import os
-import re
 import threading
 import time
 from pathlib import Path
@@ -15,8 +14,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tests.schemas.validator import EVENTS
-from tests.supervisor.fakes import KILL, TERM, FakeSystem, Program
+from tests.supervisor.fakes import TERM, FakeSystem, Program
 from trainer_launch.host import runtime_directory
 from trainer_launch.model import Failure, Outcome, Plan, Process, Verdict, codec
 from trainer_launch.observability import event_log
@@ -39,10 +37,10 @@ class Listener(RunObserver):
         self.told.append((event, *list(values.values())[:1]))
 
 
-def story_of(system: FakeSystem, respawns: int = 0) -> list[tuple[object, ...]]:
+def story_of(system: FakeSystem) -> list[tuple[object, ...]]:
     """The names and first values of what a plan of one process tells."""
     process = Process(name="main", argv=("train",), env={})
-    plan = Plan(engine="test", processes=(process,), grace_s=10.0, respawns=respawns)
+    plan = Plan(engine="test", processes=(process,), grace_s=10.0)
     listener = Listener()
     supervise(plan, system, observer=listener)
     return listener.told
@@ -57,12 +55,6 @@ def test_a_run_that_is_asked_to_stop_and_does_not() -> None:
         ("stopping", "kill"),
         ("exited", "main"),
     ]
-
-
-def test_an_agent_that_is_started_again() -> None:
-    told = story_of(FakeSystem({"main": [Program(1, number=KILL), Program(1)]}), respawns=1)
-    assert ("restarting", 1) in told
-    assert told.count(("spawned", "main")) == 2
 
 
 def test_the_last_line_has_the_outcome() -> None:
@@ -83,13 +75,6 @@ def test_whether_to_try_again_is_told_as_in_the_termination_message(again: bool)
         ended = Outcome(verdict=Verdict.FAILED, failure=failure, took_s=1.5)
         assert dict(event_log.of_outcome(ended)[1])["retryable"] is again
         assert f"retryable={again}".lower() in outcome.summary(ended)
-
-
-def test_every_event_is_in_the_documentation_and_no_other() -> None:
-    page = (ROOT / "docs" / "observing.md").read_text()
-    table = page.partition("| event |")[2].partition("\n\n")[0]
-    named = [name for row in table.splitlines()[2:] for name in re.findall(r"`([a-z_]+)`", row.split("|")[1])]
-    assert sorted(named) == sorted(EVENTS)
 
 
 @pytest.mark.parametrize("secret", ["hf_abcdefghijklmnopqrst", "https://me:hunter2@host/x", "--token=abcdef"])
