@@ -235,9 +235,6 @@ def _save(path: str, data: Mapping[str, Json]) -> None:
         raise UsageError(f"--save-pod {path} cannot be written: {problem.strerror}") from None
 
 
-# -- what people are shown ---------------------------------------------------------------------
-
-
 _NO_PLATFORM = """Contract: unknown. No variable or file of a training controller was found.
   In a pod:     the controller injects them into the training container only. An init container or a sidecar
                 needs envInjection (Trainer v2); a job without spec.trainer gets none.
@@ -294,9 +291,6 @@ def _shm(machine: Mapping[str, Any], text: str) -> str:
     if machine["shm_bytes"] is None:
         return "none"
     return f"{_mib(machine['shm_bytes'])}, {_mib(machine['shm_free_bytes'])} free" + (f": {text}" if text else "")
-
-
-# -- the plan ---------------------------------------------------------------------------------
 
 
 def _plan_rows(plan: Mapping[str, Any] | None, job: Mapping[str, Any], command: str) -> Iterator[tuple[str, str]]:

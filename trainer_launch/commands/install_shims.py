@@ -77,9 +77,6 @@ def is_shim(path: Path) -> bool:
     return _MARK.encode() in (LiveFiles(200).read(str(path)) or b"")
 
 
-# -- as a shim ---------------------------------------------------------------------------------
-
-
 def decide(words: Sequence[str], env: Mapping[str, str], engine_above: str | None) -> tuple[str, ...] | None:
     """The command line of the launcher for these words; None: the program runs unchanged. Pure.
 

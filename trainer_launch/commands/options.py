@@ -302,9 +302,6 @@ def _shown(default: object) -> str:
     return f"{default:g}" if isinstance(default, float) else str(default).lower()
 
 
-# -- settings of each command ------------------------------------------------------------------
-
-
 _JOB = ("nodes", "nproc_per_node", "node_rank", "master_addr", "master_port", "max_restarts")
 _STANDALONE = {"nodes": "1", "node_rank": "0"}
 _ALONE: Mapping[str, Any] = {

@@ -131,9 +131,6 @@ def _tell(job: Job, settings: Settings, port: int, handed: Handed) -> None:
         _log.warning("%s", ssh_client.INSECURE)
 
 
-# -- what sshd logs ----------------------------------------------------------------------------
-
-
 # A probe leaves two lines, the first of which OpenSSH 9.8 and later do not write.
 _FIRST = re.compile(
     rb"kex_exchange_identification: (?:read: )?Connection (?:closed by remote host|reset by peer)\s*"

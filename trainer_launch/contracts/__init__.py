@@ -11,7 +11,6 @@ from trainer_launch.contracts import (
     torchrun_env,
     trainer_v2_runtimes,
     v1_jobs,
-    v1_pytorch,
 )
 from trainer_launch.contracts.source import Contract, Marks, Pod, Source
 from trainer_launch.model import Job
@@ -42,16 +41,15 @@ CONTRACTS: tuple[Contract, ...] = (
     mpi_operator.V1,
     mpi_operator.TRAINER_V2,
     v1_jobs.TENSORFLOW,
-    v1_jobs.MXNET,
     trainer_v2_runtimes.XGBOOST,
     trainer_v2_runtimes.JAX,
     v1_jobs.JAX,
     v1_jobs.PADDLE,
-    v1_pytorch.FLYTE,
-    v1_pytorch.ELASTIC,
+    v1_jobs.FLYTE_ELASTIC,
+    v1_jobs.PYTORCH_ELASTIC,
     trainer_v2_runtimes.TORCH,
     trainer_v2_runtimes.TORCHTUNE,
-    v1_pytorch.FIXED,
+    v1_jobs.PYTORCH,
     v1_jobs.XGBOOST,
     flat_platforms.INDEXED_JOB,
     trainer_v2_runtimes.PLAINML,

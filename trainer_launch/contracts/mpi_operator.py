@@ -31,10 +31,7 @@ _SSH_FILES = ("id_rsa", "authorized_keys")
 _GPU_NAMES = ("NVIDIA_VISIBLE_DEVICES", "NVIDIA_DRIVER_CAPABILITIES")
 # A node of Trainer v2 has none of these: another kind of job whose image carries ssh keys does.
 _NOT_A_NODE = ("PET_", "JAX_", "DMLC_", "PADDLE_", "OMPI_MCA_orte_", "OMPI_MCA_plm_")
-_NOT_A_NODE_EITHER = ("TF_CONFIG", "MX_CONFIG", "COORDINATOR_ADDRESS")
-
-
-# -- v1: kubectl exec -------------------------------------------------------------------------
+_NOT_A_NODE_EITHER = ("TF_CONFIG", "COORDINATOR_ADDRESS")
 
 
 def _is_v1(source: Source) -> bool:
@@ -64,9 +61,6 @@ def _v1_launcher(source: Source) -> Job:
     source.path("I_MPI_HYDRA_BOOTSTRAP_EXEC", "intel_bootstrap_exec", default=None)
     # No implementation: variables for Open MPI and for Intel MPI are both there.
     return _launcher(source, members, Mpi(hostfile_path=path, launch_agent="kubexec", launch_agent_path=agent))
-
-
-# -- v2beta1 and Trainer v2: ssh ----------------------------------------------------------------
 
 
 def _read_v2beta1(source: Source) -> Job:
@@ -146,9 +140,6 @@ def _ssh_dirs(source: Source) -> Iterable[str]:
     return dict.fromkeys(d.rstrip("/") for d in directories if d)
 
 
-# -- the pod that runs mpirun -------------------------------------------------------------------
-
-
 def _launcher(source: Source, members: tuple[Member, ...], mpi: Mpi) -> Job:
     slots = [m.slots for m in members if m.slots is not None]
     all_have = len(slots) == len(members)
@@ -190,9 +181,6 @@ def _derive_discovered(source: Source) -> None:
         discovered_hosts=None if members is None else tuple(m.host for m in members),
         discovered_slots=None if slots is None or None in slots else slots,
     )
-
-
-# -- contracts ----------------------------------------------------------------------------------
 
 
 def _is_of_flyte(source: Source) -> bool:

@@ -110,9 +110,6 @@ def _content(pod: Pod, path: str) -> str | None:
     return redact_file(path, data.decode("utf-8", "surrogateescape"))
 
 
-# -- the job object of explain --json ----------------------------------------------------------
-
-
 _AS_THEY_ARE = (
     *("contract", "role", "nproc_per_node", "node_rank", "hostname_index", "world_size", "is_coordinator"),
     *(

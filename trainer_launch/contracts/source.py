@@ -105,8 +105,6 @@ class Source:
         self._facts: list[Fact] = []
         self._warnings: list[str] = []
 
-    # -- presence -----------------------------------------------------------------------------
-
     def has(self, name: str) -> bool:
         """Whether the variable is set, even to nothing."""
         return name in self.pod.env
@@ -149,8 +147,6 @@ class Source:
         """Keep the platform's own words for what it told, by their keys in the `job` of `explain --json`."""
         for key, value in words.items():
             self.note(key, "", Origin.DERIVED, key, value)
-
-    # -- variables ----------------------------------------------------------------------------
 
     def raw(self, name: str) -> str | None:
         """The value as it stands, checked for encoding and length only; None when absent."""
@@ -259,8 +255,6 @@ class Source:
         self.note(name, value, Origin.ENV, field)
         return parsed
 
-    # -- files --------------------------------------------------------------------------------
-
     def file(self, path: str, field: str = "") -> str | None:
         """A whole file as text, None when it cannot be read."""
         data = self.pod.files.read(path)
@@ -274,8 +268,6 @@ class Source:
             raise self.error(path, repr(data[:20]), "text in UTF-8") from problem
         self.note(path, f"{len(data)} bytes", Origin.FILE, field)
         return text
-
-    # -- errors -------------------------------------------------------------------------------
 
     def error(self, name: str, value: str, expected: str) -> ContractError:
         """The one sentence for a bad value."""

@@ -1,6 +1,6 @@
 """The kinds of the v1 operator, one row each: contracts read a pod by it, a rehearsal writes the pod by it.
 
-kubeflow/trainer release-1.9: pkg/controller.v1 and pkg/apis/kubeflow.org/v1; MXJob: v1.8.1.
+kubeflow/trainer release-1.9: pkg/controller.v1 and pkg/apis/kubeflow.org/v1.
 """
 
 from __future__ import annotations
@@ -141,28 +141,8 @@ JAX = V1Kind(
         "PROCESS_ID": "{rank}",
     },
 )
-MXNET = V1Kind(
-    name="MXJob",
-    specs="mxReplicaSpecs",
-    roles=("Scheduler", "Server", "Worker"),
-    leaders=("scheduler",),
-    needs_leader=True,
-    container=("mxnet", "mxjob-port", 9091),
-    restart="Never",
-    env={
-        "MX_CONFIG": "{config}",
-        "DMLC_PS_ROOT_PORT": "{port}",
-        "DMLC_PS_ROOT_URI": "{host}",
-        "DMLC_NUM_SERVER": "{servers}",
-        "DMLC_NUM_WORKER": "{workers}",
-        "DMLC_ROLE": "{role}",
-        "DMLC_USE_KUBERNETES": "1",
-        "DMLC_WORKER_ID": "{worker_index}",
-    },
-    fields=("jobMode",),
-)
 
-KINDS = {kind.name: kind for kind in (PYTORCH, TENSORFLOW, XGBOOST, PADDLE, JAX, MXNET)}
+KINDS = {kind.name: kind for kind in (PYTORCH, TENSORFLOW, XGBOOST, PADDLE, JAX)}
 
 # Pods that carry only the general names MASTER_ADDR, RANK and WORLD_SIZE: PyTorchJob up to 1.6, and XGBoostJob.
 NAMES = ("MASTER_ADDR", "MASTER_PORT", "RANK", "WORLD_SIZE", "PYTHONUNBUFFERED")
@@ -182,7 +162,6 @@ _XGBOOST_PORT = "9999"
 _OWNED = (
     "JOB_COMPLETION_INDEX",
     "TF_CONFIG",
-    "MX_CONFIG",
     "DMLC_TRACKER_URI",
     "JAX_COORDINATOR_ADDRESS",
     "COORDINATOR_ADDRESS",

@@ -85,8 +85,6 @@ class HostedProgram(ABC):
     def offer(self, members: Sequence[Member]) -> None:  # noqa: B027
         """These hosts are there."""
 
-    # -- what it says -------------------------------------------------------------------------
-
     def _begin(self) -> None:
         """Forget what the last start has said."""
         with self._lock:

@@ -183,8 +183,6 @@ class MpiJob(RunLoop):
             self._hosts.close()
         return self._outcome()
 
-    # -- what happens -------------------------------------------------------------------------
-
     def begin(self, now_s: float) -> None:
         """Wait for the hosts."""
         self._wait_for_hosts(now_s)
@@ -247,8 +245,6 @@ class MpiJob(RunLoop):
             self._hosts.tell_ranks(hosts, name_of(signal.SIGTERM if asks and number != signal.SIGINT else number))
         return True
 
-    # -- hosts --------------------------------------------------------------------------------
-
     def _on_hosts(self, now_s: float) -> None:
         """Take in what is known of the hosts."""
         if self._hosts.members != self._members:
@@ -309,8 +305,6 @@ class MpiJob(RunLoop):
         elif self._admit_at_s is None:
             self._admit_at_s = now_s + GATHER_S
 
-    # -- waiting, and starting ----------------------------------------------------------------
-
     def _wait_for_hosts(self, now_s: float, *afresh: str, lost: str | None = None) -> None:
         self.phase = MpiPhase.WAITING
         self._forget_start()
@@ -348,8 +342,6 @@ class MpiJob(RunLoop):
         process = self._program.process(members, self._members, self._starts, self._hosts.addresses)
         for unstarted in self._processes.start([process]):
             self._finish(unstarted)
-
-    # -- the end of mpirun --------------------------------------------------------------------
 
     def on_end(self, death: Death, now_s: float) -> None:
         """mpirun has ended. Its hosts are asked who is there, if that could matter."""
@@ -476,8 +468,6 @@ class MpiJob(RunLoop):
         if cause is not None:
             self._failed(self.classified(cause), self._program.name)
 
-    # -- for observers ------------------------------------------------------------------------
-
     def _observe(self) -> None:
         phases = {MpiPhase.RUNNING: self._processes.phase, MpiPhase.SETTLING: RunPhase.CLEARING}
         phase = RunPhase.DONE if self.is_done else phases.get(self.phase, RunPhase.WAITING)
@@ -490,8 +480,6 @@ class MpiJob(RunLoop):
         if self.phase is MpiPhase.WAITING:
             return TimeUse.WAITING
         return TimeUse.TRAINING if self._processes.is_running else TimeUse.STOPPING
-
-    # -- how it ended -------------------------------------------------------------------------
 
     def _outcome(self) -> Outcome:
         death, cause = self._death, self._cause

@@ -113,7 +113,7 @@ _NAME = r"[A-Za-z0-9_][A-Za-z0-9_.:-]{0,252}"
 _HOST = rf"(?P<host>{_NAME})"
 _RANK, _SIGNAL = r"(?P<rank>\d+)", r"(?P<signal>\d+)"
 _PATTERNS: tuple[tuple[str, _Take], ...] = (
-    # -- Open MPI; its 5 breaks the first line --
+    # Open MPI; its 5 breaks the first line
     (rf"noticed that process rank {_RANK} with PID \d+ on node {_HOST} exited on( signal {_SIGNAL})?", _failed),
     (rf"^signal {_SIGNAL} \(", _failed_so),
     (rf"^\s*Process name:\s*\[\S+,{_RANK}\]\s*$", _failed),
@@ -125,7 +125,7 @@ _PATTERNS: tuple[tuple[str, _Take], ...] = (
     (r"daemon failed to report back", _without_daemon),
     (r"unable to find the specified executable", _not_run(exit_codes.NOT_FOUND)),
     (r'unable to (?:launch|start) the specified application|via the "execve"', _not_run(exit_codes.NOT_EXECUTABLE)),
-    # -- Hydra --
+    # Hydra
     (r"execvp error on file .*\(No such file", _not_run(exit_codes.NOT_FOUND)),
     (r"execvp error on file |unable to change wdir to ", _not_run(exit_codes.NOT_EXECUTABLE)),
     (rf"^=\s+(?:RANK {_RANK} )?PID \d+ RUNNING AT {_HOST}", _failed),
@@ -134,7 +134,7 @@ _PATTERNS: tuple[tuple[str, _Take], ...] = (
     (rf"THE EXIT STRING: .*\(signal {_SIGNAL}\)", lambda *how: replace(_failed(*how), exit_code=None)),
     (rf"MPI_Abort\(.*\) - process {_RANK}", _failed),
     (rf"^Abort\(-?\d+\) on node \d+ \(rank {_RANK} in comm 0\)", _failed),
-    # -- ssh; Hydra keeps one for each host, and says nothing itself when that ends --
+    # ssh; Hydra keeps one for each host, and says nothing itself when that ends
     (rf"^(?:Connection to|Timeout, server) ({_NAME}) (?:closed by remote host|not responding)", _lost),
     (rf"^Read from remote host ({_NAME}): ", _lost),
     (rf"ssh: connect to host {_HOST} port \d+: .*", _unreached),
@@ -144,9 +144,6 @@ _PATTERNS: tuple[tuple[str, _Take], ...] = (
     (r"kex_exchange_identification: .*", _unreached),
     (rf"No \S+ host key is known for \[?{_HOST}\]?.*", _unreached),
 )
-
-
-# -- horovodrun --------------------------------------------------------------------------------
 
 
 _SSH_FAILED = 255  # ssh's own code, and that of a program that says -1
@@ -200,9 +197,6 @@ def _rank_ended(said: Said, rank: int, code: int, *, is_elastic: bool) -> Said:
     return replace(
         said, rank=rank, exit_code=None if number else code, signal=number, words="", unreached=None, lost=None
     )
-
-
-# -- who failed, and what that means -----------------------------------------------------------
 
 
 _TAG = re.compile(r"\s*(?:\[[^\]\s]{1,80}\](?:<std(?:err|out)>)?:? *)?")  # before a line, by mpirun or torch

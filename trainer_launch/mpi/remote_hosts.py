@@ -53,8 +53,6 @@ class RemoteHosts:
         """Who belongs to the job now, in the order of ranks."""
         return self._list.members
 
-    # -- in the main loop ---------------------------------------------------------------------
-
     @property
     def due_s(self) -> float | None:
         """When to `tick` next."""
@@ -90,8 +88,6 @@ class RemoteHosts:
             if self._told_trouble:
                 logs.warn(f"{self._told_trouble}; keeping the current list of hosts")
         self._list.members = members
-
-    # -- who is there -------------------------------------------------------------------------
 
     @property
     def readiness(self) -> dict[str, Readiness]:
@@ -135,8 +131,6 @@ class RemoteHosts:
 
     def _stage(self, host: str) -> HostStage:
         return self.readiness.get(host, Readiness()).stage
-
-    # -- what is run on them ------------------------------------------------------------------
 
     def tell_ranks(self, hosts: Collection[str], name: str) -> None:
         """Let the ranks on these hosts have a signal; without any hosts they are here."""

@@ -168,9 +168,6 @@ def _end_of_flags(words: tuple[str, ...]) -> int | None:
     return at
 
 
-# -- programs that start a job's workers themselves --------------------------------------------
-
-
 SHIMS = (
     *("torchrun", "mpirun", "mpiexec", "horovodrun", "deepspeed"),
     *("accelerate", "accelerate-launch", "fabric", "tune", "trl"),
@@ -329,9 +326,6 @@ def _named(words: tuple[str, ...]) -> str | None:
     return words[1] if is_module else None
 
 
-# -- what stands in front of a command ---------------------------------------------------------
-
-
 _SHELL = re.compile(r"(?:ba|da|z|a|k|)sh")
 _SHELLS_TEXT = re.compile(r"-[a-zA-Z]*c")
 _LOGIN = re.compile(r"-[a-zA-Z]*[li][a-zA-Z]*|--login")  # its profile may set PATH anew
@@ -472,9 +466,6 @@ def _base(word: str) -> str:
     return word.rpartition("/")[2]
 
 
-# -- references that nobody has expanded -----------------------------------------------------------
-
-
 # Kubernetes', and a shell's; torchrun itself replaces its own.
 _REFERENCE = re.compile(r"(?<!\$)\$(?:\(([A-Za-z_][\w.-]*)\)|\{(\w+)\}|([A-Za-z_]\w*))")
 
@@ -492,9 +483,6 @@ def unexpanded(argv: Sequence[str], env: Mapping[str, str]) -> str | None:
         if match and name in env:
             return f"{start}: no shell reads the command; in a manifest write $({name}), or run it with bash -c"
     return None
-
-
-# -- seconds from SIGTERM to SIGKILL -----------------------------------------------------------
 
 
 _OPTION = OPTIONS["shutdown_timeout"]

@@ -89,9 +89,6 @@ def pick(job: Job, command: Command, asked: str) -> tuple[Engine, str]:
     return (engine, reason) if workers is None else (TORCH, workers)
 
 
-# -- from what was read to a task ---------------------------------------------------------------
-
-
 _MAX_LABEL = 253
 
 

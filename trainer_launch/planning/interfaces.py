@@ -78,9 +78,6 @@ def chooses_for_gloo(env: Mapping[str, str]) -> bool:
     return len(env.get(GLOO, "")) > 1
 
 
-# -- problems ----------------------------------------------------------------------------------
-
-
 def of_own_name(node: NodeNetwork) -> NetworkProblem | None:
     """The host's own name leads to no address of its own, or to one that other nodes cannot reach."""
     shown, text = ", ".join(node.addresses), f"this host's own name {node.hostname}"
@@ -197,9 +194,6 @@ def _quoted(word: str) -> str:
 def set_to(name: str, value: str | None) -> str:
     """A variable as messages have it."""
     return f"{name} is not set" if value is None else f"{name}={value}"
-
-
-# -- the grammars of gloo and NCCL ---------------------------------------------------------------
 
 
 def nccl_interfaces(

@@ -163,9 +163,6 @@ def _world_size(job: Job) -> int | None:
     return fixed * job.nproc_per_node if fixed and isinstance(job.nproc_per_node, int) else None
 
 
-# -- this node's place ------------------------------------------------------------------------
-
-
 def place(job: Job, host: Host) -> Topology:
     """Complete the job for this node.
 

@@ -105,9 +105,6 @@ def _typed(job: Job) -> dict[str, str]:
 PLAIN = Engine("plain", _serves, _plan)
 
 
-# -- warnings about commands that run as they are ----------------------------------------------
-
-
 def _warnings(task: Task) -> tuple[str, ...]:
     """What to tell about a command that the plain engine runs; nothing where that is what was asked for."""
     job, command = task.job, task.command
@@ -199,9 +196,6 @@ def _shown(command: Command) -> str:
     """A program as messages call it, with `-c` or `-` where that is what it is about."""
     first, *rest = command.argv
     return named(" ".join((first, *(word for word in rest[:1] if word.startswith("-") and len(word) < 8))))
-
-
-# -- front ends --------------------------------------------------------------------------------
 
 
 # Options of launchers that speak of other nodes.

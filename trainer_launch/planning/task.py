@@ -117,9 +117,6 @@ def ports_of(settings: Settings) -> PortRange | None:
     return ports
 
 
-# -- a child's environment: ours, with the platform's known traps repaired ----------------------
-
-
 _MPI = ("mpirun", "sshd")
 _OPEN_MPI = "OMPI_MCA_btl_"
 # Large messages go through shared memory, without process_vm_readv. Open MPI 3 and 4 would log "Read -1, expected

@@ -184,9 +184,6 @@ def _modules(words: str | None) -> tuple[str, ...]:
     return names
 
 
-# -- the image's own torchrun ------------------------------------------------------------------
-
-
 _SHUTDOWN_TIMEOUT = "TORCH_ELASTIC_SHUTDOWN_TIMEOUT"
 
 
@@ -315,9 +312,6 @@ def _check_signals(task: Task) -> None:
 
 TORCH = Engine("torch", serves, plan)
 TORCHRUN = Engine("torchrun", lambda _job, _command: None, plan_of_torchrun)  # asked for, or in place of the other
-
-
-# -- what torchrun's options mean --------------------------------------------------------------
 
 
 # Variables by which the user asks torch's agent for something that no launcher without torch has, and why.
@@ -470,9 +464,6 @@ def warnings(task: Task) -> Iterator[str]:
             "this node has no topology label, so its ranks come last; "
             "put one into the file or variable that --topology-label names"
         )
-
-
-# -- where the nodes meet ----------------------------------------------------------------------
 
 
 _FIRST = re.compile(r"(?P<stem>[^.]*-)0")  # the first of some hosts with an index each

@@ -251,9 +251,6 @@ def visible_devices(env: Mapping[str, str]) -> tuple[str, ...] | None:
     return tuple(device.strip() for device in env[DEVICES].split(",")) if DEVICES in env else None
 
 
-# -- where torchrun sends its workers' output --------------------------------------------------
-
-
 _TEMPLATE = "log_line_prefix_template"
 NAMES = ("log_dir", "redirects", "tee", "local_ranks_filter", _TEMPLATE)
 NOWHERE = "/dev/null"  # as --log-dir: torchrun writes no file at all

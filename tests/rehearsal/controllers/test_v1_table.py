@@ -25,7 +25,6 @@ JOBS: list[tuple[str, dict[str, int], dict[str, Any], str, str | None, list[int 
     ("PaddleJob", {"Worker": 2}, {}, "paddlejob-v1", "j-worker-0:4321", [None, None]),
     ("PaddleJob", {"Master": 1, "Worker": 1}, {}, "paddlejob-v1", "j-master-0:4321", [None, None]),
     ("JAXJob", {"Worker": 3}, {}, "jaxjob-v1", "j-worker-0:4321", [0, 1, 2]),
-    ("MXJob", {"Scheduler": 1, "Server": 1, "Worker": 2}, {}, "mxjob-v1", "j-scheduler-0:4321", [None] * 4),
 ]
 
 

@@ -326,20 +326,6 @@ def _paddle(job: V1Job) -> Values:
     return values
 
 
-def _mxnet(job: V1Job) -> Values:
-    mode = job.spec.get("jobMode")
-    if mode.text("MXTrain") != "MXTrain":
-        raise mode.bad("MXTrain: jobs of TVM's tuner are not rehearsed")
-    cluster = _cluster(job, lambda name, port: {"url": name, "port": port})
-    shared = {"cluster": cluster, "labels": dict.fromkeys(cluster, "")}
-    return lambda spec, index: {
-        "config": _config({**shared, "task": {"type": spec.role, "index": index}}),
-        "servers": job.count("server"),
-        "workers": job.count("worker"),
-        "worker_index": index if spec.role == "worker" else None,
-    }
-
-
 def _tensorflow(job: V1Job) -> Values:
     cluster = _cluster(job, lambda name, port: f"{name}.{job.namespace}.svc:{port}")
     is_dynamic = _is_dynamic(job)
@@ -391,7 +377,6 @@ _VALUES: Mapping[str, Callable[[V1Job], Values]] = {
     "TFJob": _tensorflow,
     "XGBoostJob": _xgboost,
     "PaddleJob": _paddle,
-    "MXJob": _mxnet,
 }
 _FINISHED: Mapping[str, Callable[[V1Job, Workload], Workload]] = {
     "PyTorchJob": _finished_pytorch,
