@@ -10,7 +10,7 @@ import pytest
 from tests.contracts.pods import CASES, V2_TORCH, pod_of
 from trainer_launch.contracts import read_job
 from trainer_launch.contracts.snapshot import pod_from_snapshot
-from trainer_launch.contracts.source import Pod
+from trainer_launch.contracts.source import PodInput
 from trainer_launch.contracts.trainer_v2_runtimes import authorization_header
 from trainer_launch.model.errors import ContractError, LaunchError
 
@@ -66,7 +66,7 @@ CHECKED = {
 PLACES = [(case, name) for case, names in CHECKED.items() for name in names]
 
 
-def pod_of_case(name: str, **env: str) -> Pod:
+def pod_of_case(name: str, **env: str) -> PodInput:
     data = CASES[name]["pod"]
     return pod_from_snapshot({**data, "env": {**data["env"], **env}})
 
@@ -155,7 +155,7 @@ def test_a_wrong_json_type_anywhere_is_read_or_refused_but_never_crashes(case: s
     assert refused > 20
 
 
-def refusal(pod: Pod) -> str | None:
+def refusal(pod: PodInput) -> str | None:
     try:
         read_job(pod)
     except ContractError as problem:

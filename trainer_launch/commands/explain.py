@@ -17,7 +17,7 @@ from trainer_launch.commands import options, sshd
 from trainer_launch.commands.options import Parsed
 from trainer_launch.contracts import snapshot
 from trainer_launch.contracts.snapshot import flat
-from trainer_launch.contracts.source import Pod
+from trainer_launch.contracts.source import PodInput
 from trainer_launch.host import runtime_directory
 from trainer_launch.model import Fact, Host, Job, Json, Origin, Plan, Topology, Workers, signal_policy
 from trainer_launch.model.errors import LaunchError, NotRunnableError, UsageError
@@ -88,7 +88,7 @@ def main(parsed: Parsed) -> int:
     return 0
 
 
-def _pod(parsed: Parsed) -> tuple[Pod, Settings]:
+def _pod(parsed: Parsed) -> tuple[PodInput, Settings]:
     """The pod to explain, with its own settings; what is on our own line wins over a snapshot's."""
     path = parsed.flags["pod"]
     if not path:

@@ -12,7 +12,7 @@ from trainer_launch.contracts import (
     trainer_v2_runtimes,
     v1_jobs,
 )
-from trainer_launch.contracts.source import Contract, Marks, Pod, Source
+from trainer_launch.contracts.source import Contract, Marks, PodInput, Source
 from trainer_launch.model import Job
 from trainer_launch.model.errors import ContractError, UsageError
 from trainer_launch.model.suggestions import did_you_mean
@@ -83,7 +83,7 @@ def find(name: str) -> Contract:
     raise UsageError(f"unknown contract {shown(name)}; {advice}")
 
 
-def read_job(pod: Pod, contract: str | None = None) -> Job:
+def read_job(pod: PodInput, contract: str | None = None) -> Job:
     """What the platform told this pod: by the contract named, else by the one detected."""
     chosen = find(contract) if contract else detect(Source(pod))
     source = Source(pod, chosen.name)

@@ -43,8 +43,8 @@ class Files(Protocol):
         """Whether the path is there."""
 
 
-class Pod(Struct, frozen=True, kw_only=True):
-    """One pod's injected input: variables, files, host name, command. Live or from a snapshot."""
+class PodInput(Struct, frozen=True, kw_only=True):
+    """The input injected into a pod: variables, files, host name, command. Live or from a snapshot."""
 
     env: Mapping[str, str]
     files: Files
@@ -99,7 +99,7 @@ class Contract(Struct, frozen=True):
 class Source:
     """A pod as one contract reads it."""
 
-    def __init__(self, pod: Pod, contract: str = "") -> None:
+    def __init__(self, pod: PodInput, contract: str = "") -> None:
         self.pod = pod
         self.contract = contract
         self._facts: list[Fact] = []

@@ -10,7 +10,7 @@ import sys
 
 from msgspec.structs import replace
 
-from trainer_launch.contracts.source import Pod
+from trainer_launch.contracts.source import PodInput
 from trainer_launch.model import Job, Plan
 from trainer_launch.model.errors import UsageError
 from trainer_launch.model.settings import Settings
@@ -135,7 +135,7 @@ def with_network(task: Task) -> Task:
     return replace(task, trial=replace(task.trial, network=look_at_network(task.topology, task.host, task.env)))
 
 
-def _label(source: str, pod: Pod) -> str:
+def _label(source: str, pod: PodInput) -> str:
     """This node's topology label, from a file or a variable; "" where there is none.
 
     Raises:

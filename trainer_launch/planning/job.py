@@ -9,7 +9,7 @@ from collections.abc import Mapping
 
 from msgspec.structs import replace
 
-from trainer_launch.contracts.source import Pod, Source
+from trainer_launch.contracts.source import PodInput, Source
 from trainer_launch.host.files import LiveFiles
 from trainer_launch.model import Endpoint, Fact, Host, Job, NodeRange, Origin, Rendezvous, Topology
 from trainer_launch.model.errors import ContractError, UsageError
@@ -36,7 +36,9 @@ def overlay(job: Job, options: Mapping[str, str], origin: Origin) -> Job:
     given = {name: options[name] for name in JOB_OPTIONS if name in options}
     if not given:
         return job
-    source = Source(Pod(env={flag_of(name): value for name, value in given.items()}, files=_NO_FILES, hostname=""))
+    source = Source(
+        PodInput(env={flag_of(name): value for name, value in given.items()}, files=_NO_FILES, hostname="")
+    )
     try:
         changed = _sizes(job, source)
         if given.get("standalone", "0") != "0":

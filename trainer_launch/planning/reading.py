@@ -19,7 +19,7 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from trainer_launch.contracts import read_job
-from trainer_launch.contracts.source import MAX_FILE_BYTES, Pod
+from trainer_launch.contracts.source import MAX_FILE_BYTES, PodInput
 from trainer_launch.host import dns, executables, network, socket_folders
 from trainer_launch.host.files import JOB_SECRET, LiveFiles
 from trainer_launch.host.machine import probe
@@ -56,10 +56,10 @@ _ANYWHERE = ("192.0.2.1", "2001:db8::1")  # of documentation: the default route 
 _EXEC_LINE = re.compile(rb'exec\' "?([^"\n]+?)"? "\$0"')  # where a path is too long for a first line
 
 
-def live_pod(argv: Sequence[str]) -> Pod:
+def live_pod(argv: Sequence[str]) -> PodInput:
     """This container's injected input."""
     env = dict(os.environ)
-    return Pod(
+    return PodInput(
         env=env,
         files=LiveFiles(MAX_FILE_BYTES + 1),
         hostname=env.get("HOSTNAME") or os.uname().nodename,
@@ -71,7 +71,7 @@ def live_pod(argv: Sequence[str]) -> Pod:
 class Reading(Struct, frozen=True, kw_only=True):
     """A pod, read once: its job, its command if it has one, and this machine."""
 
-    pod: Pod
+    pod: PodInput
     command: Command | None
     job: Job
     host: Host
@@ -86,7 +86,7 @@ class Reading(Struct, frozen=True, kw_only=True):
         return self.command is not None and switch != "off" and starts_launchers(self.command)
 
 
-def read(pod: Pod, settings: Settings) -> Reading:
+def read(pod: PodInput, settings: Settings) -> Reading:
     """Read the pod, and look at this machine.
 
     Raises:
@@ -108,7 +108,7 @@ def read(pod: Pod, settings: Settings) -> Reading:
     )
 
 
-def _job(pod: Pod, settings: Settings, command: Command | None) -> Job:
+def _job(pod: PodInput, settings: Settings, command: Command | None) -> Job:
     """The job as the platform told it, under torchrun's typed options, under our own flags."""
     if settings.ssh_dir is not None:
         pod = replace(pod, env={**pod.env, "TRAINER_LAUNCH_SSH_DIR": settings.ssh_dir})
@@ -128,7 +128,7 @@ def _job(pod: Pod, settings: Settings, command: Command | None) -> Job:
     return replace(job, warnings=(*job.warnings, *filter(None, warnings)))
 
 
-def _with_secret(job: Job, pod: Pod, given: str | None) -> Job:
+def _with_secret(job: Job, pod: PodInput, given: str | None) -> Job:
     """The job with the path of its secret: the given one, what is mounted by convention, or the job's ssh key."""
     key = f"{job.ssh_dir}/{_SSH_KEY}"
     mounted = (path for path in (JOB_SECRET, key) if path.startswith("/") and pod.files.exists(path))

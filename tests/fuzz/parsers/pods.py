@@ -9,7 +9,7 @@ from tests.fuzz.oracle import Refused, attempt, text_of
 from tests.fuzz.registry import target
 from trainer_launch.contracts import read_job, snapshot
 from trainer_launch.contracts.snapshot import flat
-from trainer_launch.contracts.source import Pod
+from trainer_launch.contracts.source import PodInput
 from trainer_launch.model import Cpus, Gpus, Host, Job, hostfile
 from trainer_launch.model.errors import ContractError, LaunchError
 from trainer_launch.model.redaction import REDACTED, redact
@@ -47,13 +47,13 @@ def pod(data: bytes) -> None:
         attempt(parse_command, found.command)
 
 
-def _job(found: Pod) -> Job | Refused:
+def _job(found: PodInput) -> Job | Refused:
     """Read it twice, in two orders of its variables: that is never a difference."""
     secrets = {name: value for name, value in found.env.items() if redact(name, value) == REDACTED}
     shown = "\n".join((*found.env, *(value for name, value in found.env.items() if name not in secrets)))
     hidden = [value for value in secrets.values() if len(value) > 8 and value not in shown]
     job = attempt(read_job, found, hides=hidden)
-    turned = Pod(
+    turned = PodInput(
         env=dict(reversed(list(found.env.items()))),
         files=found.files,
         hostname=found.hostname,
@@ -74,7 +74,7 @@ def json_config(data: bytes) -> None:
 
 
 def _read(env: dict[str, str], contract: str) -> Job:
-    return read_job(Pod(env=env, files=snapshot.SnapshotFiles({}), hostname="job-worker-0"), contract)
+    return read_job(PodInput(env=env, files=snapshot.SnapshotFiles({}), hostname="job-worker-0"), contract)
 
 
 def _comparable(job: Job) -> object:
