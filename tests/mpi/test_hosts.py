@@ -19,9 +19,8 @@ from trainer_launch.host.deadline_subprocess import Ended
 from trainer_launch.model import Job, Mpi
 from trainer_launch.mpi import host_access
 from trainer_launch.mpi.host_access import HostAccess, HostCommands
-from trainer_launch.mpi.host_list import HostList
 from trainer_launch.mpi.host_readiness import Threads
-from trainer_launch.mpi.remote_hosts import RemoteHosts
+from trainer_launch.mpi.remote_hosts import HostList, RemoteHosts
 from trainer_launch.planning import engines, mpi_options
 from trainer_launch.planning.mpi import KUBEXEC, spec_of
 from trainer_launch.supervisor.system import System
@@ -41,7 +40,7 @@ def access_of(folder: Path, line: str, mpi: Mpi | None = None) -> tuple[HostAcce
     process = engines.plan(task).processes[0]
     spec, typed = spec_of(task, process), mpi_options.parse(process.argv)
     hosts = HostList(spec, typed)
-    return host_access.prepared(spec, typed, PATH, hosts), hosts
+    return host_access.prepared(spec, typed, PATH, hosts.members), hosts
 
 
 @pytest.mark.parametrize(

@@ -104,7 +104,7 @@ def _pod(parsed: Parsed) -> tuple[PodInput, Settings]:
 def _plan(
     reading: Reading, settings: Settings, *, is_here: bool
 ) -> tuple[dict[str, Json] | None, Decision, tuple[str, ...], LaunchError | None]:
-    """This node's place, the plan and its warnings, or why there is none; without a command only the place."""
+    """The place of this node, the plan and its warnings, or why there is none; without a command only the place."""
     memory = Decision()
     try:
         topology = place(reading.job, reading.host)
@@ -252,8 +252,8 @@ _TORCH = (TORCH.name, TORCHRUN.name)
 
 def table(explained: Mapping[str, Any], command: Sequence[str]) -> str:
     """The whole report for a command as it was typed, secrets redacted; ends with a newline."""
-    known = explained["contract"] != "unknown"
-    parts = [f"Contract: {explained['contract']}\n" if known else _NO_PLATFORM]
+    contract = explained["contract"]
+    parts = [_NO_PLATFORM if contract == "unknown" else f"Contract: {contract}\n"]
     parts += _section("Plan", _plan_rows(explained["plan"], explained["job"], shlex.join(command)))
     parts += _section("Warnings", [("-", text) for text in explained["warnings"]])
     parts += _section("Read from the pod", _read(explained["facts"]["read"]))
@@ -321,7 +321,7 @@ def _plan_rows(plan: Mapping[str, Any] | None, job: Mapping[str, Any], command: 
 
 
 def _started(plan: Mapping[str, Any]) -> Sequence[Mapping[str, Any]]:
-    """What the launcher starts: processes, or workers that are all alike."""
+    """The processes that the launcher starts, or its workers, which are all alike."""
     return [*plan.get("processes", ()), *([plan["workers"]] if plan.get("workers") else [])]
 
 

@@ -24,16 +24,16 @@ from trainer_launch.pytorch.function_launch import FunctionLaunchSpec, Report
 from trainer_launch.supervisor import inherited
 
 
-def main(folder: str, told: str) -> None:
-    """Do as `told`, and leave the report in this directory."""
+def main(folder: str, request: str) -> None:
+    """Carry out the `request`, and leave the report in this directory."""
     inherited.end_on_stop()
     inherited.open_streams()
-    spec = codec.parsed_spec(FunctionLaunchSpec, told)
+    spec = codec.parsed_spec(FunctionLaunchSpec, request)
     process_attributes.die_with_parent(signal.SIGTERM)  # the workers have their grace
     if os.getppid() != spec.parent:
         sys.exit(exit_codes.STOPPED)
     try:
-        report = _told(_carry_out(spec))
+        report = _report(_carry_out(spec))
     except LaunchError as problem:
         report = Report(refused=type(problem).__name__, message=_in_callers_words(str(problem)))
     if os.getppid() == spec.parent:
@@ -106,7 +106,7 @@ def _in_callers_words(message: str) -> str:
     return message
 
 
-def _told(ended: Outcome) -> Report:
+def _report(ended: Outcome) -> Report:
     job, failure = ended.given_up, ended.failure
     return Report(
         verdict=ended.verdict,

@@ -26,7 +26,7 @@ from trainer_launch.model import Outcome, Plan
 from trainer_launch.model.errors import NotRunnableError
 from trainer_launch.model.settings import Settings
 from trainer_launch.planning import engines, shared_memory
-from trainer_launch.planning.command import CHANGE_USER, CommandKind, Seen, parse_command, see_through
+from trainer_launch.planning.command import CHANGE_USER, CommandKind, Unwrapped, parse_command, see_through
 from trainer_launch.planning.mpi import HOROVODRUN, MPIRUN
 from trainer_launch.planning.plain import FRONT_END
 from trainer_launch.planning.reading import check_command, check_torch, live_pod, read
@@ -48,19 +48,19 @@ _log = logging.getLogger(__name__)
 
 def main(parsed: Parsed) -> int:
     """The command."""
-    seen = see_through(parsed.argv)
-    if seen.prefix:
-        _start_behind(seen, len(parsed.argv))
+    unwrapped = see_through(parsed.argv)
+    if unwrapped.prefix:
+        _start_behind(unwrapped, len(parsed.argv))
     return run(parsed.settings, parsed.argv)
 
 
-def _start_behind(seen: Seen, words: int) -> NoReturn:
+def _start_behind(unwrapped: Unwrapped, words: int) -> NoReturn:
     """Become a program such as numactl, which becomes this launcher again; the command typed has so many words."""
-    program, own = seen.prefix[0], _own_words(words)
+    program, own = unwrapped.prefix[0], _own_words(words)
     if shutil.which(program) is None:
         raise NotRunnableError(f"{program!r} was not found in PATH; install it in the image", found=False)
-    if any(os.path.basename(word) in CHANGE_USER for word in seen.prefix):
-        probe = deadline_subprocess.run((*seen.prefix, own[0], "-c", f"import {__package__}"), None, _PROBE_S)
+    if any(os.path.basename(word) in CHANGE_USER for word in unwrapped.prefix):
+        probe = deadline_subprocess.run((*unwrapped.prefix, own[0], "-c", f"import {__package__}"), None, _PROBE_S)
         if probe.code != 0:
             _log.warning(
                 "the command runs without the launcher: behind %s, %s cannot be used (%s); install trainer-launch "
@@ -68,7 +68,7 @@ def _start_behind(seen: Seen, words: int) -> NoReturn:
                 *(program, own[0], probe.failure or probe.why()),
             )
             own = ()
-    os.execvp(program, [*seen.prefix, *own, *seen.command])
+    os.execvp(program, [*unwrapped.prefix, *own, *unwrapped.command])
 
 
 def _own_words(words: int) -> tuple[str, ...]:
@@ -169,7 +169,7 @@ def _hear(listeners: Sequence[Listener], process: str, stream: int, data: bytes)
 
 
 def _mpi_job(task: Task, plan: Plan) -> Preparation | None:
-    """What runs the job's mpirun or horovodrun; None: it has none."""
+    """Prepare the job's mpirun or horovodrun; None: it has none."""
     if plan.engine not in (MPIRUN.name, HOROVODRUN.name):
         return None
     from trainer_launch.mpi.mpi_job import prepared  # only an MPI job needs it
@@ -364,5 +364,5 @@ def _become_front_end(settings: Settings, argv: Sequence[str]) -> None:
     try:
         os.execvpe(process.argv[0], process.argv, dict(process.env))
     except OSError as problem:
-        found = not isinstance(problem, FileNotFoundError)
-        raise NotRunnableError(f"cannot execute {process.argv[0]!r}: {problem.strerror}", found=found) from None
+        is_there = not isinstance(problem, FileNotFoundError)
+        raise NotRunnableError(f"cannot execute {process.argv[0]!r}: {problem.strerror}", found=is_there) from None

@@ -99,7 +99,7 @@ def _task(reading: Reading, parsed: Parsed, scratch: str) -> Task:
 
 
 def explained(task: Task, settings: Settings) -> Plan:
-    """What would run, with what its ranks would get; nothing is made ready."""
+    """The plan of an sshd, with the variables that its ranks would get; nothing is made ready."""
     handed = handed_on(sparing(task, dict(task.env)), forwarded(settings.forward_env))
     folder = f"{task.trial.scratch}/{runtime_directory.SSH}"
     words = (*task.command.argv, "-f", f"{folder}/sshd_config")
@@ -107,8 +107,8 @@ def explained(task: Task, settings: Settings) -> Plan:
     secrets = f", but for what looks like a secret: {listed(handed.secrets, _NAMED)}" if handed.secrets else ""
     plan = SSHD.plan(replace(task, command=parse_command(words)), "this is an MPI worker: trainer-launch sshd")
     checks = "not checked" if settings.insecure_host_keys else "the job's key, pinned"
-    told = (f"port: {port}", f"host keys: {checks}", f"ranks get {len(handed.env)} variables{secrets}")
-    return replace(plan, reasons=(*plan.reasons, *told))
+    details = (f"port: {port}", f"host keys: {checks}", f"ranks get {len(handed.env)} variables{secrets}")
+    return replace(plan, reasons=(*plan.reasons, *details))
 
 
 def with_key_folder(job: Job, settings: Settings) -> Job:
@@ -161,11 +161,11 @@ class ProbeFilter:
     def _is_hidden(self, line: bytes) -> bool:
         if _FIRST.fullmatch(line):
             return True
-        found = _SECOND.fullmatch(line)
-        if found is None:
+        match = _SECOND.fullmatch(line)
+        if match is None:
             return False
         self.count += 1
-        self._name(found[1])
+        self._name(match[1])
         return True
 
     def _name(self, address: bytes) -> None:

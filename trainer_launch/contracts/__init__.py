@@ -1,4 +1,4 @@
-"""Which platform made this pod, and what it told us. A new contract is a value in a module, and a line here."""
+"""The platform that made this pod, and its job. A new contract is a value in a module, and a line here."""
 
 from __future__ import annotations
 
@@ -84,7 +84,7 @@ def find(name: str) -> Contract:
 
 
 def read_job(pod: PodInput, contract: str | None = None) -> Job:
-    """What the platform told this pod: by the contract named, else by the one detected."""
+    """The job as the platform told it to this pod: by the contract named, else by the one detected."""
     chosen = find(contract) if contract else detect(Source(pod))
     source = Source(pod, chosen.name)
     job = trainer_v2_runtimes.with_status(source, chosen.read(source))

@@ -9,7 +9,8 @@ from collections.abc import Iterable
 
 from msgspec.structs import replace
 
-from trainer_launch.contracts import flyte, names
+from trainer_launch.contracts import names
+from trainer_launch.contracts.rows import FLYTE_MARKS, is_flyte, with_flytes_words
 from trainer_launch.contracts.source import Contract, Marks, Source
 from trainer_launch.model import Job, Member, Mpi, NodeRange, Origin, hostfile
 from trainer_launch.model.value_parsers import parse_path
@@ -184,7 +185,7 @@ def _derive_discovered(source: Source) -> None:
 
 
 def _is_of_flyte(source: Source) -> bool:
-    return flyte.is_flyte(source) and (source.has(_ROLE) or _is_v1(source))
+    return is_flyte(source) and (source.has(_ROLE) or _is_v1(source))
 
 
 def _read_either(source: Source) -> Job:
@@ -193,8 +194,8 @@ def _read_either(source: Source) -> Job:
 
 FLYTE = Contract(
     "flyte-kfmpi",
-    Marks(when=_is_of_flyte, shows=(_ROLE, _AGENT, _KUBEXEC, *flyte.MARKS)),
-    flyte.reader(_read_either),
+    Marks(when=_is_of_flyte, shows=(_ROLE, _AGENT, _KUBEXEC, *FLYTE_MARKS)),
+    with_flytes_words(_read_either),
     kind="MPIJob",
 )
 V2BETA1 = Contract("mpijob-v2beta1", Marks(all_of=(_ROLE,)), _read_v2beta1, kind="MPIJob")

@@ -1,4 +1,4 @@
-"""Source: the one read-only view of what was injected, with getters that check and remember.
+"""Source: the only read-only view of what was injected, with getters that check and remember.
 
 Every getter returns a valid value or raises one `ContractError` that names the variable, its value, what was
 expected and the contract; every value that was read is kept as a `Fact`. No contract parses an integer itself.
@@ -55,7 +55,7 @@ class PodInput(Struct, frozen=True, kw_only=True):
 
 
 class Marks(Struct, frozen=True, kw_only=True):
-    """What in a pod tells that a contract applies: variables and files."""
+    """The variables and files of a pod by which a contract applies."""
 
     all_of: tuple[str, ...] = ()
     any_of: tuple[str, ...] = ()
@@ -81,7 +81,7 @@ class Marks(Struct, frozen=True, kw_only=True):
 
 
 class ReplicaTask(Struct, frozen=True):
-    """Which of a job's pods this is, as TF_CONFIG and CLUSTER_SPEC have it."""
+    """The place of a pod in its job, as TF_CONFIG and CLUSTER_SPEC have it."""
 
     type: Word
     index: Annotated[int, Meta(ge=0, le=MAX_COUNT)]
@@ -127,12 +127,12 @@ class Source:
 
     @property
     def facts(self) -> tuple[Fact, ...]:
-        """What was read so far, in order, each once."""
+        """The facts that were read so far, in order, each once."""
         return tuple({(fact.name, fact.field): fact for fact in self._facts}.values())
 
     @property
     def warnings(self) -> tuple[str, ...]:
-        """What is odd but can be lived with."""
+        """Sentences about oddities that do not stop a job."""
         return tuple(dict.fromkeys(self._warnings))
 
     def warn(self, sentence: str) -> None:
@@ -227,7 +227,7 @@ class Source:
         return cast("int | str | T", self._get(name, field, expected, value_parsers.parse_nproc, default))
 
     def choice(self, name: str, words: tuple[str, ...], field: str = "") -> str:
-        """One of `words`."""
+        """A word of `words`."""
         expected = f"one of {', '.join(words)}"
         return self._get(name, field, expected, lambda v: v.strip() if v.strip() in words else None, REQUIRED)
 

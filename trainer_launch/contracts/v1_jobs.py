@@ -1,8 +1,8 @@
 """The v1 operator's TFJob, XGBoostJob (LightGBM runs in it, too), PaddleJob, JAXJob and PyTorchJob.
 
 Each is read by the variables of its row in `v1_table`. A PyTorchJob has a Master, or Workers only, or an
-elasticPolicy, in which Flyte's multi-node Elastic starts torch elastic itself. Up to 1.6 it has no PET_*, and writes
-the same general names as an XGBoostJob with one replica.
+elasticPolicy, in which Flyte's multi-node Elastic starts torch elastic itself. Up to 1.6 it has no PET_*, and
+writes the same general names as an XGBoostJob with one replica.
 """
 
 from __future__ import annotations
@@ -14,8 +14,8 @@ from typing import TypeAlias
 from msgspec import Struct, field
 from msgspec.structs import replace
 
-from trainer_launch.contracts import flyte, names, torchrun_env, v1_table
-from trainer_launch.contracts.rows import Row
+from trainer_launch.contracts import names, torchrun_env, v1_table
+from trainer_launch.contracts.rows import FLYTE_MARKS, Row, is_flyte, with_flytes_words
 from trainer_launch.contracts.source import Contract, Marks, ReplicaTask, Source, Word
 from trainer_launch.model import Endpoint, Job, Member, NodeRange, Origin, Rendezvous
 from trainer_launch.model.errors import ContractError
@@ -161,13 +161,13 @@ def _addresses(source: Source, cluster: _Cluster, role: str) -> dict[str, Endpoi
     if isinstance(cluster.get(role), dict) and role != "worker":
         raise _bad(source, role, "an object", "a list")
     by_index = entry if isinstance(entry, dict) else {str(index): text for index, text in enumerate(entry)}
-    found: dict[str, Endpoint] = {}
+    addresses: dict[str, Endpoint] = {}
     for index, text in sorted(by_index.items(), key=lambda pair: pair[0].rjust(20)):
         address = parse_endpoint(text, None, least_port=1)
         if address is None or not index.isdecimal():
             raise _bad(source, f"{role}.{index[:20]}", text, "HOST:PORT, under a pod's index")
-        found[index] = address
-    return found
+        addresses[index] = address
+    return addresses
 
 
 def _full(source: Source, config: _TfConfig, cluster: _Cluster) -> Job:
@@ -428,8 +428,8 @@ PYTORCH = Contract(
 )
 FLYTE_ELASTIC = Contract(
     "flyte-elastic",
-    Marks(all_of=("PET_RDZV_ENDPOINT",), none_of=_NO_INDEX, when=flyte.is_flyte, shows=flyte.MARKS),
-    flyte.reader(partial(_read_elastic, engine="plain")),  # a second agent around flytekit's would be wrong,
+    Marks(all_of=("PET_RDZV_ENDPOINT",), none_of=_NO_INDEX, when=is_flyte, shows=FLYTE_MARKS),
+    with_flytes_words(partial(_read_elastic, engine="plain")),  # a second agent around flytekit's would be wrong,
     kind=v1_table.PYTORCH.name,
 )
 PYTORCH_ELASTIC = Contract(

@@ -196,7 +196,7 @@ def may_be_pytorch(source: Source) -> bool:
     """Whether an old PyTorchJob may have made the pod."""
     if not _is_general(source) or source.has("WORKER_ADDRS"):
         return False
-    return not _is_one_replica(source) or not _hints_at_xgboost(source)
+    return not _has_single_replica(source) or not _hints_at_xgboost(source)
 
 
 def may_be_xgboost(source: Source) -> bool:
@@ -205,12 +205,12 @@ def may_be_xgboost(source: Source) -> bool:
         return False
     if source.has("WORKER_ADDRS"):
         return True
-    if not _is_one_replica(source):  # an XGBoostJob with more than one replica always writes WORKER_ADDRS
+    if not _has_single_replica(source):  # an XGBoostJob with more than one replica always writes WORKER_ADDRS
         return False
     return _hints_at_xgboost(source) or not _hints_at_pytorch(source)
 
 
-def _is_one_replica(source: Source) -> bool:
+def _has_single_replica(source: Source) -> bool:
     return source.peek("WORLD_SIZE") == "1"
 
 

@@ -39,7 +39,7 @@ Work: TypeAlias = Callable[[], Done]
 
 
 class HostStage(IntEnum):
-    """What a host has to pass, in order."""
+    """The stages that a host has to pass, in order."""
 
     DNS = 0
     PORT = 1
@@ -62,7 +62,7 @@ class Readiness(Struct, frozen=True):
 
 
 def summary(readiness: Mapping[str, Readiness], most: int = 5) -> str:
-    """One line for a log."""
+    """How many hosts are ready and what the others wait for, as a line of the log."""
     missing = stuck(readiness)
     words = listed([f"{host} ({why})" for host, why in missing.items()], most, "; ")
     return f"{len(readiness) - len(missing)} of {counted(len(readiness), 'host')} ready; waiting for {words}"
@@ -74,12 +74,12 @@ def stuck(readiness: Mapping[str, Readiness]) -> dict[str, str]:
 
 
 def ready(readiness: Mapping[str, Readiness]) -> frozenset[str]:
-    """Who has passed everything."""
+    """The hosts that have passed all stages."""
     return frozenset(host for host, reached in readiness.items() if reached.stage is HostStage.READY)
 
 
 class _Target:
-    """One host, and the attempt that is under way."""
+    """A host, and the attempt that is under way."""
 
     def __init__(self, name: str) -> None:
         self.name = name
@@ -91,7 +91,7 @@ class _Target:
 
     @property
     def is_due(self) -> bool:
-        """Whether it is not ready, and nothing is under way."""
+        """Whether the host is not ready, and no attempt is under way."""
         return self.reached.stage is not HostStage.READY and not self.is_busy
 
     def reach(self, stage: HostStage, why: str) -> None:
@@ -123,7 +123,7 @@ class Probes:
 
     @property
     def readiness(self) -> dict[str, Readiness]:
-        """What was seen of each host, in the order in which they were named."""
+        """The stage of each host, in the order in which they were named."""
         return {name: target.reached for name, target in self._targets.items()}
 
     @property

@@ -31,14 +31,12 @@ from trainer_launch.model.errors import UsageError
 from trainer_launch.model.signal_policy import STOP_SIGNALS, SignalAction, name_of
 from trainer_launch.model.units import counted
 from trainer_launch.mpi import host_access, host_readiness, mpirun_command, mpirun_messages
-from trainer_launch.mpi.horovod import Horovodrun
 from trainer_launch.mpi.host_access import HostAccess
-from trainer_launch.mpi.host_list import HostList
 from trainer_launch.mpi.host_readiness import Threads
-from trainer_launch.mpi.hosted_program import HostedProgram, Mpirun
+from trainer_launch.mpi.hosted_program import Horovodrun, HostedProgram, Mpirun
 from trainer_launch.mpi.mpirun_command import Dialect, recognised
 from trainer_launch.mpi.mpirun_messages import MpirunEnd
-from trainer_launch.mpi.remote_hosts import GATHER_S, HostWait, RemoteHosts
+from trainer_launch.mpi.remote_hosts import GATHER_S, HostList, HostWait, RemoteHosts
 from trainer_launch.planning import mpi_options
 from trainer_launch.planning.mpi import Spec, spec_of
 from trainer_launch.planning.task import Task
@@ -79,10 +77,12 @@ class HostedJob(NamedTuple):
 
 
 class JobDiagnosis(NamedTuple):
-    """Who looks at what runs here."""
+    """The diagnosis of the program that runs here."""
 
     watch: AnyWatch | None = None  # for hangs
-    failed: Callable[[Failure, str], None] = lambda failure, process: None  # told of the failure that ends the job
+    failed: Callable[[Failure, str], None] = lambda failure, process: (
+        None
+    )  # called with the failure that ends the job
 
 
 class Preparation(Struct, frozen=True):
@@ -108,7 +108,7 @@ def prepared(task: Task, process: Process) -> Preparation:
     """
     spec, typed, threads = spec_of(task, process), mpi_options.parse(process.argv), Threads(_THREADS)
     hosts = HostList(spec, typed)
-    access = host_access.prepared(spec, typed, process.env, hosts)
+    access = host_access.prepared(spec, typed, process.env, hosts.members if hosts.exists else None)
     if mpi_options.is_horovodrun(process.argv):
         program: HostedProgram = Horovodrun(process, typed, access, hosts.members, threads.wake)
     else:
@@ -156,7 +156,7 @@ class MpiJob(RunLoop):
         self.phase = MpiPhase.WAITING
         self._members = self._hosts.members
         self._starts = 0
-        self._note = ""  # what it waited for when it was stopped
+        self._note = ""  # the hosts that were missing when it was stopped
         self._failures = 0  # that cost the budget
         self._before: Death | None = None  # the failure before, if it came soon after its start
         self._early = 0  # starts in a row that did not last, and cost nothing
@@ -222,14 +222,14 @@ class MpiJob(RunLoop):
             self.on_end(death, now_s)
 
     def on_hang(self, hang: Death, now_s: float) -> None:
-        """What runs hangs; it is asked to end politely at first: a part of it may still be able to save."""
+        """End the hanging program, politely at first: a part of it may still be able to save."""
         self._hang = hang
         self._observer.tell("hung", text=hang.message)
         self._processes.stop(now_s, grace_s=END_S)
 
     @property
     def is_decided(self) -> bool:
-        """What has succeeded before a request stays so."""
+        """Whether the job had succeeded before a request to stop came."""
         return self._death is not None and self._death.exit_code == 0 and not self._is_ended_by_us
 
     def tell_ranks(self, number: int, action: SignalAction) -> bool:
@@ -413,8 +413,8 @@ class MpiJob(RunLoop):
 
     def _on_unreached(self, end: MpirunEnd, lasted_s: float, now_s: float) -> None:
         """No daemon could be started somewhere: the hosts have to let us in before it is tried again."""
-        where = f" on {end.said.unreached}" if end.said.unreached else ""
-        text = f"mpirun could not start its daemon{where}: {end.said.words}"
+        where = f" on {end.report.unreached}" if end.report.unreached else ""
+        text = f"mpirun could not start its daemon{where}: {end.report.words}"
         if self._is_endless(text, is_early=lasted_s < UNREACHED_S):
             return
         logs.warn(f"{text}; waiting until all hosts accept the job's key")
@@ -422,7 +422,7 @@ class MpiJob(RunLoop):
         self._wait_for_hosts(now_s, *(member.host for member in self._members))
 
     def _is_endless(self, why: str, *, is_early: bool) -> bool:
-        """What costs no budget must not go on for ever."""
+        """Give up a job whose starts cost no budget but never last; whether it was given up."""
         self._early = self._early + 1 if is_early else 0
         if self._early < MAX_EARLY:
             return False
@@ -446,8 +446,8 @@ class MpiJob(RunLoop):
         spent = retry_policy.why_spent(self._failures, self._max_restarts)
         text = self.classified(death).message + (f" (on {death.host})" if death.host else "")
         if why_not is not None or spent is not None:
-            told = why_not or (spent if self._max_restarts else None)  # who allows no restart needs no reason
-            reason = f"not restarted, because {told}" if told else None
+            shown = why_not or (spent if self._max_restarts else None)  # who allows no restart needs no reason
+            reason = f"not restarted, because {shown}" if shown else None
             logs.warn(f"{text}; {reason}" if reason else text)
             self._finish(replace(death, why_not_again=reason))
             return
@@ -474,7 +474,7 @@ class MpiJob(RunLoop):
         self._observer.enter(phase, self._time_use(), self._hang.at_s if self._hang is not None else None)
 
     def _time_use(self) -> TimeUse:
-        """What the seconds from now on are spent on."""
+        """The use of the seconds from now on."""
         if self._stop_signal is not None or self.is_done:
             return TimeUse.ENDING
         if self.phase is MpiPhase.WAITING:

@@ -240,7 +240,7 @@ def find(name: str, path: str | None) -> str:
 
 
 def account(folder: str) -> Account:
-    """Who we are. A uid that OpenShift made up gets an entry by nss_wrapper, from files in the private `folder`.
+    """The user that we are. A uid made up by OpenShift gets an entry by nss_wrapper, from files in `folder`.
 
     Raises:
         UsageError: OpenSSH refuses to work for a uid without a name.
@@ -319,6 +319,6 @@ def known_hosts(public: str) -> str:
 
 
 def quoted(text: str) -> str:
-    """One argument of a configuration line, of ssh or sshd."""
+    """A text as an argument of a configuration line, of ssh or sshd."""
     escaped = text.replace("\\", "\\\\").replace('"', '\\"')
     return f'"{escaped}"'

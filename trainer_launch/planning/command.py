@@ -1,4 +1,4 @@
-"""What the user typed after `--`: its programs, wrappers and shells, by their words alone. Pure.
+"""The command that the user typed after `--`: its programs, wrappers and shells, by their words alone. Pure.
 
 A command is a Python program, torchrun, a front end such as `accelerate launch`, or any other program. What stands
 in front of it is of three kinds. A program that becomes the command (`numactl`, `env`, `nice`) goes in front of the
@@ -41,7 +41,7 @@ _DEEPSPEED = ("deepspeed", "deepspeed.launcher.runner")
 
 
 class CommandKind(str, Enum):
-    """What kind of program a command starts."""
+    """The kind of program that a command starts."""
 
     SCRIPT = "script"
     MODULE = "module"
@@ -64,14 +64,14 @@ class Command(Struct, frozen=True, kw_only=True):
 
     @property
     def is_worker(self) -> bool:
-        """Whether it is a Python program that an engine may start as a worker; a launcher of its own is none."""
+        """Whether an engine may start the command as a worker: a Python program that is no launcher itself."""
         return self.kind is CommandKind.SCRIPT or (
             self.kind is CommandKind.MODULE and self.program[0] not in MODULES
         )
 
     @property
     def reads_stdin(self) -> bool:
-        """Whether it is a Python that reads its program from standard input."""
+        """Whether the command is a Python that reads its program from standard input."""
         if self.kind is not CommandKind.PROGRAM or not _PYTHON.fullmatch(_base(self.argv[0])):
             return False
         at = _end_of_flags(self.argv)
@@ -236,7 +236,7 @@ class Launcher(Struct, frozen=True):
 
     @property
     def is_mpi(self) -> bool:
-        """Whether it starts the ranks of MPI or Horovod."""
+        """Whether the launcher starts ranks of MPI or Horovod."""
         return self.name in MPI
 
     @property
@@ -285,9 +285,9 @@ def starts_launchers(command: Command) -> bool:
 
 
 def is_starter(argv: Sequence[str]) -> bool:
-    """Whether a program starts torchrun or accelerate as a child: it is made for that, or it is told to."""
-    is_told = launcher_in(argv) is None and any(word in SHIMS for word in argv[1:])
-    return is_told or _base(argv[0]) in _STARTS_LAUNCHERS
+    """Whether a program starts torchrun or accelerate as a child: it is made for that, or the command names one."""
+    names_launcher = launcher_in(argv) is None and any(word in SHIMS for word in argv[1:])
+    return names_launcher or _base(argv[0]) in _STARTS_LAUNCHERS
 
 
 def through_shims(argv: tuple[str, ...], shims: str) -> tuple[str, ...]:
@@ -361,14 +361,14 @@ _FLAGS = frozenset(
 )
 
 
-class Seen(NamedTuple):
+class Unwrapped(NamedTuple):
     """A command without its wrappers."""
 
     prefix: tuple[str, ...]  # what goes in front of the launcher
     command: tuple[str, ...]
 
 
-def see_through(argv: Sequence[str]) -> Seen:
+def see_through(argv: Sequence[str]) -> Unwrapped:
     """Take off what can be taken off safely; the command as it is where nothing can."""
     prefix: tuple[str, ...] = ()
     command, changes_user = tuple(argv), False
@@ -388,8 +388,8 @@ def see_through(argv: Sequence[str]) -> Seen:
             changes_user |= name in CHANGE_USER
         command = inner
     if not command or not (_trains(command[0]) or launcher_in(command) or changes_user):
-        return Seen((), tuple(argv))
-    return Seen(prefix, command)
+        return Unwrapped((), tuple(argv))
+    return Unwrapped(prefix, command)
 
 
 def _is_program(before: str, word: str) -> bool:
@@ -402,7 +402,7 @@ def is_shell(word: str) -> bool:
     return _SHELL.fullmatch(_base(word)) is not None
 
 
-def runs_one_program(argv: Sequence[str]) -> bool:
+def runs_single_program(argv: Sequence[str]) -> bool:
     """Whether a command is a Python, or a wrapper such as env or uv; not a shell or another program."""
     name = _base(argv[0])
     return (_WRAPPER.fullmatch(name) or _ANY_PYTHON.fullmatch(name)) is not None

@@ -59,7 +59,7 @@ def plan(task: Task) -> Plan:
 
 
 def _without_sshd(task: Task) -> tuple[str, ...]:
-    """What to tell about a pod of MPI that is to be reached by ssh, and has got another command."""
+    """A warning about an MPI pod that mpirun reaches by ssh, but whose command is another than sshd."""
     trains = task.command.is_worker or launcher_in(task.command.argv) is not None  # a script may start sshd
     if task.job.engine != SSHD.name or not trains:
         return ()
@@ -136,7 +136,7 @@ def with_network(task: Task) -> Task:
 
 
 def _label(source: str, pod: PodInput) -> str:
-    """This node's topology label, from a file or a variable; "" where there is none.
+    """The topology label of this node, from a file or a variable; "" where there is none.
 
     Raises:
         UsageError: it is no label.

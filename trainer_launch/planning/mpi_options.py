@@ -182,7 +182,7 @@ def _count(program: str, name: str) -> int:
 
 
 def _kind(name: str) -> str:
-    """Which of ours an option is, if any."""
+    """The kind of an option that is ours to decide; "": it is the user's."""
     kinds = (("number", _NUMBER), ("hosts", _HOSTS), ("file", _FILES))
     return next((kind for kind, options in kinds if name in options), "")
 

@@ -50,7 +50,7 @@ _YAML = (
 
 
 class Need(Struct, frozen=True, kw_only=True):
-    """What the workers of one node may need."""
+    """The need for shared memory of a node's workers."""
 
     workers: int = 1
     on_gpus: bool = False
@@ -68,14 +68,14 @@ class Need(Struct, frozen=True, kw_only=True):
 
     @property
     def least_bytes(self) -> int:
-        """What the engines take before a program has done anything; below it they are told to use less."""
+        """The bytes that engines take before a program has done anything; below it they have to use less."""
         if self.workers < 2:
             return 0
         return self.workers * (self.on_gpus * NCCL_LEAST_BYTES + self.is_mpi * MPI_BYTES)
 
 
 class Decision(Struct, frozen=True, kw_only=True):
-    """What to do about shared memory."""
+    """The decision about shared memory."""
 
     enlarge_to: int | None = None  # bytes; None: leave it
     is_short: bool = False  # the engines have to be told to use less
@@ -155,7 +155,7 @@ def _warning(host: Host, need: Need, wanted: int, *, gained: int) -> str:
 
 
 def decided(reading: Reading, settings: Settings) -> Decision:
-    """What to do about the size of /dev/shm; nothing is done yet.
+    """Decide about the size of /dev/shm; nothing is done yet.
 
     Raises:
         LaunchError: --shm-size is no size, or this node has no place in the job.

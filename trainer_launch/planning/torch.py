@@ -188,7 +188,7 @@ _SHUTDOWN_TIMEOUT = "TORCH_ELASTIC_SHUTDOWN_TIMEOUT"
 
 
 def plan_of_torchrun(task: Task, reason: str) -> Plan:
-    """One torchrun with every option spelled out.
+    """Plan a torchrun with every option spelled out.
 
     Raises:
         ContractError: a job of several nodes lacks this node's rank or the address to meet at.
@@ -450,7 +450,7 @@ def check_placement(task: Task, reason: str) -> None:
 
 
 def warnings(task: Task) -> Iterator[str]:
-    """What is allowed, and probably not meant."""
+    """Warnings about what is allowed, and probably not meant."""
     gpus, is_alone = task.host.gpus, task.topology.local_world_size == 1
     if gpus.count > 1 and is_alone and task.job.nproc_per_node is None:
         yield (
@@ -484,7 +484,7 @@ def meets_here(task: Task) -> bool:
 
 
 def job_name(topology: Topology, hostname: str, coordinator: Endpoint) -> str:
-    """What tells this job from another at the same address: the user's run id, else host and port of node 0."""
+    """The name that distinguishes jobs at the same address: the user's run id, else host and port of node 0."""
     rendezvous = topology.rendezvous
     if rendezvous is not None and rendezvous.run_id:
         return rendezvous.run_id
@@ -497,7 +497,7 @@ def job_name(topology: Topology, hostname: str, coordinator: Endpoint) -> str:
 
 
 def _to_set(task: Task) -> str:
-    """What shows that there are several nodes, and the options that say what is unknown, with their variables."""
+    """Advice: the proof that there are several nodes, and the options for what is unknown, with their variables."""
     topology, shown = task.topology, task.job.several_nodes_shown_by
     values = {"nodes": topology.nodes, "node-rank": topology.node_rank, "master-addr": topology.coordinator}
     names = [name for name, value in values.items() if value is None]
@@ -508,7 +508,7 @@ def _to_set(task: Task) -> str:
 
 
 def own_place(task: Task, nodes: NodeRange) -> tuple[int | None, Endpoint]:
-    """This node's rank, None where it gets one by its arrival, and where the nodes meet."""
+    """The rank of this node, None where its arrival decides, and the endpoint where the nodes meet."""
     topology = task.topology
     if topology.pods == 1:
         # One node meets nobody else: its own loopback will do, whatever address the platform names.
@@ -562,14 +562,14 @@ def _hosting(task: Task, meeting: _Meeting) -> Hosting | None:
 
 
 def _membership(task: Task, meeting: _Meeting, local_addr: str | None) -> Membership:
-    """This node as a member of the job that meets at our coordinator."""
-    is_on_one_machine = task.topology.by_arrival and meeting.coordinator.is_loopback
+    """The membership of this node in the job that meets at our coordinator."""
+    is_on_same_machine = task.topology.by_arrival and meeting.coordinator.is_loopback
     return Membership(
         job=meeting.job,
         coordinator=meeting.coordinator,
         node_rank=meeting.node_rank,
         host=task.host.hostname,
-        address=local_addr or ("127.0.0.1" if task.topology.pods == 1 or is_on_one_machine else None),
+        address=local_addr or ("127.0.0.1" if task.topology.pods == 1 or is_on_same_machine else None),
         patience_s=task.settings.wait_timeout,
         max_restarts=_budget(task),
         ports=_ports_of_store(task),
