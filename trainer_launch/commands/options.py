@@ -312,11 +312,11 @@ _CHECKING = (
     *("policy", "level", "gpu_burn", "pair_test", "threshold", "reference", "only", "external_check"),
     *("skip_if_passed_within", "storage", "report"),
 )
-_RUN = tuple(name for name in Settings.model_fields if name not in _CHECKING)
-_NOT_EXPLAINED = ("termination_log", "events", "metrics_port", "state_dir")
+_RUN = tuple(name for name in Settings.model_fields if name not in _CHECKING or name == "report")
+_NOT_EXPLAINED = ("termination_log", "events", "metrics_port", "report")
 _EXPLAIN = tuple(name for name in _RUN if name not in _NOT_EXPLAINED)
 _PREFLIGHT = (
-    *(*_CHECKING, "state_dir", "contract", "engine", *(name for name in _JOB if name != "max_restarts")),
+    *(*_CHECKING, "contract", "engine", *(name for name in _JOB if name != "max_restarts")),
     *("min_nodes", "spares", "port_range", "secret_file", "ssh_dir", "ssh_port", "insecure_host_keys", "shm_size"),
     *("wait_timeout", "termination_log", "log_level"),
 )
@@ -355,7 +355,7 @@ _METAVARS = {  # and the settings that have it
     "HOST": "master_addr",
     "PORT": "master_port ssh_port metrics_port",
     "A,B": "preload",
-    "PATH": "ssh_dir secret_file termination_log reference report state_dir incident_dir",
+    "PATH": "ssh_dir secret_file termination_log reference report incident_dir",
     "NAME[,...]": "forward_env",
     "SECONDS": "grace wait_timeout shrink_after skip_if_passed_within gpu_burn",
     "CHECK=SEVERITY[,...]|FILE|observe|off": "policy",
@@ -382,6 +382,6 @@ GROUPS = {
     "hangs and incidents": ("hang_timeout", "hang_report_after", "incident_dir"),
     "stopping": ("grace", "signals", "termination_log"),
     "MPI": ("ssh_dir", "ssh_port", "insecure_host_keys", "forward_env"),
-    "container": ("shm_size", "state_dir"),
+    "container": ("shm_size",),
     "output and monitoring": ("prefix", "output_limit", "events", "metrics_port", "log_level"),
 }

@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 import json
-import os
 import sys
 import time
 
 from trainer_launch.commands.options import Parsed
-from trainer_launch.membership.quarantine import FAILING_NODES
 from trainer_launch.model import exit_codes
 from trainer_launch.model.findings import exit_code
 from trainer_launch.model.settings import Settings
@@ -23,7 +21,7 @@ from trainer_launch.preflight import (
     report_page,
     thresholds,
 )
-from trainer_launch.preflight.check import STATE_FILE, subject_of, with_network
+from trainer_launch.preflight.check import subject_of, with_network
 from trainer_launch.preflight.cluster import participation
 from trainer_launch.preflight.node_preflight import NodeResult, PreflightProgress, Selection
 from trainer_launch.preflight.policy import Policy
@@ -58,7 +56,7 @@ def _main(parsed: Parsed, settings: Settings, doing: PreflightProgress) -> int:
     thresholds.load_table(settings.reference)
     ports_of(settings)
     report_formats.check_ending(settings.report)
-    report_formats.check_files({"--state-dir": _in_state_dir(settings, STATE_FILE), "--report": settings.report})
+    report_formats.check_files({"--report": settings.report})
     reading = read(live_pod(parsed.argv), settings)
     subject = with_network(subject_of(reading, settings))
     with doing.view:
@@ -71,7 +69,6 @@ def _main(parsed: Parsed, settings: Settings, doing: PreflightProgress) -> int:
         failing = participation.failing_nodes(result.all_nodes or result.report.findings, result.machines)
         beside = None if settings.report is None else participation.beside(settings.report)
         report_formats.write_file("--report", beside, failing)
-        report_formats.write_file("--state-dir", _in_state_dir(settings, FAILING_NODES), failing)
     return code
 
 
@@ -92,11 +89,6 @@ def _hand_out(result: NodeResult, here: ReportPlace, code: int, parsed: Parsed, 
     else:
         sys.stdout.write(report_formats.screen(report, here, code, elsewhere))
     sys.stdout.flush()
-    report_formats.write_file("--state-dir", _in_state_dir(settings, STATE_FILE), made, 0o600)
     if (settings.report or "").lower().endswith(report_formats.PAGE):
         made = report_page.page(report, here, code, at_s, result.names, result.pair_tests)
     report_formats.write_file("--report", settings.report, made)
-
-
-def _in_state_dir(settings: Settings, name: str) -> str | None:
-    return None if settings.state_dir is None else os.path.join(settings.state_dir, name)

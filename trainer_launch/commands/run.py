@@ -148,7 +148,7 @@ def _carried_out(
     system = System(color=use_color(), watched=watched, lines_per_s=limit, listener=listener)
     system.clean = sweep
     system.launchers = lambda: {view.pid for view in node_view.find()}
-    keeper = GoodputKeeper(scratch, printed, _preflight_report(settings))
+    keeper = GoodputKeeper(scratch, printed, settings.report)
     logs.send_through(system.say)
     with contextlib.closing(system), observed(task, plan, settings, system, keeper) as observer:
         gc.enable()
@@ -256,7 +256,8 @@ def _planned(settings: Settings, argv: Sequence[str], scratch: str) -> tuple[Tas
     )
     task = engines.with_network(engines.task_of(reading, settings, trial))
     plan = engines.plan(task)
-    plan = _with_preflights_findings(plan, settings)
+    if settings.report is not None:
+        plan = _with_preflights_findings(plan, settings.report)
     check_torch(plan.engine)
     if plan.workers is not None:
         process_tree.require("torch workers")
@@ -277,28 +278,18 @@ def _shims(scratch: str) -> str | None:
     return folder if os.access(f"{folder}/torchrun", os.X_OK) else None
 
 
-def _preflight_report(settings: Settings) -> str | None:
-    if settings.state_dir is None:
-        return None
-    from trainer_launch.preflight.check import STATE_FILE
-
-    return os.path.join(settings.state_dir, STATE_FILE)
-
-
-def _with_preflights_findings(plan: Plan, settings: Settings) -> Plan:
+def _with_preflights_findings(plan: Plan, report: str) -> Plan:
     """The plan with what an earlier preflight found faulty: on this node, and for a coordinator on all nodes."""
-    report, folder = settings.report, settings.state_dir
-    if plan.hosting is not None and (report is not None or folder is not None):
+    if plan.hosting is not None:
         from trainer_launch.membership.quarantine import FAILING_NODES, nodes_in  # only a coordinator needs it
 
-        places = {os.path.dirname(report) if report else folder, folder or os.path.dirname(report or "")}
-        texts = [LiveFiles(_LIST_BYTES).read(os.path.join(place or ".", FAILING_NODES)) for place in places]
-        failing = nodes_in(b"\n".join(text for text in texts if text).decode(errors="replace"))
+        text = LiveFiles(_LIST_BYTES).read(os.path.join(os.path.dirname(report) or ".", FAILING_NODES)) or b""
+        failing = nodes_in(text.decode(errors="replace"))
         plan = replace(plan, hosting=replace(plan.hosting, failing=failing))
-    if plan.membership is not None and folder is not None:
+    if plan.membership is not None:
         from trainer_launch.preflight import resource_limits  # only who has a preflight needs the checks
 
-        fault = resource_limits.fault_of(folder, plan.membership.host)
+        fault = resource_limits.fault_of(report, plan.membership.host)
         plan = replace(plan, membership=replace(plan.membership, fault=fault))
     return plan
 
