@@ -19,7 +19,7 @@ from trainer_launch.host.deadline_subprocess import Ended
 from trainer_launch.model import Job, Mpi
 from trainer_launch.mpi import host_access
 from trainer_launch.mpi.host_access import HostAccess, HostCommands
-from trainer_launch.mpi.host_readiness import Threads
+from trainer_launch.mpi.host_readiness import Probes, Threads
 from trainer_launch.mpi.remote_hosts import HostList, RemoteHosts
 from trainer_launch.planning import engines, mpi_options
 from trainer_launch.planning.mpi import KUBEXEC, spec_of
@@ -80,7 +80,9 @@ def asked(tmp_path: Path, system: System) -> Callable[..., dict[str, str]]:
         (tmp_path / "hosts").touch()
         mpi = Mpi(hostfile_path=str(tmp_path / "hosts"), launch_agent=KUBEXEC, launch_agent_path=str(script))
         access, listed = access_of(tmp_path, f"mpirun -H {','.join(f'{name}:1' for name in names)} x", mpi)
-        hosts = RemoteHosts(access, listed, Threads(4), system)
+        threads = Threads(4)
+        probes = Probes(threads, access.probed_port, over_ssh=not access.is_kubexec)
+        hosts = RemoteHosts(access, listed, threads, probes, system)
         hosts.ask(names)
         until_s = time.monotonic() + limit_s
         while hosts.is_pending(names) and time.monotonic() < until_s:

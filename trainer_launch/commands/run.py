@@ -131,6 +131,10 @@ def _carried_out(
     task: Task, plan: Plan, scratch: str, sweep: Callable[[], None], server: ForkServer | None
 ) -> Outcome:
     """Run the plan, and say how it ended."""
+    settings = task.settings
+    secret = _secret(settings, task, plan)
+    mpi = _mpi_job(task, plan)  # before there is a system: it starts children, and waits for them
+    # Loaded while an MPI job's hosts are looked at.
     from trainer_launch.observability import node_view
     from trainer_launch.observability.goodput_keeper import GoodputKeeper
     from trainer_launch.observability.observer import conclude, observed
@@ -138,9 +142,6 @@ def _carried_out(
     from trainer_launch.supervisor.output import use_color
     from trainer_launch.supervisor.system import System
 
-    settings = task.settings
-    secret = _secret(settings, task, plan)
-    mpi = _mpi_job(task, plan)  # before there is a system: it starts children, and waits for them
     watched = settings.hang_timeout is not None  # output is progress, so all of it has to be seen
     printed = PrintedSteps(scratch)
     listeners = (printed.heard,) if mpi is None else (printed.heard, mpi.program.hear)

@@ -103,8 +103,15 @@ class _Target:
 class Probes:
     """The hosts that are looked at, and what was seen; without a port their names are all that can be looked at."""
 
-    def __init__(self, threads: Threads, port: int | None, log_in: LogIn, *, over_ssh: bool = True) -> None:
-        self._threads, self._port, self._log_in, self._over_ssh = threads, port, log_in, over_ssh
+    def __init__(
+        self,
+        threads: Threads,
+        port: int | None,
+        log_in: LogIn = lambda _: "not asked yet",
+        *,
+        over_ssh: bool = True,
+    ) -> None:
+        self._threads, self._port, self.log_in, self._over_ssh = threads, port, log_in, over_ssh
         self._targets: dict[str, _Target] = {}
         self._must_log_in = False
         self._at_rest = False
@@ -188,7 +195,7 @@ class Probes:
         return Readiness(HostStage.READY, "")
 
     def _key(self, target: _Target) -> Readiness:
-        why = self._log_in(target.name)
+        why = self.log_in(target.name)
         return Readiness(HostStage.READY, "") if why is None else Readiness(HostStage.KEY, why)
 
 

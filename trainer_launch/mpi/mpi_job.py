@@ -17,6 +17,7 @@ and a change of membership cost nothing, but a job that never lasts ends all the
 from __future__ import annotations
 
 import signal
+import time
 from collections.abc import Callable
 from enum import Enum
 from typing import NamedTuple
@@ -32,11 +33,12 @@ from trainer_launch.model.signal_policy import STOP_SIGNALS, SignalAction, name_
 from trainer_launch.model.units import counted
 from trainer_launch.mpi import host_access, host_readiness, mpirun_command, mpirun_messages
 from trainer_launch.mpi.host_access import HostAccess
-from trainer_launch.mpi.host_readiness import Threads
+from trainer_launch.mpi.host_readiness import Probes, Threads
 from trainer_launch.mpi.hosted_program import Horovodrun, HostedProgram, Mpirun
 from trainer_launch.mpi.mpirun_command import Dialect, recognised
 from trainer_launch.mpi.mpirun_messages import MpirunEnd
 from trainer_launch.mpi.remote_hosts import GATHER_S, HostList, HostWait, RemoteHosts
+from trainer_launch.mpi.ssh_client import InThread
 from trainer_launch.planning import mpi_options
 from trainer_launch.planning.mpi import Spec, spec_of
 from trainer_launch.planning.task import Task
@@ -92,28 +94,35 @@ class Preparation(Struct, frozen=True):
     access: HostAccess
     hosts: HostList
     threads: Threads
+    probes: Probes
     program: HostedProgram
 
     def begin(self, system: System) -> HostedJob:
-        """Begin to look at the hosts. Commands on hosts are no ranks, so they bear no mark."""
+        """Begin the job. Commands on hosts are no ranks, so they bear no mark."""
         system.mark = runtime_directory.MPI_RUN, self.access.mark
-        return HostedJob(self.spec, self.program, RemoteHosts(self.access, self.hosts, self.threads, system))
+        hosts = RemoteHosts(self.access, self.hosts, self.threads, self.probes, system)
+        return HostedJob(self.spec, self.program, hosts)
 
 
 def prepared(task: Task, process: Process) -> Preparation:
-    """Make ready what runs `process`, an mpirun or horovodrun, over the job's hosts.
+    """Make ready what runs `process`, an mpirun or horovodrun, over the job's hosts, and begin to look at them.
 
     Raises:
         LaunchError: the list of hosts makes no sense, there is no key, no ssh, or no mpirun that is known.
     """
     spec, typed, threads = spec_of(task, process), mpi_options.parse(process.argv), Threads(_THREADS)
+    dialect = None if mpi_options.is_horovodrun(process.argv) else InThread(_dialect, process)
     hosts = HostList(spec, typed)
     access = host_access.prepared(spec, typed, process.env, hosts.members if hosts.exists else None)
-    if mpi_options.is_horovodrun(process.argv):
+    probes = Probes(threads, access.probed_port, over_ssh=not access.is_kubexec)
+    if not access.is_kubexec:
+        probes.watch(member.host for member in hosts.members)
+        probes.tick(time.monotonic())
+    if dialect is None:
         program: HostedProgram = Horovodrun(process, typed, access, hosts.members, threads.wake)
     else:
-        program = Mpirun(process, typed, access, _dialect(process), threads.wake)
-    return Preparation(spec, access, hosts, threads, program)
+        program = Mpirun(process, typed, access, dialect.result(), threads.wake)
+    return Preparation(spec, access, hosts, threads, probes, program)
 
 
 def _dialect(process: Process) -> Dialect:

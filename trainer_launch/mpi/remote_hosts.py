@@ -130,10 +130,13 @@ def merged(listed: Sequence[Member], discovered: Sequence[Member], before: Seque
 class RemoteHosts:
     """The state of the hosts. Threads and commands look at them; `tick` takes in the answers, in the main loop."""
 
-    def __init__(self, access: HostAccess, hosts: HostList, threads: Threads, system: System) -> None:
+    def __init__(
+        self, access: HostAccess, hosts: HostList, threads: Threads, probes: Probes, system: System
+    ) -> None:
         self._access, self._list, self._threads, self._system = access, hosts, threads, system
         self._commands = HostCommands(system, access.env)
-        self._probes = Probes(threads, access.probed_port, self._log_in, over_ssh=not access.is_kubexec)
+        self._probes = probes
+        probes.log_in = self._log_in
         system.listen(threads.fd)
         self._looking = False
         self._look_at_s = None if hosts.is_fixed else system.now() + _LOOK_S
