@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import subprocess
 from pathlib import Path
@@ -112,9 +111,7 @@ def test_a_value_that_is_no_text_is_one_sentence(tmp_path: Path) -> None:
     assert "UTF-8" in ended.stderr
 
 
-@pytest.mark.parametrize(
-    "text", ["", "{", "[]", '{"env": 1}', '{"env": {"A": 1}}', '{"env": {}, "more": 1}', "\x00", "[" * 100_000]
-)
+@pytest.mark.parametrize("text", ["", '{"env": {"A": 1}}', "[" * 100_000])
 def test_a_snapshot_of_another_shape_is_one_sentence(tmp_path: Path, text: str) -> None:
     path = tmp_path / "pod.json"
     path.write_text(text)
@@ -123,27 +120,15 @@ def test_a_snapshot_of_another_shape_is_one_sentence(tmp_path: Path, text: str) 
     assert len(ended.stderr.splitlines()) == 1
 
 
-def test_a_ten_megabyte_value_is_one_short_sentence(tmp_path: Path) -> None:
-    path = tmp_path / "pod.json"
-    path.write_text(json.dumps({"env": V2 | {"PET_NNODES": "9" * 10_000_000}, "files": {}, "hostname": ""}))
-    ended = launch("explain", "--pod", str(path))
+@pytest.mark.parametrize(
+    "env", [V2 | {"PET_NNODES": "many"}, {"TRAINER_LAUNCH_GRACE": "soon"}], ids=["pod", "setting"]
+)
+def test_a_refused_run_says_why_in_the_termination_message_too(tmp_path: Path, env: dict[str, str]) -> None:
+    message = tmp_path / "termination-log"
+    message.touch()
+    ended = launch("run", "--", "true", env={**env, "TRAINER_LAUNCH_TERMINATION_LOG": str(message)})
     assert ended.returncode == 2
-    assert len(ended.stderr) < 600
-
-
-def test_a_refused_run_says_why_in_the_termination_message_too(tmp_path: Path) -> None:
-    words = tmp_path / "termination-log"
-    words.touch()
-    ended = launch("run", "--termination-log", str(words), "--", "true", env=V2 | {"PET_NNODES": "many"})
-    assert ended.returncode == 2
-    assert "PET_NNODES" in words.read_text().splitlines()[0]
-
-
-def test_a_bad_setting_says_so_in_the_termination_message_too(tmp_path: Path) -> None:
-    words = tmp_path / "termination-log"
-    env = {"TRAINER_LAUNCH_GRACE": "soon", "TRAINER_LAUNCH_TERMINATION_LOG": str(words)}
-    assert launch("run", "--", "true", env=env).returncode == 2
-    assert "TRAINER_LAUNCH_GRACE" in words.read_text()
+    assert list(env)[-1 if "TRAINER_LAUNCH_GRACE" in env else 0] in message.read_text().splitlines()[0]
 
 
 def test_an_unknown_setting_is_reported_and_the_run_goes_on() -> None:

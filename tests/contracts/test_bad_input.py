@@ -88,12 +88,6 @@ def check_message(problem: LaunchError, name: str, value: str) -> None:
     assert "(contract " in message or "several contracts" in message
 
 
-@pytest.mark.parametrize(("case", "name"), PLACES, ids=lambda part: part.rpartition("/")[2])
-def test_garbage_costs_no_time(case: str, name: str) -> None:
-    with pytest.raises(ContractError):
-        read_job(pod_of_case(case, **{name: "9" * 10_000_000}))
-
-
 @pytest.mark.parametrize(
     "text",
     [

@@ -77,14 +77,6 @@ def test_an_environment_is_planned_or_refused_in_one_line(pod: PodInput) -> None
     check(pod)
 
 
-@pytest.mark.long("tests/contracts/test_random_environments.py")
-@pytest.mark.timeout(600)
-@settings(many, max_examples=10_000)
-@given(pods)
-def test_ten_thousand_environments_are_planned_or_refused_in_one_line(pod: PodInput) -> None:
-    check(pod)
-
-
 def check(pod: PodInput) -> None:
     typed = pod.command or ("torchrun", "train.py")
     try:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import shlex
 import shutil
 import time
 from collections.abc import Callable, Iterator
@@ -18,9 +19,10 @@ from tests.waiting import eventually
 from trainer_launch.host.deadline_subprocess import Ended
 from trainer_launch.model import Job, Mpi
 from trainer_launch.mpi import host_access
-from trainer_launch.mpi.host_access import HostAccess, HostCommands
+from trainer_launch.mpi.host_access import HostAccess, HostCommands, own_ssh
 from trainer_launch.mpi.host_readiness import Probes, Threads
 from trainer_launch.mpi.remote_hosts import HostList, RemoteHosts
+from trainer_launch.mpi.ssh_client import configured_port
 from trainer_launch.planning import engines, mpi_options
 from trainer_launch.planning.mpi import KUBEXEC, spec_of
 from trainer_launch.supervisor.system import System
@@ -151,3 +153,45 @@ def test_signals_to_everything_below_the_launcher_spare_commands_on_hosts(system
     for number in (15, 9):
         system.signal_all(number, again=True)
     assert ended(system, commands, 1, answers)[0].code == 5
+
+
+@pytest.mark.parametrize(
+    ("line", "env", "ssh"),
+    [
+        ("mpirun x", {}, "ssh"),
+        ("mpirun -mca plm_rsh_agent ssh x", {}, "ssh"),
+        ("mpirun --mca plm_rsh_agent 'ssh -p 2022 : rsh' x", {}, "ssh -p 2022"),
+        ("mpirun x", {"PRTE_MCA_plm_ssh_agent": "/opt/bin/ssh -F f"}, "/opt/bin/ssh -F f"),
+        ("mpirun -mca plm_rsh_args '-p 2022' x", {"OMPI_MCA_plm": "rsh"}, "ssh -p 2022"),
+        ("mpirun x", {"OMPI_MCA_plm": "^slurm"}, "ssh"),
+        ("mpirun -bootstrap ssh x", {}, "ssh"),
+        ("mpirun -launcher-exec=/usr/bin/ssh x", {"HYDRA_LAUNCHER": "rsh"}, "/usr/bin/ssh"),
+        ("mpirun x", {"I_MPI_HYDRA_BOOTSTRAP": "ssh"}, "ssh"),
+    ],
+)
+def test_an_ssh_of_the_users_own_is_recognised_with_its_options(line: str, env: dict[str, str], ssh: str) -> None:
+    assert own_ssh(mpi_options.parse(shlex.split(line)), env) == tuple(ssh.split())
+
+
+@pytest.mark.parametrize(
+    ("line", "env"),
+    [
+        ("mpirun --mca plm_rsh_agent rsh x", {}),
+        ("mpirun --mca plm slurm x", {}),
+        ("mpirun x", {"OMPI_MCA_plm_rsh_agent": "/etc/own/agent.sh"}),
+        ("mpirun -launcher slurm x", {}),
+        ("mpirun x", {"I_MPI_HYDRA_BOOTSTRAP": "rsh"}),
+        ("mpirun x", {"HYDRA_LAUNCHER_EXEC": "/etc/own/agent.sh"}),
+    ],
+)
+def test_what_is_no_ssh_is_not_taken_for_one(line: str, env: dict[str, str]) -> None:
+    assert own_ssh(mpi_options.parse(shlex.split(line)), env) is None
+
+
+def test_the_port_is_where_that_ssh_would_go(tmp_path: Path) -> None:
+    require(shutil.which("ssh"), "needs openssh-client")
+    (tmp_path / "config").write_text("Host w-*\n  Port 2022\nHost *\n  Port 2222\n")
+    ssh = ("ssh", "-F", str(tmp_path / "config"))
+    assert [configured_port(ssh, host) for host in ("w-0", "other")] == [2022, 2222]
+    assert configured_port((*ssh, "-p", "2200"), "w-0") == 2200
+    assert configured_port((str(tmp_path / "no-ssh"),), "w-0") is None

@@ -425,3 +425,37 @@ def test_signals_that_mpirun_hands_on_are_left_to_it(tmp_path: Path) -> None:
     job.system.signalled(10.0, usr1)
     assert job.run().verdict is Verdict.SUCCEEDED
     assert (job.asked(usr1), job.did("tell")) == ([10.0], [])
+
+
+INT, TERM = int(signal.SIGINT), int(signal.SIGTERM)
+DEAF = Life(Program(term_s=None))
+
+
+def test_ctrl_c_is_the_ranks_on_all_hosts_first_and_then_mpiruns(tmp_path: Path) -> None:
+    job = MpiRun(tmp_path, "a b", DEAF, grace=20.0)
+    job.system.signalled(10.0, INT)
+    assert job.run().stop_signal == INT
+    assert job.did("tell") == [(10.0, "a", "b", "INT")]
+    assert (job.asked(INT), job.asked(TERM)) == ([24.0], [])
+
+
+def test_the_second_ctrl_c_kills_at_once(tmp_path: Path) -> None:
+    job = MpiRun(tmp_path, "a b", DEAF, grace=300.0)
+    job.system.signalled(10.0, INT).signalled(11.0, INT)
+    job.run()
+    assert job.killed_at == [11.0]
+
+
+def test_the_hosts_that_are_missing_are_named(tmp_path: Path) -> None:
+    job = MpiRun(tmp_path, "a b", away="b")
+    job.system.signalled(10.0, signal.SIGTERM)
+    ended = job.run()
+    assert (ended.verdict, job.starts) == (Verdict.STOPPED, [])
+    assert ended.note.startswith("it was waiting: 1 of 2 hosts ready; missing: b")
+
+
+def test_a_launcher_whose_ranks_run_waits_for_nobody(tmp_path: Path) -> None:
+    job = MpiRun(tmp_path, "a b", Life(Program(ends_s=60.0)))
+    job.system.signalled(10.0, signal.SIGTERM)
+    ended = job.run()
+    assert (ended.verdict, ended.note) == (Verdict.STOPPED, "")
