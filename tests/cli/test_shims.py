@@ -243,9 +243,6 @@ def test_an_old_message_is_replaced(tmp_path: Path) -> None:
     assert "exit=4" in message.read_text()
 
 
-# -- where a shim cannot help ------------------------------------------------------------------
-
-
 @torch
 def test_the_real_torchrun_runs_unchanged_where_it_has_another_torch(shims: Path, tmp_path: Path) -> None:
     real = program(tmp_path / "bin", "torchrun")

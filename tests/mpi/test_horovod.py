@@ -90,9 +90,6 @@ def test_a_start_looks_no_names_up_because_a_dead_name_server_would_hold_the_lau
     assert "--network-interfaces=lo" in argv
 
 
-# -- what it says -----------------------------------------------------------------------------
-
-
 def test_the_first_rank_that_fails_is_the_cause_in_a_static_job() -> None:
     heard = said("[1]<stdout>:bye", "Process 1 exit with status code 42.", "Process 0 exit with status code 143.")
     assert (heard.rank, heard.exit_code, heard.signal) == (1, 42, None)

@@ -59,8 +59,6 @@ def test_hosts_are_looked_for_where_the_users_own_agent_would_go(
     assert access_of(tmp_path, line)[0].probed_port == port
 
 
-# -- over kubectl -----------------------------------------------------------------------------
-
 KUBEXEC_SH = """\
 #!/bin/sh
 case "$1" in
@@ -107,9 +105,6 @@ def test_a_pod_that_kubectl_finds_no_more_is_missing(asked: Callable[..., dict[s
 def test_a_pod_that_kubectl_needs_seconds_for_is_there(asked: Callable[..., dict[str, str]]) -> None:
     assert asked("well", "slow") == {}
     assert asked("well", "slow", limit_s=0.1) == {}, "nor is a pod lost that kubectl has not answered for in time"
-
-
-# -- commands ---------------------------------------------------------------------------------
 
 
 def ended(system: System, commands: HostCommands, count: int, answers: list[Ended]) -> list[Ended]:

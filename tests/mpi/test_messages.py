@@ -191,8 +191,6 @@ def test_an_mpirun_is_known_by_what_it_says_of_its_version(text: str, dialect: D
     assert recognised(text) == dialect
 
 
-# -- what mpirun refuses itself ---------------------------------------------------------------
-
 REFUSALS = (  # what it prints, and what is told of it
     (
         SLOTS := "There are not enough slots available in the system to satisfy the 4\nslots that were requested",

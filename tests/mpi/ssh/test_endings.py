@@ -48,9 +48,6 @@ def gone(pid: int) -> bool:
         return True
 
 
-# -- sshd crashes -----------------------------------------------------------------------------
-
-
 def test_sshd_comes_back_and_what_runs_goes_on(tmp_path, mount) -> None:
     with worker(tmp_path, mount) as it:
         client = it.start(f"echo $$ >'{tmp_path}/pid'; exec sleep 1000")
@@ -67,9 +64,6 @@ def test_sshd_comes_back_and_what_runs_goes_on(tmp_path, mount) -> None:
         assert it.wait() == 143
         eventually(lambda: gone(rank), "the rank has ended with the worker")
         client.wait(20)
-
-
-# -- daemons and orphans ----------------------------------------------------------------------
 
 
 def test_an_orphaned_daemon_is_reaped(tmp_path, mount) -> None:
@@ -104,9 +98,6 @@ def test_a_daemon_left_behind_on_purpose_stays(tmp_path, mount) -> None:
         daemon = int(noted(tmp_path / "pid"))
         eventually(lambda: looked_at(it), "the worker has looked twice")
         assert not gone(daemon)
-
-
-# -- SIGTERM ----------------------------------------------------------------------------------
 
 
 def test_ranks_that_do_not_listen_are_killed_when_the_grace_is_over(tmp_path, mount) -> None:

@@ -27,9 +27,6 @@ from tests.waiting import eventually
 pytestmark = [pytest.mark.process, pytest.mark.usefixtures("openssh")]
 
 
-# -- the environment --------------------------------------------------------------------------
-
-
 def test_a_rank_has_the_containers_environment(tmp_path, mount) -> None:
     (tmp_path / ".bashrc").write_text("export PATH=/elsewhere:$PATH NCCL_DEBUG=TRACE\n")
     env = {
@@ -53,9 +50,6 @@ def test_a_rank_has_the_containers_environment(tmp_path, mount) -> None:
         assert "because they look like secrets: HF_TOKEN" in it.log()
         assert "because sshd cannot pass them on: FUNCTION" in it.log()
         assert env["HF_TOKEN"] not in it.log()
-
-
-# -- who comes in -----------------------------------------------------------------------------
 
 
 def test_only_the_jobs_key_comes_in(tmp_path, mount) -> None:
@@ -127,9 +121,6 @@ def listens(port: int) -> bool:
         return tried.connect_ex(("127.0.0.1", port)) == 0
 
 
-# -- what is refused, in one sentence ---------------------------------------------------------
-
-
 def sentence(it: Worker, code: int) -> str:
     assert it.process.returncode == code, it.log()
     lines = [line for line in it.log().splitlines() if "error:" in line]
@@ -167,9 +158,6 @@ def test_run_without_a_command_names_it(mount) -> None:
 def test_insecure_host_keys_are_said_loudly(tmp_path, mount) -> None:
     with worker(tmp_path, mount, "--insecure-host-keys") as it:
         assert "the hosts' keys are NOT checked" in it.log()
-
-
-# -- what is told -----------------------------------------------------------------------------
 
 
 def test_the_key_is_seen_nowhere(tmp_path, mount) -> None:
