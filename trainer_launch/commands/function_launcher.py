@@ -59,7 +59,7 @@ def _carry_out(spec: FunctionLaunchSpec) -> Outcome:
 
 
 def _with_caller(workers: Workers, spec: FunctionLaunchSpec) -> Workers:
-    """The workers, forked from a fork of the caller where it is asked for: its connection and its pid are told."""
+    """The workers, forked from a fork of the caller where it is asked for: its connection and its pid are arguments."""
     if spec.start_method != "fork":
         return workers
     fd, pid = map(int, sys.argv[1:])
@@ -67,7 +67,7 @@ def _with_caller(workers: Workers, spec: FunctionLaunchSpec) -> Workers:
 
 
 def settings_of(spec: FunctionLaunchSpec) -> Settings:
-    """The settings of this pod under what the caller said explicitly.
+    """The settings of this pod under the caller's explicit options.
 
     Raises:
         LaunchError: they do not fit, or this process is a worker itself.

@@ -142,7 +142,7 @@ def _carried_out(
     from trainer_launch.supervisor.output import use_color
     from trainer_launch.supervisor.system import System
 
-    watched = settings.hang_timeout is not None  # output is progress, so all of it has to be seen
+    watched = settings.hang_timeout is not None  # output is progress, so no part of it may be left out
     printed = PrintedSteps(scratch)
     listeners = (printed.heard,) if mpi is None else (printed.heard, mpi.program.hear)
     listener, limit = partial(_hear, listeners), settings.output_limit

@@ -120,7 +120,7 @@ def explained(task: Task, settings: Settings) -> Plan:
 
 
 def with_key_folder(job: Job, settings: Settings) -> Job:
-    """The job, told where its key is: no controller tells a container that."""
+    """The job with the folder of its key, which no controller names to a container."""
     return job if settings.ssh_dir is None or job.ssh_dir else replace(job, ssh_dir=settings.ssh_dir)
 
 

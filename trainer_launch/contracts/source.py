@@ -88,7 +88,7 @@ class ReplicaTask(Struct, frozen=True):
 
 
 class Contract(Struct, frozen=True):
-    """A platform: its name, how its pods are told from others, and how they are read."""
+    """A platform: its name, how its pods differ from others, and how they are read."""
 
     name: str
     marks: Marks
@@ -144,7 +144,7 @@ class Source:
         self._facts.append(Fact(name=name, value=value, origin=origin, field=field, became=became))
 
     def derive(self, **words: Json) -> None:
-        """Keep the platform's own words for what it told, by their keys in the `job` of `explain --json`."""
+        """Keep the platform's own words by their keys in the `job` of `explain --json`."""
         for key, value in words.items():
             self.note(key, "", Origin.DERIVED, key, value)
 

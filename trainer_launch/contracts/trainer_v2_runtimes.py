@@ -215,7 +215,7 @@ def _read_plainml(source: Source) -> Job:
     """
     index = source.index(_INDEX, "node_rank")
     by_hand = torchrun_env.by_hand(source)
-    # A container that nobody told anything sees index 0 too: only a higher one proves that there are ranks.
+    # A container into which nothing is injected sees index 0 too: only a higher one proves that there are ranks.
     rank = index or None
     return replace(
         by_hand,

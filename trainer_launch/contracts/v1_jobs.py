@@ -212,7 +212,7 @@ def _sparse(source: Source, config: _TfConfig, cluster: _Cluster) -> Job:
     task = config.task
     workers = {index: str(address) for index, address in _addresses(source, cluster, "worker").items()}
     servers = tuple(map(str, _addresses(source, cluster, "ps").values()))
-    own = None  # chief, master and evaluator are told no address
+    own = None  # chief, master and evaluator get no address
     if task.type == "worker":
         own = workers.get(str(task.index))
     elif task.type == "ps":  # it sees only itself, first in the list, whatever its index

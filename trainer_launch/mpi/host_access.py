@@ -192,7 +192,7 @@ class _Command:
             self._opened = opened.pop_all()
 
     def ended(self, status: int | None) -> Ended:
-        """How it ended, with what it has said; None: it was killed at its deadline."""
+        """How it ended, with its output; None: it was killed at its deadline."""
         self.popen.returncode = -1 if status is None else status  # the system has collected it, or will
         with self._opened:
             stdout, stderr = (os.pread(output.fileno(), OUTPUT_BYTES, 0) for output in self._outputs)

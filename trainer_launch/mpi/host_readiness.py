@@ -101,7 +101,7 @@ class _Target:
 
 
 class Probes:
-    """The hosts that are looked at, and what was seen; without a port their names are all that can be looked at."""
+    """The hosts that are probed, and their readiness; without a port only their names can be probed."""
 
     def __init__(
         self,

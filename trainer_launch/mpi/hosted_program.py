@@ -353,7 +353,7 @@ def horovod_env(given: Mapping[str, str], forward: Sequence[str], bin_folder: st
     """The variables of horovodrun, which hands all on in command lines: no secrets; and our ssh."""
     names = but_secrets(given, (*forward, runtime_directory.MPI_RUN))
     ours = {"PATH": f"{bin_folder}:{given.get('PATH') or '/usr/bin:/bin'}"}
-    return {**{name: given[name] for name in names}, **ours, "PYTHONUNBUFFERED": "1"}  # it is heard at once
+    return {**{name: given[name] for name in names}, **ours, "PYTHONUNBUFFERED": "1"}  # its output is read at once
 
 
 def _interface(addresses: Iterable[str]) -> str | None:

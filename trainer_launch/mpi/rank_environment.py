@@ -70,7 +70,7 @@ def handed_on(env: Mapping[str, str], named: Collection[str], limit_bytes: int =
 
 
 def allowed(env: Mapping[str, str], named: Collection[str] = ()) -> tuple[str, ...]:
-    """The variables that mpirun is told to hand on: libraries' settings, and those that the user names."""
+    """The variables that mpirun has to hand on: libraries' settings, and those that the user names."""
     return tuple(sorted(name for name in env if name in named or _is_setting(name, env[name])))
 
 

@@ -201,7 +201,7 @@ class RemoteHosts:
         return self._probes.addresses
 
     def take_changed(self) -> bool:
-        """Whether something was seen since the last call."""
+        """Whether a host's readiness has changed since the last call."""
         changed, self._probes.changed = self._probes.changed, False
         return changed
 

@@ -297,7 +297,7 @@ def _text(path: str) -> str:
 
 
 def port_of(ssh: Sequence[str]) -> int:
-    """Where the pods' sshd listens when nobody said: as the image's ssh is configured, else by who we are."""
+    """The port of the pods' sshd where none is given: as the image's ssh is configured, else by who we are."""
     configured = configured_port(ssh, "trainer-launch.invalid")
     if configured is not None and configured != _PLAIN_PORT:
         return configured

@@ -1,4 +1,4 @@
-"""The job as the platform told it, with flags laid over it, and this node's place in it. Pure.
+"""The job as the platform describes it, with flags laid over it, and this node's place in it. Pure.
 
 The explicit word wins, as in torchrun: flags of the launcher over the typed command, the command over the platform.
 """
@@ -266,7 +266,7 @@ def _local_world_size(job: Job, host: Host) -> tuple[int | None, str]:
 
 
 def _coordinator_of(job: Job, nodes: NodeRange | None) -> tuple[Endpoint | None, str]:
-    """Where all nodes meet: as told, else the first member, else this machine when it is alone."""
+    """Where all nodes meet: at the given address, else at the first member, else on this machine when it is alone."""
     if job.coordinator is not None:
         return job.coordinator, f"{job.coordinator} (set by the platform)"
     if job.rendezvous is not None and job.rendezvous.endpoint is not None:

@@ -181,7 +181,7 @@ def _no_effect(job: Job, launcher: Launcher | None, asked: str) -> str:
 
 
 def _runs_as_it_is(task: Task) -> str:
-    """A shell, a script of one, or any program, in a pod that was told about workers."""
+    """A shell, a script of one, or any program, in a pod whose platform sets a number of workers."""
     name, workers = _shown(task.command), task.topology.local_world_size or "N"
     lost = f"{name} runs once on this node: trainer-launch sets no RANK and restarts no failed worker in place."
     if runs_single_program(task.command.argv):

@@ -109,7 +109,7 @@ def read(pod: PodInput, settings: Settings) -> Reading:
 
 
 def _job(pod: PodInput, settings: Settings, command: Command | None) -> Job:
-    """The job as the platform told it, under torchrun's typed options, under our own flags."""
+    """The job as the platform describes it, under torchrun's typed options, under our own flags."""
     if settings.ssh_dir is not None:
         pod = replace(pod, env={**pod.env, "TRAINER_LAUNCH_SSH_DIR": settings.ssh_dir})
     platform = job = read_job(pod, settings.contract)

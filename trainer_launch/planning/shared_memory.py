@@ -55,7 +55,7 @@ class Need(Struct, frozen=True, kw_only=True):
     workers: int = 1
     on_gpus: bool = False
     is_mpi: bool = False
-    is_guess: bool = False  # nobody said how many: an MPI worker, where only the launcher knows
+    is_guess: bool = False  # the number is unknown: an MPI worker, where only the launcher knows
 
     @property
     def size_bytes(self) -> int:
@@ -78,7 +78,7 @@ class Decision(Struct, frozen=True, kw_only=True):
     """The decision about shared memory."""
 
     enlarge_to: int | None = None  # bytes; None: leave it
-    is_short: bool = False  # the engines have to be told to use less
+    is_short: bool = False  # the engines have to use less
     text: str = ""  # for `explain`
     warning: str = ""
 

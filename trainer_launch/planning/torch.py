@@ -59,7 +59,7 @@ def serves(job: Job, command: Command) -> str | None:
 
 
 def serves_any_program(job: Job, command: Command) -> str | None:
-    """Why it starts workers of a program that no engine knows: the user said how many."""
+    """Why it starts workers of a program that no engine knows: the user gave their number."""
     if workers_asked_for(job) is None:
         return None
     is_free = job.engine in (None, _CONTRACTS) and launcher_in(command.argv) is None
@@ -366,7 +366,7 @@ def signals_of(options: Mapping[str, str], given: Mapping[int, SignalAction]) ->
 
 
 def form_of_program(task: Task) -> dict[str, str]:
-    """Whether torch starts a script, a module, or a program without Python; a torchrun command said it itself."""
+    """Whether torch starts a script, a module, or a program without Python; a torchrun command has its own options for it."""
     command = task.command
     if command.kind is CommandKind.TORCHRUN:
         return {}
@@ -470,7 +470,7 @@ _FIRST = re.compile(r"(?P<stem>[^.]*-)0")  # the first of some hosts with an ind
 
 
 def nodes_of(task: Task) -> NodeRange:
-    """How many nodes the job has; nobody having said so is an error."""
+    """The number of nodes of the job; an unknown number is an error."""
     if task.topology.nodes is None:
         raise ContractError(f"the number of nodes is unknown {_to_set(task)}")
     return task.topology.nodes
@@ -489,8 +489,8 @@ def job_name(topology: Topology, hostname: str, coordinator: Endpoint) -> str:
     if rendezvous is not None and rendezvous.run_id:
         return rendezvous.run_id
     if coordinator.is_loopback and topology.pods not in (None, 1):
-        # Operators up to 1.3 tell node 0 that it is localhost, and the others its name; who else is told localhost
-        # is on the same machine.
+        # Operators up to 1.3 give node 0 localhost as its address, and its name to the others; any other node that
+        # gets localhost is on the same machine.
         coordinator = Endpoint(hostname, coordinator.port)
     # Without colons and brackets: workers see it as TORCHELASTIC_RUN_ID, and torch names folders after it.
     return re.sub(r"[^\w.-]+", "-", str(coordinator)).strip("-")
