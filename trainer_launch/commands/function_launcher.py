@@ -59,7 +59,7 @@ def _carry_out(spec: FunctionLaunchSpec) -> Outcome:
 
 
 def _with_caller(workers: Workers, spec: FunctionLaunchSpec) -> Workers:
-    """The workers, forked from a fork of the caller where it is asked for: its connection and its pid are arguments."""
+    """The workers, forked from a fork of the caller if it asks for that: its connection and pid are arguments."""
     if spec.start_method != "fork":
         return workers
     fd, pid = map(int, sys.argv[1:])

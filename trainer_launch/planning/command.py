@@ -471,15 +471,15 @@ _REFERENCE = re.compile(r"(?<!\$)\$(?:\(([A-Za-z_][\w.-]*)\)|\{(\w+)\}|([A-Za-z_
 
 
 def unexpanded(argv: Sequence[str], env: Mapping[str, str]) -> str | None:
-    """A warning about an argument that refers to a variable; None: none does, or a shell reads them."""
+    """A warning about a reference to a variable that was not expanded; None: there is none, or a shell reads them."""
     if any(is_shell(word) for word in argv):
         return None
     for word in argv[1:]:
         match = _REFERENCE.search(word)
         name = match[match.lastindex or 0] if match else ""
-        start = f"nobody has replaced {match[0] if match else ''} in the argument {word[:60]!r}"
+        start = f"{match[0] if match else ''} in the argument {word[:60]!r} was not expanded"
         if match and match[1]:
-            return f"{start}: Kubernetes does so where the container's env defines {name}; define it there"
+            return f"{start}: Kubernetes expands it only if the container's env defines {name}; define it there"
         if match and name in env:
             return f"{start}: no shell reads the command; in a manifest write $({name}), or run it with bash -c"
     return None

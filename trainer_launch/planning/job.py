@@ -266,7 +266,7 @@ def _local_world_size(job: Job, host: Host) -> tuple[int | None, str]:
 
 
 def _coordinator_of(job: Job, nodes: NodeRange | None) -> tuple[Endpoint | None, str]:
-    """Where all nodes meet: at the given address, else at the first member, else on this machine when it is alone."""
+    """Where all nodes meet: at the given address, else at the first member, else on this machine if it is alone."""
     if job.coordinator is not None:
         return job.coordinator, f"{job.coordinator} (set by the platform)"
     if job.rendezvous is not None and job.rendezvous.endpoint is not None:
