@@ -471,7 +471,7 @@ _REFERENCE = re.compile(r"(?<!\$)\$(?:\(([A-Za-z_][\w.-]*)\)|\{(\w+)\}|([A-Za-z_
 
 
 def unexpanded(argv: Sequence[str], env: Mapping[str, str]) -> str | None:
-    """A warning about a reference to a variable that was not expanded; None: there is none, or a shell reads them."""
+    """A warning about a reference to a variable that was not expanded; None: there is none, or a shell reads it."""
     if any(is_shell(word) for word in argv):
         return None
     for word in argv[1:]:
