@@ -366,7 +366,7 @@ def signals_of(options: Mapping[str, str], given: Mapping[int, SignalAction]) ->
 
 
 def form_of_program(task: Task) -> dict[str, str]:
-    """Whether torch starts a script, a module, or a program without Python; torchrun commands have options for it."""
+    """Whether torch starts a script, a module, or a program without Python; torchrun has options for it."""
     command = task.command
     if command.kind is CommandKind.TORCHRUN:
         return {}
