@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import importlib.util
-import json
 import os
 import signal
 import subprocess
@@ -206,18 +205,6 @@ def test_workers_of_deepspeed_get_their_local_rank_as_an_argument(tmp_path: Path
     assert ended.returncode == 0, ended.stderr
     said = [line for line in ended.stdout.splitlines() if "--lr" in line]
     assert sorted(said) == [f"['--local_rank={rank}', '--lr', '1']" for rank in range(2)]
-
-
-def test_a_wrapper_that_is_not_there_is_not_found(tmp_path: Path) -> None:
-    ended = launch("run", "--", "/nowhere/numactl", "-N", "0", script(tmp_path, ""))
-    assert ended.returncode == 127
-    assert "/nowhere/numactl" in ended.stderr
-
-
-def test_explain_shows_the_command_without_its_wrappers(tmp_path: Path) -> None:
-    train = script(tmp_path, "")
-    ended = launch("explain", "--json", "--", "tini", "--", "bash", "-c", f"torchrun --nproc-per-node 3 {train}")
-    assert json.loads(ended.stdout)["job"]["nproc_per_node"] == 3
 
 
 @torch

@@ -182,12 +182,6 @@ def test_where_rank_0_serves_the_store_and_workers_are_executed_nobody_else_impo
         assert started.end()[0] == 0
 
 
-def test_a_program_cannot_be_a_module_as_well(tmp_path: Path) -> None:
-    ended = launch("run", "--", "torchrun", "--no-python", "--module", "json.tool")
-    assert ended.returncode == 2
-    assert "--no-python runs a program, and --module a module of Python" in ended.stderr
-
-
 SEES_FLAGS = "import sys\nprint(sys.flags.dev_mode, sys.warnoptions, sys.flags.inspect)\nassert {}\n"
 
 
