@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 PROGRAM = "trainer-launch"
 _STOPS = (signal.SIGTERM, signal.SIGINT, signal.SIGQUIT, signal.SIGHUP)
 _FEW = 64  # descriptors
-_IN_PODS = ("run", "preflight", "sshd")  # what they cannot start is told in the termination message
+_IN_PODS = ("run", "preflight", "sshd")  # an error of theirs is in the termination message
 
 
 def main() -> None:

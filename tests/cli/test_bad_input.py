@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import subprocess
 from pathlib import Path
@@ -11,6 +10,8 @@ import pytest
 
 from tests.architecture.package import ROOT
 from tests.cli.launching import LAUNCHER, clean_env, launch
+from trainer_launch.commands import options
+from trainer_launch.model.errors import UsageError
 
 V2 = {
     "PET_NNODES": "2",
@@ -23,40 +24,44 @@ V2 = {
 
 
 @pytest.mark.parametrize(
+    ("line", "says"),
+    [
+        ("run --grace soon -- true", "'soon' for --grace: expected a time such as 60"),
+        ("run --graze 1 -- true", "--graze"),
+        ("run --nproc 2 -- true", "unknown option --nproc; did you mean --nproc-per-node?"),
+        ("local --faults oom -- true", "did you mean --fault? see trainer-launch rehearse --help"),
+        ("run --nodes", "missing value for --nodes; see trainer-launch run --help"),
+        ("run --prefix=3 -- true", "--prefix takes no value, found '3'"),
+        ("status --pid x", "invalid value 'x' for --pid: expected a whole number"),
+        ("status train.py", "unexpected 'train.py'; see trainer-launch status --help"),
+        ("help reherse", "unknown command 'reherse'; did you mean rehearse?"),
+        ("run --engine tourch -- true", "expected one of auto, torch, torchrun"),
+        ("walk", "trainer-launch run -- walk"),
+        ("rehe -- true", "unknown command 'rehe'; did you mean rehearse?"),
+        ("", "missing command; expected one of run, preflight, "),
+    ],
+)
+def test_a_bad_command_line_is_refused_with_what_is_right(line: str, says: str) -> None:
+    with pytest.raises(UsageError) as refused:
+        options.parse("trainer-launch", line.split())
+    assert says in str(refused.value)
+
+
+@pytest.mark.parametrize(
     ("words", "env", "code", "said"),
     [
         (["run"], {}, 2, "missing command; write it after --"),
-        (["run", "--grace", "soon", "--", "true"], {}, 2, "'soon' for --grace: expected a time such as 60"),
         (["run", "--graze", "1", "--", "true"], {}, 2, "--graze"),
-        (["run", "--nproc", "2", "--", "true"], {}, 2, "unknown option --nproc; did you mean --nproc-per-node?"),
-        (
-            ["local", "--faults", "oom", "--", "true"],
-            {},
-            2,
-            "did you mean --fault? see trainer-launch rehearse --help",
-        ),
-        (["run", "--nodes"], {}, 2, "missing value for --nodes; see trainer-launch run --help"),
-        (["run", "--prefix=3", "--", "true"], {}, 2, "--prefix takes no value, found '3'"),
-        (["status", "--pid", "x"], {}, 2, "invalid value 'x' for --pid: expected a whole number"),
-        (["status", "train.py"], {}, 2, "unexpected 'train.py'; see trainer-launch status --help"),
-        (["help", "reherse"], {}, 2, "unknown command 'reherse'; did you mean rehearse?"),
-        (["run", "--engine", "tourch", "--", "true"], {}, 2, "expected one of auto, torch, torchrun"),
-        (["walk"], {}, 2, "trainer-launch run -- walk"),
-        (["rehe", "--", "true"], {}, 2, "unknown command 'rehe'; did you mean rehearse?"),
         (["local"], {}, 2, "missing command; write one after --, or add a manifest with -f"),
-        ([], {}, 2, "missing command; expected one of run, preflight, "),
         (["run", "--", "true"], {"TRAINER_LAUNCH_GRACE": "soon"}, 2, "TRAINER_LAUNCH_GRACE"),
         (["run", "--contract", "trainer-v2-troch", "--", "true"], {}, 2, "did you mean trainer-v2-torch"),
-        (["run", "--", "true"], V2 | {"PET_NNODES": "many"}, 2, "PET_NNODES"),
         (["run", "--", "true"], V2 | {"PET_NODE_RANK": "2"}, 2, "PET_NODE_RANK"),
-        (["run", "--", "true"], V2 | {"PET_MASTER_PORT": "99999"}, 2, "PET_MASTER_PORT"),
         (["run", "--", "true"], {"TF_CONFIG": "{broken"}, 2, "TF_CONFIG"),
         (["run", "--", "true"], V2 | {"TF_CONFIG": "{}"}, 2, "--contract"),
         (["run", "--engine", "torchrun", "--", "x.py"], {}, 127, "x.py"),
         (["run", "--", "torchrun", "--nnodes=2:1", "x.py"], {}, 2, "--nnodes"),
         (["run", "--", "no-such-program"], {}, 127, "no-such-program"),
         (["run", "--", "/etc/passwd"], {}, 126, "/etc/passwd"),
-        (["local", "--nodes", "0", "--", "true"], {}, 2, "--nodes"),
         (["local", "--nodes", "3:1", "--", "true"], {}, 2, "--nodes"),
         (["local", "--nproc-per-node", "lots", "--", "true"], {}, 2, "--nproc-per-node"),
         (["explain", "--pod", "/no/such/file"], {}, 2, "/no/such/file"),
@@ -112,9 +117,7 @@ def test_a_value_that_is_no_text_is_one_sentence(tmp_path: Path) -> None:
     assert "UTF-8" in ended.stderr
 
 
-@pytest.mark.parametrize(
-    "text", ["", "{", "[]", '{"env": 1}', '{"env": {"A": 1}}', '{"env": {}, "more": 1}', "\x00", "[" * 100_000]
-)
+@pytest.mark.parametrize("text", ["", '{"env": {"A": 1}}', "[" * 100_000])
 def test_a_snapshot_of_another_shape_is_one_sentence(tmp_path: Path, text: str) -> None:
     path = tmp_path / "pod.json"
     path.write_text(text)
@@ -123,27 +126,15 @@ def test_a_snapshot_of_another_shape_is_one_sentence(tmp_path: Path, text: str) 
     assert len(ended.stderr.splitlines()) == 1
 
 
-def test_a_ten_megabyte_value_is_one_short_sentence(tmp_path: Path) -> None:
-    path = tmp_path / "pod.json"
-    path.write_text(json.dumps({"env": V2 | {"PET_NNODES": "9" * 10_000_000}, "files": {}, "hostname": ""}))
-    ended = launch("explain", "--pod", str(path))
+@pytest.mark.parametrize(
+    "env", [V2 | {"PET_NNODES": "many"}, {"TRAINER_LAUNCH_GRACE": "soon"}], ids=["pod", "setting"]
+)
+def test_a_refused_run_says_why_in_the_termination_message_too(tmp_path: Path, env: dict[str, str]) -> None:
+    message = tmp_path / "termination-log"
+    message.touch()
+    ended = launch("run", "--", "true", env={**env, "TRAINER_LAUNCH_TERMINATION_LOG": str(message)})
     assert ended.returncode == 2
-    assert len(ended.stderr) < 600
-
-
-def test_a_refused_run_says_why_in_the_termination_message_too(tmp_path: Path) -> None:
-    words = tmp_path / "termination-log"
-    words.touch()
-    ended = launch("run", "--termination-log", str(words), "--", "true", env=V2 | {"PET_NNODES": "many"})
-    assert ended.returncode == 2
-    assert "PET_NNODES" in words.read_text().splitlines()[0]
-
-
-def test_a_bad_setting_says_so_in_the_termination_message_too(tmp_path: Path) -> None:
-    words = tmp_path / "termination-log"
-    env = {"TRAINER_LAUNCH_GRACE": "soon", "TRAINER_LAUNCH_TERMINATION_LOG": str(words)}
-    assert launch("run", "--", "true", env=env).returncode == 2
-    assert "TRAINER_LAUNCH_GRACE" in words.read_text()
+    assert list(env)[-1 if "TRAINER_LAUNCH_GRACE" in env else 0] in message.read_text().splitlines()[0]
 
 
 def test_an_unknown_setting_is_reported_and_the_run_goes_on() -> None:

@@ -99,17 +99,16 @@ def test_a_rank_that_fails_only_as_it_is_asked_to_end_is_not_accused(tmp_path: P
     assert "asked to stop" not in "".join(words)
 
 
-@pytest.mark.parametrize("where", ["STATE_DIR", "REPORT"])
-def test_a_node_on_preflights_list_is_not_admitted(tmp_path: Path, where: str) -> None:
+def test_a_node_on_preflights_list_is_not_admitted(tmp_path: Path) -> None:
     (tmp_path / "failing_nodes.txt").write_text(f"{os.uname().nodename}\n")
     (tmp_path / "words").touch()
     train = script(tmp_path, "print('trains', flush=True)\n")
     env = {"PET_NNODES": "2", "PET_NPROC_PER_NODE": "1", "PET_MASTER_ADDR": "127.0.0.2"}
     env |= {"PET_MASTER_PORT": str(free_port())}
-    found = {f"TRAINER_LAUNCH_{where}": str(tmp_path / ("report.json" if where == "REPORT" else "."))}
+    report = {"TRAINER_LAUNCH_REPORT": str(tmp_path / "report.json")}
     words = ("--termination-log", str(tmp_path / "words"), "--", train)
     with (
-        start("run", "--", train, env=env | found | {"PET_NODE_RANK": "0"}) as first,
+        start("run", "--", train, env=env | report | {"PET_NODE_RANK": "0"}) as first,
         start("run", *words, env=env | {"PET_NODE_RANK": "1"}) as second,
     ):
         code, output = second.end()

@@ -101,27 +101,22 @@ def test_ranks_of_mpirun_get_a_keyboard_interrupt_and_tidy_up(tmp_path: Path) ->
 
 
 @pytest.mark.parametrize(
-    "words", [("--", sys.executable), pytest.param(FORKED, marks=pytest.mark.torch)], ids=["plain", "torch"]
+    ("words", "heard"),
+    [
+        (("run", "--grace", "3600", "--", sys.executable), "interrupted"),
+        pytest.param(("run", "--grace", "3600", *FORKED), "interrupted", marks=pytest.mark.torch),
+        (("rehearse", "--grace", "3600", "--", sys.executable), "asked to stop"),
+    ],
+    ids=["plain", "torch", "rehearsal"],
 )
 def test_the_second_ctrl_c_ends_at_once_what_goes_on_after_the_first(
-    tmp_path: Path, words: tuple[str, ...]
+    tmp_path: Path, words: tuple[str, ...], heard: str
 ) -> None:
-    with start("run", "--grace", "3600", *words, script(tmp_path, DEAF)) as launcher:
-        launcher.read_until("ready")
-        launcher.signal(signal.SIGINT)
-        launcher.read_until("interrupted")
-        launcher.signal(signal.SIGINT)
-        code, output = launcher.end()
-    assert code == 130, output
-
-
-def test_the_second_ctrl_c_ends_a_rehearsal_at_once(tmp_path: Path) -> None:
     deaf = f"import signal\nsignal.signal(signal.SIGTERM, signal.SIG_IGN)\n{DEAF}"
-    words = ("rehearse", "--grace", "3600", "--", sys.executable, script(tmp_path, deaf))
-    with start(*words, env={"TRAINER_LAUNCH_LOG_LEVEL": "info"}) as launcher:
+    with start(*words, script(tmp_path, deaf), env={"TRAINER_LAUNCH_LOG_LEVEL": "info"}) as launcher:
         launcher.read_until("ready")
         launcher.signal(signal.SIGINT)
-        launcher.read_until("asked to stop")
+        launcher.read_until(heard)
         launcher.signal(signal.SIGINT)
         code, output = launcher.end()
     assert code == 130, output

@@ -41,8 +41,6 @@ def refused(ended: subprocess.CompletedProcess[str], code: int, sentence: str, p
         assert sentence in place.read_text()
 
 
-# -- PID 1's first moments ---------------------------------------------------------------------
-
 # A module that Python imports when it starts: the request comes while a module of ours is imported.
 ASKS = """
 import os, signal, sys
@@ -69,9 +67,6 @@ def test_pid_1_takes_a_request_to_stop_that_comes_while_it_still_imports(tmp_pat
     assert ended.returncode == 143, ended.stderr
 
 
-# -- the exit code -----------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize("command", ["exit 0", "exit 7"])
 def test_a_users_pythoninspect_does_not_change_the_exit_code(tmp_path: Path, command: str) -> None:
     place, env = message(tmp_path)
@@ -91,8 +86,6 @@ main()
 """
     assert subprocess.run([sys.executable, "-c", program], env=clean_env(), timeout=120).returncode == 7
 
-
-# -- the termination message -------------------------------------------------------------------
 
 WAITS_FOR_MESSAGE = """
 import os, signal, time
@@ -158,8 +151,6 @@ def test_a_log_that_nobody_reads_holds_neither_the_end_nor_the_message(tmp_path:
             os.close(fd)
     assert place.read_text().startswith("reason=Stopped ")
 
-
-# -- what a container lacks --------------------------------------------------------------------
 
 IN_DELETED_FOLDER = ("sh", "-c", 'mkdir "$0" && cd "$0" && rmdir "$0" && exec "$@"')
 RUNS = (("run",), ("run", "--nproc-per-node", "1"), ("preflight",), ("explain",), ("rehearse",))
@@ -228,9 +219,6 @@ def test_a_fork_server_that_memory_has_killed_names_memory(tmp_path: Path) -> No
     assert "raise the container's memory limit" in told
 
 
-# -- torchrun ----------------------------------------------------------------------------------
-
-
 @pytest.mark.torch
 def test_a_torchrun_that_somebody_else_ends_may_be_started_again(tmp_path: Path) -> None:
     place, env = message(tmp_path)
@@ -243,9 +231,6 @@ def test_a_torchrun_that_somebody_else_ends_may_be_started_again(tmp_path: Path)
     assert code == 143, output
     assert "reason=Killed" in place.read_text()
     assert "retryable=true" in place.read_text()
-
-
-# -- output ------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("words", [("version",), ("help",), ("explain", "--", "true")], ids=" ".join)

@@ -94,13 +94,6 @@ def test_a_plain_shell_is_explained_helpfully() -> None:
     assert json.loads(launch("explain", "--json").stdout)["contract"] == "unknown"
 
 
-def test_people_see_value_origin_and_reason() -> None:
-    told = launch("explain", "--", "true", env=V2).stdout
-    assert "PET_NNODES" in told
-    assert "affinity mask" in told
-    assert "Plan" in told
-
-
 def test_an_mpi_launcher_that_hosts_no_rank_hears_nothing_of_shared_memory(tmp_path: Path) -> None:
     env = {"K_MPI_JOB_ROLE": "launcher", "OMPI_MCA_orte_default_hostfile": "/etc/mpi/hostfile"}
     told = {}
@@ -129,12 +122,6 @@ def test_people_see_what_would_run_and_nothing_of_the_launchers_own(tmp_path: Pa
     assert plan["nodes meet at"].strip().startswith("job-node-0-0.job:29500")
     for internal in ("/tmp/trainer-launch", "TRAINER_LAUNCH_", "trainer_launch.pytorch", "rdzv-conf"):
         assert internal not in told, "--json has it"
-
-
-def test_where_one_node_meets_nobody_no_coordinator_is_named() -> None:
-    told = launch("explain", "--nproc-per-node", "2", "--", "true").stdout
-    assert "coordinator" not in told
-    assert "127.0.0.1" not in told
 
 
 def test_node_0_is_said_to_run_the_coordinator() -> None:

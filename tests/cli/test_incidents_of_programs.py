@@ -116,9 +116,6 @@ def test_a_rehearsed_program_leaves_its_incidents_where_local_says(tmp_path: Pat
     assert "no luck" in incident_bundle.text_of(one, "output/mpirun.txt")
 
 
-# -- on request ----------------------------------------------------------------------------------
-
-
 def test_what_any_program_does_is_collected_on_request_and_it_goes_on(tmp_path: Path) -> None:
     place, env = tmp_path / "incidents", {"TMPDIR": str(tmp_path)}
     options = ("--incident-dir", str(place), "--engine", "plain", "--grace", "2", "--")
@@ -153,9 +150,6 @@ def test_a_request_that_nobody_hears_is_one_clear_error(tmp_path: Path, options:
     assert (ended.returncode, ended.stdout) == (2, "")
     assert "no launcher that collects incidents runs in this container; run it while a job runs" in ended.stderr
     assert len(ended.stderr.splitlines()) == 1
-
-
-# -- what cannot be had ------------------------------------------------------------------------
 
 
 def test_who_may_not_read_the_kernels_log_is_told_so(tmp_path: Path) -> None:

@@ -47,6 +47,7 @@ def indexed_job(rank: int) -> dict[str, str]:
 
 
 PLATFORMS = (slurm, indexed_job)
+SHOWN_BY_RANK = ("NODE_RANK shows that there are several", "--nodes", "--node-rank")
 
 
 @pytest.mark.parametrize("platform", PLATFORMS)
@@ -64,38 +65,32 @@ def test_a_job_of_two_nodes_goes_on_in_place_after_a_killed_worker(
         assert [first.end()[0], second.end()[0]] == [0, 0]
 
 
-def test_a_jobset_of_unknown_size_is_refused_with_the_variable_that_shows_other_pods(tmp_path: Path) -> None:
-    env = {"JOB_COMPLETION_INDEX": "0", "MASTER_ADDR": "w-0-0.w", "MASTER_PORT": "3389"}
-    ended = launch("run", "--", script(tmp_path, "print('trained alone')"), env=env)
-    assert ended.returncode == 2
-    assert "MASTER_ADDR shows that there are several" in ended.stderr
-    assert "--nodes" in ended.stderr
-    assert "trained alone" not in ended.stdout
-
-
-@pytest.mark.parametrize("command", [("torchrun", "--nproc-per-node", "2"), ()], ids=["torchrun", "script"])
-def test_a_manifest_of_ones_own_is_refused_with_the_variable_that_shows_other_pods(
-    command: tuple[str, ...], tmp_path: Path
+@pytest.mark.parametrize(
+    ("env", "command", "says"),
+    [
+        (
+            {"JOB_COMPLETION_INDEX": "0", "MASTER_ADDR": "w-0-0.w", "MASTER_PORT": "3389"},
+            (),
+            ("MASTER_ADDR shows that there are several", "--nodes"),
+        ),
+        (MANIFEST := {"NODE_RANK": "0", "WORLD_SIZE": "2", "MASTER_ADDR": "w-0.w"}, (), SHOWN_BY_RANK),
+        (MANIFEST, ("torchrun", "--nproc-per-node", "2"), SHOWN_BY_RANK),
+        (
+            {"SLURM_JOB_ID": "7", "SLURM_JOB_NUM_NODES": "3", "SLURM_NODEID": "0"},
+            (),
+            ("srun --ntasks-per-node=1",),
+        ),
+        (
+            {"KUBERAY_GEN_RAY_START_CMD": "ray start --head", "RAY_CLUSTER_NAME": "c"},
+            (),
+            ("Ray starts its training workers itself",),
+        ),
+    ],
+    ids=["a JobSet of unknown size", "a manifest", "torchrun", "a batch script without srun", "Ray"],
+)
+def test_a_pod_that_lacks_a_part_of_its_job_does_not_train_alone_and_says_in_a_sentence_what_to_set(
+    env: dict[str, str], command: tuple[str, ...], says: tuple[str, ...], tmp_path: Path
 ) -> None:
-    env = {"NODE_RANK": "0", "WORLD_SIZE": "2", "MASTER_ADDR": "w-0.w"}
     ended = launch("run", "--", *command, script(tmp_path, "print('trained alone')"), env=env)
-    assert ended.returncode == 2
-    assert "NODE_RANK shows that there are several" in ended.stderr
-    assert all(flag in ended.stderr for flag in ("--nodes", "--node-rank"))
-    assert "trained alone" not in ended.stdout
-
-
-def test_a_batch_script_of_slurm_that_forgot_srun_is_told_so(tmp_path: Path) -> None:
-    env = {"SLURM_JOB_ID": "7", "SLURM_JOB_NUM_NODES": "3", "SLURM_NODEID": "0"}
-    ended = launch("run", "--", script(tmp_path, "print('trained alone')"), env=env)
-    assert ended.returncode == 2
-    assert "srun --ntasks-per-node=1" in ended.stderr
-    assert "trained alone" not in ended.stdout
-
-
-def test_a_pod_of_ray_is_refused_in_one_sentence(tmp_path: Path) -> None:
-    env = {"KUBERAY_GEN_RAY_START_CMD": "ray start --head", "RAY_CLUSTER_NAME": "c"}
-    ended = launch("run", "--", script(tmp_path, "print('trained alone')"), env=env)
-    assert ended.returncode == 2
-    assert ended.stderr.count("\n") == 1
-    assert "Ray starts its training workers itself" in ended.stderr
+    assert (ended.returncode, ended.stdout, ended.stderr.count("\n")) == (2, "", 1), ended.stderr
+    assert all(words in ended.stderr for words in says), ended.stderr

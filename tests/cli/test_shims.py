@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import importlib.util
-import json
 import os
 import signal
 import subprocess
@@ -208,18 +207,6 @@ def test_workers_of_deepspeed_get_their_local_rank_as_an_argument(tmp_path: Path
     assert sorted(said) == [f"['--local_rank={rank}', '--lr', '1']" for rank in range(2)]
 
 
-def test_a_wrapper_that_is_not_there_is_not_found(tmp_path: Path) -> None:
-    ended = launch("run", "--", "/nowhere/numactl", "-N", "0", script(tmp_path, ""))
-    assert ended.returncode == 127
-    assert "/nowhere/numactl" in ended.stderr
-
-
-def test_explain_shows_the_command_without_its_wrappers(tmp_path: Path) -> None:
-    train = script(tmp_path, "")
-    ended = launch("explain", "--json", "--", "tini", "--", "bash", "-c", f"torchrun --nproc-per-node 3 {train}")
-    assert json.loads(ended.stdout)["job"]["nproc_per_node"] == 3
-
-
 @torch
 def test_a_launcher_in_front_of_a_script_leaves_the_workers_and_the_message_to_the_one_in_it(
     shims: Path, tmp_path: Path
@@ -241,9 +228,6 @@ def test_an_old_message_is_replaced(tmp_path: Path) -> None:
     os.utime(message, (1, 1))
     assert launch("run", "--termination-log", str(message), "--", "sh", "-c", "exit 4").returncode == 4
     assert "exit=4" in message.read_text()
-
-
-# -- where a shim cannot help ------------------------------------------------------------------
 
 
 @torch

@@ -36,9 +36,6 @@ def last_words(folder: Path, *words: str, env: Mapping[str, str] | None = None) 
     return done.returncode, message.read_text(), done.stdout + done.stderr
 
 
-# -- signals that the parent has ignored -------------------------------------------------------
-
-
 def started(folder: Path, *within: str) -> subprocess.Popen[str]:
     """A launcher below something, whose program has begun."""
     code = f"open({str(folder / 'began')!r}, 'w').close(); import time; time.sleep(0.7); print('done')"
@@ -79,9 +76,6 @@ def test_a_pod_can_be_stopped_also_where_its_parent_had_ignored_sigterm(tmp_path
     process.send_signal(signal.SIGTERM)
     code, said = ended(process)
     assert (code, said.count("done\n")) == (143, 0), said
-
-
-# -- mpirun ------------------------------------------------------------------------------------
 
 
 def open_mpi_5() -> str:
@@ -227,9 +221,6 @@ def test_a_missing_script_of_ranks_is_quoted(tmp_path: Path) -> None:
     assert "can't open file '/app/train_mpi.py'" in message.splitlines()[0]
 
 
-# -- programs that change the user -------------------------------------------------------------
-
-
 WHO = "import os; os.write(1, f'rank {os.environ[\"RANK\"]} is {os.getuid()}\\n'.encode())"
 
 
@@ -259,9 +250,6 @@ def test_where_another_user_may_not_read_the_launcher_the_command_runs_without_a
     done = launch("run", "--", "gosu", "app", "torchrun", "t.py", env=env)
     assert (done.returncode, done.stdout) == (0, "the real one t.py\n"), done.stderr
     assert done.stderr.count("the command runs without the launcher: behind gosu") == 1
-
-
-# -- what the environment and files of other systems hold -----------------------------------------
 
 
 @pytest.mark.parametrize("mpirun", [OPEN_MPI, MPICH, long("5")])

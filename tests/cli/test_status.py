@@ -138,11 +138,6 @@ def test_what_a_launcher_that_was_killed_has_left_is_no_launcher(train: str, tmp
     assert status_fails(tmp, str(run.pid))
 
 
-def test_status_takes_no_command() -> None:
-    ended = launch("status", "train.py")
-    assert (ended.returncode, ended.stderr.count("\n")) == (2, 1)
-
-
 def test_the_event_log_tells_a_runs_life(train: str, tmp: dict[str, str], tmp_path: Path) -> None:
     path = tmp_path / "events"
     secret = "--token=abcdefgh"

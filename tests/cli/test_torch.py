@@ -200,15 +200,7 @@ def test_only_ports_of_the_range_are_opened_and_the_secret_stays_secret(tmp_path
     assert (ended.returncode, "is empty" in ended.stderr) == (2, True)
 
 
-def test_pet_variables_are_honoured_and_an_empty_standalone_is_no_crash(tmp_path: Path) -> None:
-    train = script(tmp_path, "import os\nprint(os.environ['TORCHELASTIC_MAX_RESTARTS'], os.environ['ROLE_NAME'])\n")
-    env = {"PET_MAX_RESTARTS": "7", "PET_ROLE": "actor", "PET_STANDALONE": "", "PET_NPROC_PER_NODE": "1"}
-    ended = launch("run", "--", "torchrun", train, env=env)
-    assert ended.returncode == 0, ended.stderr
-    assert ended.stdout == "7 actor\n"
-
-
-@pytest.mark.parametrize("option", ["--tee=9", "--local-ranks-filter=x", "--log-dir=/proc/no"])
+@pytest.mark.parametrize("option", ["--tee=9", "--log-dir=/proc/no"])
 def test_an_option_that_torch_refuses_is_one_sentence_and_2(tmp_path: Path, option: str) -> None:
     ended = launch("run", "--", "torchrun", option, script(tmp_path, ""))
     assert ended.returncode == 2, ended.stderr
@@ -223,12 +215,6 @@ def test_a_module_and_another_interpreters_flags_reach_the_workers(tmp_path: Pat
     assert module.stdout == "['x'] False\n"
     flags = launch("run", "--nproc-per-node", "1", "--", sys.executable, "-X", "dev", f"{tmp_path}/train.py", "y")
     assert flags.stdout == "['y'] True\n"
-
-
-@pytest.mark.parametrize("words", [["--nproc-per-node", "1", "--"], ["--", "torchrun", "--"]])
-def test_an_option_of_the_script_may_begin_like_one_of_torchruns(tmp_path: Path, words: list[str]) -> None:
-    ended = launch("run", *words, script(tmp_path, "import sys\nprint(sys.argv[1:])\n"), "--n=3", "--", "x")
-    assert (ended.returncode, ended.stdout) == (0, "['--n=3', '--', 'x']\n"), ended.stderr
 
 
 @pytest.mark.parametrize("words", [["run"], ["local", "--nodes", "2"]])

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from trainer_launch.contracts.snapshot import SnapshotFiles
-from trainer_launch.contracts.source import Pod
+from trainer_launch.contracts.source import PodInput
 
 V2_TORCH = {
     "PET_NNODES": "2",
@@ -32,5 +32,5 @@ def pod_of(
     files: Mapping[str, str] | None = None,
     hostname: str = "",
     command: tuple[str, ...] = (),
-) -> Pod:
-    return Pod(env=env, files=SnapshotFiles(files or {}), hostname=hostname, command=command)
+) -> PodInput:
+    return PodInput(env=env, files=SnapshotFiles(files or {}), hostname=hostname, command=command)

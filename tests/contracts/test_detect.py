@@ -112,7 +112,6 @@ def test_an_old_job_of_more_replicas_without_worker_addrs_is_a_pytorch_job() -> 
     ("more", "kind"),
     [
         ({"TF_CONFIG": "{}"}, "tfjob-v1"),
-        ({"MX_CONFIG": "{}"}, "mxjob-v1"),
         ({"PADDLE_MASTER": "a:1", "PADDLE_JOB_ID": "j"}, "paddlejob-v1"),
         ({"COORDINATOR_ADDRESS": "a", "NUM_PROCESSES": "1", "PROCESS_ID": "0"}, "jaxjob-v1"),
         ({"JAX_COORDINATOR_ADDRESS": "a:1"}, "trainer-v2-jax"),

@@ -40,7 +40,7 @@ def _pod() -> Iterator[str]:
 def _json_config() -> Iterator[str]:
     for case in CASES.values():
         env = case["pod"].get("env", {})
-        yield from (env[name] for name in ("TF_CONFIG", "MX_CONFIG") if name in env)
+        yield from (env[name] for name in ("TF_CONFIG",) if name in env)
 
 
 def _hosts() -> Iterator[bytes]:

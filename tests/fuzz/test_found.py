@@ -14,7 +14,7 @@ from tests.conftest import require
 from tests.rehearsal.controllers.manifests import job_of, pytorch, replica
 from trainer_launch.contracts import read_job
 from trainer_launch.contracts.snapshot import SnapshotFiles
-from trainer_launch.contracts.source import Pod
+from trainer_launch.contracts.source import PodInput
 from trainer_launch.model.codec import MessageError
 from trainer_launch.model.errors import ContractError, UsageError
 from trainer_launch.model.findings import Finding, Status
@@ -77,7 +77,7 @@ def test_nor_do_names_of_volumes_and_containers_or_mounts(field: str, why: str) 
 def test_a_secret_in_the_wrong_variable_is_not_repeated(name: str, value: str, secret: str) -> None:
     url = "https://s.svc:1/apis/trainer.kubeflow.org/v1alpha1/namespaces/n/trainjobs/j/status"
     env = {"KUBEFLOW_TRAINER_SERVER_URL": url, "KUBEFLOW_TRAINER_SERVER_CA_CERT": "/c"}
-    pod = Pod(env={**env, name: value}, files=SnapshotFiles({}), hostname="")
+    pod = PodInput(env={**env, name: value}, files=SnapshotFiles({}), hostname="")
     with pytest.raises(ContractError, match=name) as caught:
         read_job(pod)
     assert secret not in str(caught.value)

@@ -120,15 +120,6 @@ def test_ranks_start_in_their_own_containers(job) -> None:
     assert "contract=mpijob-v1" in told
 
 
-def test_the_first_failing_rank_s_code_is_the_pods(job) -> None:
-    for name in ("job-worker-0", "job-worker-1"):
-        job.begin(name)
-    with job.run("sh", "-c", "[ $OMPI_COMM_WORLD_RANK = 3 ] && exit 41; sleep 60") as launcher:
-        code, told = launcher.end()
-    assert code == 41, told
-    eventually(lambda: not job.strays(), "nothing is left in the pods")
-
-
 def test_a_worker_that_is_pending_is_waited_for(job) -> None:
     """The operator starts the launcher together with its workers."""
     job.begin("job-worker-0")
@@ -139,16 +130,6 @@ def test_a_worker_that_is_pending_is_waited_for(job) -> None:
         code, told = launcher.end()
     assert code == 0, told
     assert len(re.findall(r"rank \d of 4", told)) == 4, told
-
-
-def test_a_worker_that_never_runs_is_named_at_the_deadline(job) -> None:
-    job.begin("job-worker-0")
-    job.pending("job-worker-1")
-    with job.run("true", flags=("--wait-timeout", "3")) as launcher:
-        code, told = launcher.end()
-    assert code == 138, told
-    assert "job-worker-1" in told
-    assert "container not found" in told
 
 
 def test_a_request_to_stop_leaves_nothing_in_the_pods(job) -> None:

@@ -100,8 +100,6 @@ class FakeHosts:
     def list(self, *names: str) -> None:
         self.members = tuple(Member(name, 1) for name in names)
 
-    # -- as the job has them ------------------------------------------------------------------
-
     @property
     def readiness(self) -> dict[str, Readiness]:
         return {host: REFUSED if host in self._away else READY for host in self._watched}

@@ -11,29 +11,29 @@ import pytest
 
 from tests.planning.requests import request
 from trainer_launch.model import Job, Member, NodeRange
-from trainer_launch.mpi import horovod
-from trainer_launch.mpi.horovod import Horovodrun
+from trainer_launch.mpi import hosted_program
+from trainer_launch.mpi.hosted_program import Horovodrun
 from trainer_launch.mpi.mpi_job import prepared
-from trainer_launch.mpi.mpirun_messages import Said, heard_of_horovod, rank_and_text
+from trainer_launch.mpi.mpirun_messages import MpirunReport, rank_and_text, with_line_of_horovod
 from trainer_launch.planning import engines, mpi_options
 
 
-def said(*lines: str, is_elastic: bool = False) -> Said:
-    it = Said()
+def said(*lines: str, is_elastic: bool = False) -> MpirunReport:
+    it = MpirunReport()
     for line in lines:
-        it = heard_of_horovod(it, line, is_elastic=is_elastic)
+        it = with_line_of_horovod(it, line, is_elastic=is_elastic)
     return it
 
 
 def elastic(line: str) -> str:
     typed = mpi_options.parse(shlex.split(f"horovodrun {line} x"))
-    return shlex.join(horovod.elastic_options(typed, 2, "/s", "eth0"))
+    return shlex.join(hosted_program.elastic_options(typed, 2, "/s", "eth0"))
 
 
 def test_a_static_command_has_the_hosts_of_now_and_none_where_it_runs_here() -> None:
-    hosts = horovod.with_slots((Member("w-0", 2), Member("w-1")))
-    assert horovod.static_options(3, hosts) == ("--num-proc=3", "--hosts=w-0:2,w-1:1", "--disable-cache")
-    assert horovod.static_options(3, ()) == ("--num-proc=3", "--disable-cache")
+    hosts = hosted_program.with_slots((Member("w-0", 2), Member("w-1")))
+    assert hosted_program.static_options(3, hosts) == ("--num-proc=3", "--hosts=w-0:2,w-1:1", "--disable-cache")
+    assert hosted_program.static_options(3, ()) == ("--num-proc=3", "--disable-cache")
 
 
 def test_an_elastic_command_asks_our_script_and_takes_hosts_back() -> None:
@@ -50,9 +50,9 @@ def test_what_the_user_says_of_interfaces_minimum_and_cooldown_stands() -> None:
 
 def test_only_allowed_variables_go_into_command_lines() -> None:
     given = {"A": "1", "TOKEN": "x", "PATH": "/bin", "HOSTNAME": "launcher", "TRAINER_LAUNCH_GRACE": "5"}
-    told = horovod.horovod_env({**given, "TRAINER_LAUNCH_MPI_RUN": "mark"}, (), "/ours")
+    told = hosted_program.horovod_env({**given, "TRAINER_LAUNCH_MPI_RUN": "mark"}, (), "/ours")
     assert told == {"A": "1", "PATH": "/ours:/bin", "PYTHONUNBUFFERED": "1", "TRAINER_LAUNCH_MPI_RUN": "mark"}
-    assert horovod.horovod_env(given, ("TOKEN",), "/ours")["TOKEN"] == "x"
+    assert hosted_program.horovod_env(given, ("TOKEN",), "/ours")["TOKEN"] == "x"
 
 
 def made(folder: Path, line: str) -> Horovodrun:
@@ -88,9 +88,6 @@ def test_a_start_looks_no_names_up_because_a_dead_name_server_would_hold_the_lau
     monkeypatch.setattr(socket, "getaddrinfo", lambda *_, **__: pytest.fail("looked a name up"))
     argv = program.process((Member("a.invalid", 1),), (), 1, {"a.invalid": "127.0.0.1"}).argv
     assert "--network-interfaces=lo" in argv
-
-
-# -- what it says -----------------------------------------------------------------------------
 
 
 def test_the_first_rank_that_fails_is_the_cause_in_a_static_job() -> None:
@@ -141,7 +138,7 @@ def test_hosts_that_horovod_could_not_reach_are_heard(line: str, host: str) -> N
     ],
 )
 def test_what_ranks_print_is_not_believed(line: str) -> None:
-    assert said(line) == Said()
+    assert said(line) == MpirunReport()
 
 
 def test_a_line_of_a_rank_is_told_from_horovods_own() -> None:

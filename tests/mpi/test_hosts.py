@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import shlex
 import shutil
 import time
 from collections.abc import Callable, Iterator
@@ -18,10 +19,10 @@ from tests.waiting import eventually
 from trainer_launch.host.deadline_subprocess import Ended
 from trainer_launch.model import Job, Mpi
 from trainer_launch.mpi import host_access
-from trainer_launch.mpi.host_access import HostAccess, HostCommands
-from trainer_launch.mpi.host_list import HostList
-from trainer_launch.mpi.host_readiness import Threads
-from trainer_launch.mpi.remote_hosts import RemoteHosts
+from trainer_launch.mpi.host_access import HostAccess, HostCommands, own_ssh
+from trainer_launch.mpi.host_readiness import Probes, Threads
+from trainer_launch.mpi.remote_hosts import HostList, RemoteHosts
+from trainer_launch.mpi.ssh_client import configured_port
 from trainer_launch.planning import engines, mpi_options
 from trainer_launch.planning.mpi import KUBEXEC, spec_of
 from trainer_launch.supervisor.system import System
@@ -41,7 +42,7 @@ def access_of(folder: Path, line: str, mpi: Mpi | None = None) -> tuple[HostAcce
     process = engines.plan(task).processes[0]
     spec, typed = spec_of(task, process), mpi_options.parse(process.argv)
     hosts = HostList(spec, typed)
-    return host_access.prepared(spec, typed, PATH, hosts), hosts
+    return host_access.prepared(spec, typed, PATH, hosts.members), hosts
 
 
 @pytest.mark.parametrize(
@@ -57,8 +58,6 @@ def test_hosts_are_looked_for_where_the_users_own_agent_would_go(
     require(shutil.which("ssh"), "needs openssh-client")
     assert access_of(tmp_path, line)[0].probed_port == port
 
-
-# -- over kubectl -----------------------------------------------------------------------------
 
 KUBEXEC_SH = """\
 #!/bin/sh
@@ -81,7 +80,9 @@ def asked(tmp_path: Path, system: System) -> Callable[..., dict[str, str]]:
         (tmp_path / "hosts").touch()
         mpi = Mpi(hostfile_path=str(tmp_path / "hosts"), launch_agent=KUBEXEC, launch_agent_path=str(script))
         access, listed = access_of(tmp_path, f"mpirun -H {','.join(f'{name}:1' for name in names)} x", mpi)
-        hosts = RemoteHosts(access, listed, Threads(4), system)
+        threads = Threads(4)
+        probes = Probes(threads, access.probed_port, over_ssh=not access.is_kubexec)
+        hosts = RemoteHosts(access, listed, threads, probes, system)
         hosts.ask(names)
         until_s = time.monotonic() + limit_s
         while hosts.is_pending(names) and time.monotonic() < until_s:
@@ -104,9 +105,6 @@ def test_a_pod_that_kubectl_finds_no_more_is_missing(asked: Callable[..., dict[s
 def test_a_pod_that_kubectl_needs_seconds_for_is_there(asked: Callable[..., dict[str, str]]) -> None:
     assert asked("well", "slow") == {}
     assert asked("well", "slow", limit_s=0.1) == {}, "nor is a pod lost that kubectl has not answered for in time"
-
-
-# -- commands ---------------------------------------------------------------------------------
 
 
 def ended(system: System, commands: HostCommands, count: int, answers: list[Ended]) -> list[Ended]:
@@ -150,3 +148,45 @@ def test_signals_to_everything_below_the_launcher_spare_commands_on_hosts(system
     for number in (15, 9):
         system.signal_all(number, again=True)
     assert ended(system, commands, 1, answers)[0].code == 5
+
+
+@pytest.mark.parametrize(
+    ("line", "env", "ssh"),
+    [
+        ("mpirun x", {}, "ssh"),
+        ("mpirun -mca plm_rsh_agent ssh x", {}, "ssh"),
+        ("mpirun --mca plm_rsh_agent 'ssh -p 2022 : rsh' x", {}, "ssh -p 2022"),
+        ("mpirun x", {"PRTE_MCA_plm_ssh_agent": "/opt/bin/ssh -F f"}, "/opt/bin/ssh -F f"),
+        ("mpirun -mca plm_rsh_args '-p 2022' x", {"OMPI_MCA_plm": "rsh"}, "ssh -p 2022"),
+        ("mpirun x", {"OMPI_MCA_plm": "^slurm"}, "ssh"),
+        ("mpirun -bootstrap ssh x", {}, "ssh"),
+        ("mpirun -launcher-exec=/usr/bin/ssh x", {"HYDRA_LAUNCHER": "rsh"}, "/usr/bin/ssh"),
+        ("mpirun x", {"I_MPI_HYDRA_BOOTSTRAP": "ssh"}, "ssh"),
+    ],
+)
+def test_an_ssh_of_the_users_own_is_recognised_with_its_options(line: str, env: dict[str, str], ssh: str) -> None:
+    assert own_ssh(mpi_options.parse(shlex.split(line)), env) == tuple(ssh.split())
+
+
+@pytest.mark.parametrize(
+    ("line", "env"),
+    [
+        ("mpirun --mca plm_rsh_agent rsh x", {}),
+        ("mpirun --mca plm slurm x", {}),
+        ("mpirun x", {"OMPI_MCA_plm_rsh_agent": "/etc/own/agent.sh"}),
+        ("mpirun -launcher slurm x", {}),
+        ("mpirun x", {"I_MPI_HYDRA_BOOTSTRAP": "rsh"}),
+        ("mpirun x", {"HYDRA_LAUNCHER_EXEC": "/etc/own/agent.sh"}),
+    ],
+)
+def test_what_is_no_ssh_is_not_taken_for_one(line: str, env: dict[str, str]) -> None:
+    assert own_ssh(mpi_options.parse(shlex.split(line)), env) is None
+
+
+def test_the_port_is_where_that_ssh_would_go(tmp_path: Path) -> None:
+    require(shutil.which("ssh"), "needs openssh-client")
+    (tmp_path / "config").write_text("Host w-*\n  Port 2022\nHost *\n  Port 2222\n")
+    ssh = ("ssh", "-F", str(tmp_path / "config"))
+    assert [configured_port(ssh, host) for host in ("w-0", "other")] == [2022, 2222]
+    assert configured_port((*ssh, "-p", "2200"), "w-0") == 2200
+    assert configured_port((str(tmp_path / "no-ssh"),), "w-0") is None

@@ -14,8 +14,8 @@ from trainer_launch.host import deadline_subprocess
 from trainer_launch.host.deadline_subprocess import Ended
 from trainer_launch.model import Job, Member, Mpi, NodeRange
 from trainer_launch.model.errors import LaunchError
-from trainer_launch.mpi import host_list
-from trainer_launch.mpi.host_list import HostList, merged
+from trainer_launch.mpi import remote_hosts
+from trainer_launch.mpi.remote_hosts import HostList, merged
 from trainer_launch.planning import engines, mpi_options
 from trainer_launch.planning.mpi import spec_of
 
@@ -94,7 +94,7 @@ def test_who_is_discovered_no_more_leaves() -> None:
 def test_a_script_that_fails_hangs_or_makes_no_sense_is_told_and_changes_nothing(
     path: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, text: str, says: str
 ) -> None:
-    monkeypatch.setattr(host_list, "_SCRIPT_S", 2.0)
+    monkeypatch.setattr(remote_hosts, "_SCRIPT_S", 2.0)
     hosts = listed(path, "a slots=2\n", script(tmp_path, text))
     assert hosts.look(run) == (A,)
     assert says in hosts.trouble

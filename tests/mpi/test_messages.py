@@ -6,7 +6,7 @@ import pytest
 
 from trainer_launch.model import Death
 from trainer_launch.mpi.mpirun_command import INTEL, MPICH, OPEN_MPI, Dialect, recognised
-from trainer_launch.mpi.mpirun_messages import MpirunEnd, Said, death_of, first_failure, heard
+from trainer_launch.mpi.mpirun_messages import MpirunEnd, MpirunReport, death_of, first_failure, with_line
 
 # As they were printed by Open MPI 4.1.4 and 5.0.11, and MPICH 4.0.2; Intel's from its developer guide.
 EXIT_4 = """
@@ -62,34 +62,34 @@ REFUSED = "ssh: connect to host job-node-0-2 port 2222: Connection refused"
 DENIED = "mpiuser@job-node-0-2: Permission denied (publickey)."
 
 
-def said(text: str) -> Said:
-    result = Said()
+def said(text: str) -> MpirunReport:
+    result = MpirunReport()
     for line in text.splitlines():
-        result = heard(result, line)
+        result = with_line(result, line)
     return result
 
 
 @pytest.mark.parametrize(
     ("text", "expected"),
     [
-        (EXIT_4, Said(rank=1, exit_code=7)),
-        (EXIT_4.replace(",1],1]", ",1],0]"), Said(rank=0, exit_code=7)),
-        (EXIT_5, Said(rank=3, exit_code=7)),
-        (KILLED_4, Said(rank=1, signal=9, host="job-node-0-1.job")),
-        (KILLED_5, Said(rank=1, signal=9, host="job-node-0-1")),
-        (MPICH_KILLED, Said(signal=9, host="job-worker-1.job")),
-        (MPICH_CUT, Said(signal=9, host="job-worker-1.job")),
-        (MPICH_EXIT, Said(exit_code=42, host="job-worker-1.job")),
-        (INTEL_KILLED, Said(rank=3, signal=11, host="job-worker-1")),
-        ("MPI_ABORT was invoked on rank 2 in communicator MPI_COMM_WORLD", Said(rank=2)),
-        ("Abort(70897423) on node 2 (rank 2 in comm 0): Fatal error in internal_Init_thread", Said(rank=2)),
-        ("mpirun was unable to find the specified executable file, and therefore", Said(exit_code=127)),
-        ("launch.c:73): execvp error on file nope (No such file or directory)", Said(exit_code=127)),
-        ("nothing of note", Said()),
-        (CUT_OFF_5, Said(cut_off=True)),
+        (EXIT_4, MpirunReport(rank=1, exit_code=7)),
+        (EXIT_4.replace(",1],1]", ",1],0]"), MpirunReport(rank=0, exit_code=7)),
+        (EXIT_5, MpirunReport(rank=3, exit_code=7)),
+        (KILLED_4, MpirunReport(rank=1, signal=9, host="job-node-0-1.job")),
+        (KILLED_5, MpirunReport(rank=1, signal=9, host="job-node-0-1")),
+        (MPICH_KILLED, MpirunReport(signal=9, host="job-worker-1.job")),
+        (MPICH_CUT, MpirunReport(signal=9, host="job-worker-1.job")),
+        (MPICH_EXIT, MpirunReport(exit_code=42, host="job-worker-1.job")),
+        (INTEL_KILLED, MpirunReport(rank=3, signal=11, host="job-worker-1")),
+        ("MPI_ABORT was invoked on rank 2 in communicator MPI_COMM_WORLD", MpirunReport(rank=2)),
+        ("Abort(70897423) on node 2 (rank 2 in comm 0): Fatal error in internal_Init_thread", MpirunReport(rank=2)),
+        ("mpirun was unable to find the specified executable file, and therefore", MpirunReport(exit_code=127)),
+        ("launch.c:73): execvp error on file nope (No such file or directory)", MpirunReport(exit_code=127)),
+        ("nothing of note", MpirunReport()),
+        (CUT_OFF_5, MpirunReport(cut_off=True)),
     ],
 )
-def test_the_first_failed_rank_is_found(text: str, expected: Said) -> None:
+def test_the_first_failed_rank_is_found(text: str, expected: MpirunReport) -> None:
     assert said(text) == expected
 
 
@@ -122,7 +122,7 @@ LOST_DAEMON = """PRTE has lost communication with a remote daemon.
 def test_a_host_that_ssh_could_not_log_in_to_is_not_lost_when_open_mpi_5_calls_it_so() -> None:
     assert said(LOST_DAEMON).lost == "job-node-0-2.job"
     refused = said(f"Host key verification failed.\n{LOST_DAEMON}")
-    assert refused == Said(unreached="job-node-0-2.job", words="Host key verification failed.")
+    assert refused == MpirunReport(unreached="job-node-0-2.job", words="Host key verification failed.")
 
 
 @pytest.mark.parametrize(
@@ -139,7 +139,7 @@ def test_a_host_that_ssh_could_not_log_in_to_is_not_lost_when_open_mpi_5_calls_i
 )
 def test_what_a_rank_prints_makes_no_success_of_a_failure(line: str) -> None:
     assert MpirunEnd(Death(code=3), said(line)).code == 3
-    assert said(f"{line}\n{EXIT_5}") == Said(rank=3, exit_code=7)
+    assert said(f"{line}\n{EXIT_5}") == MpirunReport(rank=3, exit_code=7)
 
 
 def test_the_first_failure_stands() -> None:
@@ -148,7 +148,7 @@ def test_the_first_failure_stands() -> None:
 
 def test_who_only_lost_another_rank_is_not_named_and_its_code_is_not_the_jobs() -> None:
     """Open MPI 5 may tell the end of such a rank, and of nobody else."""
-    end = MpirunEnd(Death(code=14), Said(rank=2, exit_code=14, host="a", cut_off=True))
+    end = MpirunEnd(Death(code=14), MpirunReport(rank=2, exit_code=14, host="a", cut_off=True))
     death = death_of(first_failure(end), 1)
     assert (death.exit_code, death.rank, death.reason) == (138, None, "PeerLost")
     assert "mpirun does not say which" in str(death.message)
@@ -157,21 +157,21 @@ def test_who_only_lost_another_rank_is_not_named_and_its_code_is_not_the_jobs() 
 @pytest.mark.parametrize(
     ("code", "said", "lines"),
     [
-        (7, Said(rank=1, exit_code=7, cut_off=True), ()),
-        (14, Said(rank=1, exit_code=14), ()),
-        (137, Said(rank=1, signal=9, cut_off=True), ()),
-        (14, Said(rank=1, exit_code=14, cut_off=True), ("ValueError: no such shard",)),
+        (7, MpirunReport(rank=1, exit_code=7, cut_off=True), ()),
+        (14, MpirunReport(rank=1, exit_code=14), ()),
+        (137, MpirunReport(rank=1, signal=9, cut_off=True), ()),
+        (14, MpirunReport(rank=1, exit_code=14, cut_off=True), ("ValueError: no such shard",)),
     ],
 )
 def test_who_has_failed_by_itself_is_named_also_if_others_lost_it(
-    code: int, said: Said, lines: tuple[str, ...]
+    code: int, said: MpirunReport, lines: tuple[str, ...]
 ) -> None:
     death = death_of(first_failure(MpirunEnd(Death(code=code), said, lines)), 1)
     assert (death.exit_code, death.rank) == (code, 1)
 
 
 def test_an_mpirun_that_was_killed_itself_is_told_so() -> None:
-    death = death_of(MpirunEnd(Death(process="mpirun", signal=9), Said()), 1)
+    death = death_of(MpirunEnd(Death(process="mpirun", signal=9), MpirunReport()), 1)
     assert (death.process, death.rank, death.signal, death.exit_code) == ("mpirun", None, 9, 137)
 
 
@@ -190,8 +190,6 @@ def test_an_mpirun_that_was_killed_itself_is_told_so() -> None:
 def test_an_mpirun_is_known_by_what_it_says_of_its_version(text: str, dialect: Dialect | None) -> None:
     assert recognised(text) == dialect
 
-
-# -- what mpirun refuses itself ---------------------------------------------------------------
 
 REFUSALS = (  # what it prints, and what is told of it
     (
@@ -232,9 +230,9 @@ REFUSALS = (  # what it prints, and what is told of it
 
 
 def death_with(text: str, *, is_hydras: bool, code: int = 213) -> Death:
-    said, lines = Said(), text.splitlines()
+    said, lines = MpirunReport(), text.splitlines()
     for line in lines:
-        said = heard(said, line)
+        said = with_line(said, line)
     return death_of(MpirunEnd(Death(process="mpirun", code=code), said, tuple(lines), is_hydras), 1)
 
 

@@ -16,8 +16,6 @@ TERM, KILL, HUP = int(signal.SIGTERM), int(signal.SIGKILL), int(signal.SIGHUP)
 ENDS = Life(Program(ends_s=60.0))
 STUBBORN = Program(term_s=None)
 
-# -- waiting ----------------------------------------------------------------------------------
-
 
 def test_on_one_node_mpirun_starts_at_once_and_the_job_ends_with_it(tmp_path: Path) -> None:
     job = MpiRun(tmp_path, "", ENDS)
@@ -56,9 +54,6 @@ def test_at_the_start_hosts_that_just_come_are_gathered_even_without_a_patience(
     job.system.at(2.0, lambda: job.hosts.come("b")).at(4.0, lambda: job.hosts.come("c"))
     job.run()
     assert (job.starts, job.system.starts("mpirun")) == (["a b c"], [4.0])
-
-
-# -- ends of ranks ----------------------------------------------------------------------------
 
 
 def test_a_failed_rank_costs_one_restart_of_the_whole_jobs_budget(tmp_path: Path) -> None:
@@ -147,9 +142,6 @@ def test_a_hang_costs_a_restart_and_at_last_ends_the_job(tmp_path: Path) -> None
     failure = failure_of(job.run())
     assert (failure.reason, failure.exit_code, failure.message) == ("Hung", 138, "rank 1 hangs")
     assert (job.asked(TERM), len(job.starts)) == ([30.0, 60.0], 2)
-
-
-# -- lost hosts -------------------------------------------------------------------------------
 
 
 def test_a_lost_host_is_waited_for_and_costs_nothing(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
@@ -272,9 +264,6 @@ def test_a_trouble_with_daemons_of_hours_ago_makes_no_later_one_the_last(tmp_pat
     assert len(job.starts) == 5
 
 
-# -- membership -------------------------------------------------------------------------------
-
-
 def test_hosts_that_come_later_are_gathered_and_let_in_with_one_new_start_that_costs_nothing(
     tmp_path: Path,
 ) -> None:
@@ -299,9 +288,6 @@ def test_a_host_that_leaves_the_list_is_gone_on_without(tmp_path: Path) -> None:
     job.system.at(30.0, lambda: job.hosts.list("a", "c"))
     assert job.run().verdict is Verdict.SUCCEEDED
     assert job.starts == ["a b c", "a c"]
-
-
-# -- a program that adds and drops hosts itself, as elastic Horovod does ----------------------
 
 
 def elastic(folder: Path, names: str, *lives: Life, away: str = "", restarts: int = 3) -> MpiRun:
@@ -337,9 +323,6 @@ def test_only_hosts_that_are_in_the_job_at_its_end_can_be_the_lost_ones(tmp_path
     job.system.at(20.0, lambda: job.hosts.leave("b")).at(20.0, lambda: job.hosts.list("a", "b", "c"))
     assert failure_of(job.run()).exit_code == 7
     assert job.did("ask") == [(60.0, "a", "c")]
-
-
-# -- being asked to stop ----------------------------------------------------------------------
 
 
 def test_ranks_are_told_first_then_mpirun_then_nobody_is_asked(tmp_path: Path) -> None:
@@ -390,9 +373,6 @@ def test_what_has_succeeded_before_it_is_asked_to_stop_has_succeeded(tmp_path: P
     assert job.run().verdict is Verdict.SUCCEEDED
 
 
-# -- draining ---------------------------------------------------------------------------------
-
-
 def test_ranks_that_drain_have_no_deadline_and_are_not_started_again(tmp_path: Path) -> None:
     job = MpiRun(tmp_path, "a b", rank_1(7, after_s=7200.0), signals="TERM=drain")
     job.system.signalled(10.0, TERM)
@@ -425,3 +405,37 @@ def test_signals_that_mpirun_hands_on_are_left_to_it(tmp_path: Path) -> None:
     job.system.signalled(10.0, usr1)
     assert job.run().verdict is Verdict.SUCCEEDED
     assert (job.asked(usr1), job.did("tell")) == ([10.0], [])
+
+
+INT, TERM = int(signal.SIGINT), int(signal.SIGTERM)
+DEAF = Life(Program(term_s=None))
+
+
+def test_ctrl_c_is_the_ranks_on_all_hosts_first_and_then_mpiruns(tmp_path: Path) -> None:
+    job = MpiRun(tmp_path, "a b", DEAF, grace=20.0)
+    job.system.signalled(10.0, INT)
+    assert job.run().stop_signal == INT
+    assert job.did("tell") == [(10.0, "a", "b", "INT")]
+    assert (job.asked(INT), job.asked(TERM)) == ([24.0], [])
+
+
+def test_the_second_ctrl_c_kills_at_once(tmp_path: Path) -> None:
+    job = MpiRun(tmp_path, "a b", DEAF, grace=300.0)
+    job.system.signalled(10.0, INT).signalled(11.0, INT)
+    job.run()
+    assert job.killed_at == [11.0]
+
+
+def test_the_hosts_that_are_missing_are_named(tmp_path: Path) -> None:
+    job = MpiRun(tmp_path, "a b", away="b")
+    job.system.signalled(10.0, signal.SIGTERM)
+    ended = job.run()
+    assert (ended.verdict, job.starts) == (Verdict.STOPPED, [])
+    assert ended.note.startswith("it was waiting: 1 of 2 hosts ready; missing: b")
+
+
+def test_a_launcher_whose_ranks_run_waits_for_nobody(tmp_path: Path) -> None:
+    job = MpiRun(tmp_path, "a b", Life(Program(ends_s=60.0)))
+    job.system.signalled(10.0, signal.SIGTERM)
+    ended = job.run()
+    assert (ended.verdict, ended.note) == (Verdict.STOPPED, "")

@@ -14,7 +14,7 @@ import pytest
 from tests.process.world import DEADLINE_S
 from trainer_launch.host.deadline_subprocess import begin_thread
 from trainer_launch.mpi import host_readiness
-from trainer_launch.mpi.host_readiness import HostStage, Probes, Readiness, Threads, ready, stuck, summary
+from trainer_launch.mpi.host_readiness import HostStage, Probes, Readiness, Threads, summary
 
 
 class Watcher:
@@ -184,8 +184,3 @@ def test_one_line_says_which_hosts_are_missing_and_why() -> None:
         "1 of 4 hosts ready; waiting for b.job (port: Connection refused); "
         "c.job (DNS: Name or service not known); and 1 more"
     )
-
-
-def test_who_is_ready_and_who_is_stuck() -> None:
-    assert ready(SEEN) == {"a.job"}
-    assert stuck(SEEN)["d.job"] == "key: Permission denied (publickey)."

@@ -48,10 +48,3 @@ def test_a_rank_that_raises_the_same_name_error_twice_ends_an_mpi_job_without_fu
     assert "retryable=false" in words
     assert "NameError: name 'model' is not defined" in words
     assert "not restarted, because the same NameError has ended two starts in a row" in words
-
-
-@pytest.mark.process
-def test_a_rank_that_misses_another_name_each_time_has_the_whole_budget(tmp_path: Path) -> None:
-    _, words, starts = ended(tmp_path, "eval('name_' + str(number))")
-    assert starts == 6
-    assert "the restart budget is used up (5 restarts)" in words

@@ -113,9 +113,6 @@ def test_what_cannot_be_understood_is_refused_in_one_sentence(line: str, said: s
         parse(line)
 
 
-# -- horovodrun -------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize(
     ("line", "number", "hosts", "kept", "program"),
     [

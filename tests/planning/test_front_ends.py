@@ -96,9 +96,6 @@ def test_a_total_of_workers_for_one_of_several_nodes_is_refused_with_what_to_add
     assert engines.plan(request(line, BARE)).engine == "front end"
 
 
-# -- deepspeed ---------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize(
     ("line", "options", "program"),
     [

@@ -8,7 +8,7 @@ from tests.contracts.pods import V2_TORCH, pod_of
 from trainer_launch.contracts import read_job
 from trainer_launch.model import Cpus, Endpoint, Gpus, Host, Job, Member, NodeRange, Origin, Rendezvous
 from trainer_launch.model.errors import ContractError
-from trainer_launch.planning.job import hosts_no_rank, overlay, place, usable_threads
+from trainer_launch.planning.job import hosts_no_rank, overlay, place
 
 
 def machine(cpus: int = 8, quota: float | None = None, gpus: int = 0, device: str = "cuda") -> Host:
@@ -137,15 +137,6 @@ def test_the_coordinator_is_told_or_the_rendezvous_or_the_first_member() -> None
 def test_the_world_size_is_unknown_while_nodes_may_vary() -> None:
     assert place(job(nodes=NodeRange(1, 3), nproc_per_node=2), machine()).world_size is None
     assert place(job(nodes=NodeRange(3, 3), nproc_per_node=2), machine()).world_size == 6
-
-
-@pytest.mark.parametrize(
-    ("workers", "given", "threads"), [(1, None, None), (2, None, "1"), (2, "4", "4"), (1, "3", "3")]
-)
-def test_omp_num_threads_is_what_torchrun_would_set(workers: int, given: str | None, threads: str | None) -> None:
-    value, why = usable_threads(machine(), workers, given)
-    assert value == threads
-    assert why
 
 
 @pytest.mark.parametrize(

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 from msgspec.structs import replace
 
@@ -9,20 +11,18 @@ from tests.contracts.pods import pod_of
 from tests.planning.requests import MACHINE, given, request
 from tests.planning.test_torchrun import ALONE, ETCD, FIXED
 from trainer_launch.model import (
-    Endpoint,
     Gpus,
+    Job,
     Membership,
     NodeRange,
     Plan,
-    Seats,
     Workers,
 )
 from trainer_launch.model.errors import UsageError
 from trainer_launch.model.settings import load
-from trainer_launch.model.signal_policy import SignalAction
 from trainer_launch.planning import engines
 from trainer_launch.planning.reading import Reading, read
-from trainer_launch.planning.task import MachineTrial
+from trainer_launch.planning.task import MachineTrial, Task
 
 
 def plan(line: str, job: object = ALONE, **changes: object) -> Plan:
@@ -59,19 +59,8 @@ def test_another_python_is_used_where_torchrun_would_use_it() -> None:
     assert workers("train.py", env={"PYTHON_EXEC": "/opt/python3"}).argv[0] == "/opt/python3"
 
 
-def test_a_single_node_is_reached_on_loopback_whatever_its_name() -> None:
-    alone = member("train.py", ALONE)
-    assert (alone.coordinator, alone.address) == (Endpoint("127.0.0.1", 4242), "127.0.0.1")
-
-
 def test_a_typed_address_is_where_the_others_reach_the_store() -> None:
     assert member("torchrun --local-addr=10.0.0.7 train.py", FIXED).address == "10.0.0.7"
-
-
-def test_an_elastic_job_whose_names_tell_the_index_knows_every_nodes_coordinator() -> None:
-    job = replace(FIXED, nodes=NodeRange(1, 3), coordinator=Endpoint("job-worker-0", 29500), node_rank=2)
-    made = member("train.py", job, host=replace(MACHINE, hostname="job-worker-2"))
-    assert made.seats == Seats(Endpoint("job-worker-0", 29500), "job-worker-#", 0, 3)
 
 
 def test_lines_are_labelled_by_the_node_where_labels_are_wanted() -> None:
@@ -90,11 +79,6 @@ def test_workers_whose_output_is_watched_do_not_buffer_it_unless_told(given: str
     env = {} if given is None else {"PYTHONUNBUFFERED": given}
     assert workers("train.py", FIXED, env=env, hang_timeout="60").env["PYTHONUNBUFFERED"] == unbuffered
     assert workers("train.py", FIXED, env=env).env.get("PYTHONUNBUFFERED") == given
-
-
-def test_a_signal_that_torchrun_is_told_to_handle_stops_the_job_after_the_workers_had_it() -> None:
-    made = plan("torchrun --signals-to-handle=SIGTERM,SIGUSR1 train.py", FIXED)
-    assert SignalAction.DRAIN in made.signals.values()
 
 
 def test_what_only_torchrun_can_do_is_handed_over_and_the_plan_says_why() -> None:
@@ -192,3 +176,50 @@ def test_workers_are_bound_as_torchruns_option_or_its_variable_says(
     line: str, env: dict[str, str], mode: str
 ) -> None:
     assert request(line, ALONE, env).torchrun_options.get("numa_binding", "off") == mode
+
+
+WARM = Job(contract="unknown", nodes=NodeRange(1, 1), engine="torchrun")
+
+
+def warm(line: str, **changes: Any) -> Task:
+    return request(line, WARM, changes.pop("env", None), **{"start_method": "auto", **changes})
+
+
+def test_a_script_and_a_module_are_forked() -> None:
+    script = given(engines.plan(warm("train.py --lr 1", preload="numpy,a.b")).workers)
+    assert (script.forks, script.script, script.preload, script.must_fork) == (
+        True,
+        "train.py",
+        ("numpy", "a.b"),
+        False,
+    )
+    module = given(engines.plan(warm("torchrun -m pkg.train", start_method="forkserver")).workers)
+    assert (module.forks, module.script, module.must_fork) == (True, None, True)
+
+
+@pytest.mark.parametrize(
+    ("line", "changes", "reason"),
+    [
+        ("train.py", {"start_method": "exec"}, "--start-method is exec"),
+        ("python -X dev train.py", {}, "is not a script or module of the launcher's own Python"),
+        ("torchrun --no-python ./binary", {}, "is not a script or module of the launcher's own Python"),
+        (
+            "/opt/python3 train.py",
+            {"python_is_ours": False},
+            "is not a script or module of the launcher's own Python",
+        ),
+        ("torchrun --run-path train.py", {}, "with --run-path torchrun itself runs the script"),
+        ("train.py --name w${local_rank}", {}, "an argument contains $"),
+        ("torchrun folder", {}, "'folder' is not a .py file"),
+        ("train.py", {"env": {"PYTHON_EXEC": "/opt/python3"}}, "PYTHON_EXEC names another Python"),
+    ],
+)
+def test_others_start_the_ordinary_way_and_the_plan_says_why(
+    line: str, changes: dict[str, object], reason: str
+) -> None:
+    plan = engines.plan(warm(line, **changes))
+    assert plan.workers is None or not plan.workers.forks
+    assert reason in " ".join(plan.reasons)
+    if changes.get("start_method") != "exec":
+        with pytest.raises(UsageError, match="--start-method is forkserver, but"):
+            engines.plan(warm(line, **{**changes, "start_method": "forkserver"}))

@@ -79,10 +79,6 @@ def test_a_variable_decides_as_its_option_does(option) -> None:
     assert why("torchrun train.py", env={option.variable: value}) == typed
 
 
-def test_a_rendezvous_that_is_not_ours_is_torchs() -> None:
-    assert why("torchrun train.py", ETCD) == "the nodes meet by torch's rendezvous (etcd-v2)"
-
-
 def test_devices_that_torch_alone_can_count_are_torchruns() -> None:
     assert why("train.py", replace(ALONE, nproc_per_node="xpu")) == "only torch can count xpu devices"
 

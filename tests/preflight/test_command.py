@@ -77,15 +77,13 @@ def test_this_container_is_told_on_one_screen() -> None:
 
 def test_every_output_tells_the_same(tmp_path: Path) -> None:
     files = {name: tmp_path / name for name in ("report.json", "words")}
-    state = ("--state-dir", str(tmp_path), "--termination-log", str(files["words"]))
-    done = launch("preflight", "--json", "--report", str(files["report.json"]), *state, *NO_STORAGE)
+    written = ("--report", str(files["report.json"]), "--termination-log", str(files["words"]))
+    done = launch("preflight", "--json", *written, *NO_STORAGE)
     report = report_of(done)
     assert (done.returncode, report["verdict"]) == (30, "fatal")
-    left = tmp_path / "preflight.json"
-    assert json.loads(files["report.json"].read_text()) == json.loads(left.read_text()) == report
-    assert left.stat().st_mode & 0o777 == 0o600
+    assert json.loads(files["report.json"].read_text()) == report
     assert files["words"].read_text().startswith("reason=PreflightFatal exit=30 retryable=false ")
-    assert sorted(path.name for path in tmp_path.iterdir()) == ["preflight.json", "report.json", "words"]
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["report.json", "words"]
 
 
 def test_a_report_to_what_is_no_file_replaces_nothing(tmp_path: Path) -> None:

@@ -35,7 +35,7 @@ PLACES = {
     "its stdout": {"stdout": "out"},
     "the incidents": {"words": ["--incident-dir", "{}/incidents"]},
     "the termination message": {"words": ["--termination-log", "{}/message"]},
-    "the state of preflight": {"words": ["--state-dir", "{}/state"]},
+    "the state of preflight": {"words": ["--report", "{}/report.json"]},
 }
 
 

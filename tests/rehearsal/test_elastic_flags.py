@@ -12,7 +12,7 @@ from tests.cli.launching import launch, script
 from tests.conftest import require
 from trainer_launch.contracts import read_job
 from trainer_launch.contracts.snapshot import SnapshotFiles
-from trainer_launch.contracts.source import Pod
+from trainer_launch.contracts.source import PodInput
 from trainer_launch.model import NodeRange
 from trainer_launch.rehearsal.controllers.flag_jobs import elastic_job
 from trainer_launch.rehearsal.controllers.pod_values import pods as pods
@@ -84,7 +84,7 @@ def test_each_pod_has_the_variables_of_an_elastic_pytorchjob() -> None:
     assert [pod.main.env["TRAINER_LAUNCH_NODE_LABEL"] for pod in made] == ["0", "1"]
     assert made[0].main.command == ("trainer-launch", "run", "--", "train.py", "$HOME")
     assert made[0].draft.template.grace_s == 25.0
-    found = Pod(env=made[1].main.env, files=SnapshotFiles({}), hostname=made[1].name)
+    found = PodInput(env=made[1].main.env, files=SnapshotFiles({}), hostname=made[1].name)
     job = read_job(found)
     assert (job.contract, job.nodes, job.nproc_per_node) == ("pytorchjob-v1-elastic", NodeRange(1, 3), 4)
 

@@ -1,4 +1,4 @@
-"""What each command prints about itself, and the flags that only it has. `--help` loads nothing else."""
+"""The help of each command, and the flags that only this command has. `--help` loads nothing else."""
 
 from __future__ import annotations
 

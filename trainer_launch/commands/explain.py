@@ -17,7 +17,7 @@ from trainer_launch.commands import options, sshd
 from trainer_launch.commands.options import Parsed
 from trainer_launch.contracts import snapshot
 from trainer_launch.contracts.snapshot import flat
-from trainer_launch.contracts.source import Pod
+from trainer_launch.contracts.source import PodInput
 from trainer_launch.host import runtime_directory
 from trainer_launch.model import Fact, Host, Job, Json, Origin, Plan, Topology, Workers, signal_policy
 from trainer_launch.model.errors import LaunchError, NotRunnableError, UsageError
@@ -88,7 +88,7 @@ def main(parsed: Parsed) -> int:
     return 0
 
 
-def _pod(parsed: Parsed) -> tuple[Pod, Settings]:
+def _pod(parsed: Parsed) -> tuple[PodInput, Settings]:
     """The pod to explain, with its own settings; what is on our own line wins over a snapshot's."""
     path = parsed.flags["pod"]
     if not path:
@@ -104,7 +104,7 @@ def _pod(parsed: Parsed) -> tuple[Pod, Settings]:
 def _plan(
     reading: Reading, settings: Settings, *, is_here: bool
 ) -> tuple[dict[str, Json] | None, Decision, tuple[str, ...], LaunchError | None]:
-    """This node's place, the plan and its warnings, or why there is none; without a command only the place."""
+    """The place of this node, the plan and its warnings, or why there is none; without a command only the place."""
     memory = Decision()
     try:
         topology = place(reading.job, reading.host)
@@ -235,9 +235,6 @@ def _save(path: str, data: Mapping[str, Json]) -> None:
         raise UsageError(f"--save-pod {path} cannot be written: {problem.strerror}") from None
 
 
-# -- what people are shown ---------------------------------------------------------------------
-
-
 _NO_PLATFORM = """Contract: unknown. No variable or file of a training controller was found.
   In a pod:     the controller injects them into the training container only. An init container or a sidecar
                 needs envInjection (Trainer v2); a job without spec.trainer gets none.
@@ -255,8 +252,8 @@ _TORCH = (TORCH.name, TORCHRUN.name)
 
 def table(explained: Mapping[str, Any], command: Sequence[str]) -> str:
     """The whole report for a command as it was typed, secrets redacted; ends with a newline."""
-    known = explained["contract"] != "unknown"
-    parts = [f"Contract: {explained['contract']}\n" if known else _NO_PLATFORM]
+    contract = explained["contract"]
+    parts = [_NO_PLATFORM if contract == "unknown" else f"Contract: {contract}\n"]
     parts += _section("Plan", _plan_rows(explained["plan"], explained["job"], shlex.join(command)))
     parts += _section("Warnings", [("-", text) for text in explained["warnings"]])
     parts += _section("Read from the pod", _read(explained["facts"]["read"]))
@@ -296,9 +293,6 @@ def _shm(machine: Mapping[str, Any], text: str) -> str:
     return f"{_mib(machine['shm_bytes'])}, {_mib(machine['shm_free_bytes'])} free" + (f": {text}" if text else "")
 
 
-# -- the plan ---------------------------------------------------------------------------------
-
-
 def _plan_rows(plan: Mapping[str, Any] | None, job: Mapping[str, Any], command: str) -> Iterator[tuple[str, str]]:
     if plan is None:
         return
@@ -327,7 +321,7 @@ def _plan_rows(plan: Mapping[str, Any] | None, job: Mapping[str, Any], command: 
 
 
 def _started(plan: Mapping[str, Any]) -> Sequence[Mapping[str, Any]]:
-    """What the launcher starts: processes, or workers that are all alike."""
+    """The processes that the launcher starts, or its workers, which are all alike."""
     return [*plan.get("processes", ()), *([plan["workers"]] if plan.get("workers") else [])]
 
 

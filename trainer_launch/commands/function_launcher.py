@@ -24,16 +24,16 @@ from trainer_launch.pytorch.function_launch import FunctionLaunchSpec, Report
 from trainer_launch.supervisor import inherited
 
 
-def main(folder: str, told: str) -> None:
-    """Do as `told`, and leave the report in this directory."""
+def main(folder: str, request: str) -> None:
+    """Carry out the `request`, and leave the report in this directory."""
     inherited.end_on_stop()
     inherited.open_streams()
-    spec = codec.parsed_spec(FunctionLaunchSpec, told)
+    spec = codec.parsed_spec(FunctionLaunchSpec, request)
     process_attributes.die_with_parent(signal.SIGTERM)  # the workers have their grace
     if os.getppid() != spec.parent:
         sys.exit(exit_codes.STOPPED)
     try:
-        report = _told(_carry_out(spec))
+        report = _report(_carry_out(spec))
     except LaunchError as problem:
         report = Report(refused=type(problem).__name__, message=_in_callers_words(str(problem)))
     if os.getppid() == spec.parent:
@@ -59,7 +59,7 @@ def _carry_out(spec: FunctionLaunchSpec) -> Outcome:
 
 
 def _with_caller(workers: Workers, spec: FunctionLaunchSpec) -> Workers:
-    """The workers, forked from a fork of the caller where it is asked for: its connection and its pid are told."""
+    """The workers, forked from a fork of the caller if it asks for that: its connection and pid are arguments."""
     if spec.start_method != "fork":
         return workers
     fd, pid = map(int, sys.argv[1:])
@@ -67,7 +67,7 @@ def _with_caller(workers: Workers, spec: FunctionLaunchSpec) -> Workers:
 
 
 def settings_of(spec: FunctionLaunchSpec) -> Settings:
-    """The settings of this pod under what the caller said explicitly.
+    """The settings of this pod under the caller's explicit options.
 
     Raises:
         LaunchError: they do not fit, or this process is a worker itself.
@@ -106,7 +106,7 @@ def _in_callers_words(message: str) -> str:
     return message
 
 
-def _told(ended: Outcome) -> Report:
+def _report(ended: Outcome) -> Report:
     job, failure = ended.given_up, ended.failure
     return Report(
         verdict=ended.verdict,

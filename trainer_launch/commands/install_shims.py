@@ -77,9 +77,6 @@ def is_shim(path: Path) -> bool:
     return _MARK.encode() in (LiveFiles(200).read(str(path)) or b"")
 
 
-# -- as a shim ---------------------------------------------------------------------------------
-
-
 def decide(words: Sequence[str], env: Mapping[str, str], engine_above: str | None) -> tuple[str, ...] | None:
     """The command line of the launcher for these words; None: the program runs unchanged. Pure.
 
@@ -107,9 +104,9 @@ def _real(name: str, path: str) -> str:
         NotRunnableError: there is none.
     """
     for folder in path.split(os.pathsep):
-        found = shutil.which(name, path=folder) if folder else None
-        if found is not None and not is_shim(Path(found)):
-            return found
+        program = shutil.which(name, path=folder) if folder else None
+        if program is not None and not is_shim(Path(program)):
+            return program
     raise NotRunnableError(f"{name!r} was not found in PATH behind its shim; install it in the image", exists=False)
 
 
@@ -142,14 +139,14 @@ def _other_torch(real: str | None, env: Mapping[str, str]) -> str | None:
         return None
     code = "import sys; sys.path[:] = filter(None, sys.path); import importlib.util as i"
     asked = (python or "", "-c", f"{code}; print(i.find_spec('torch').origin, end='')")
-    found = deadline_subprocess.run(asked, env, _LOOK_S).out if python else ""
-    if found and os.path.realpath(found) == os.path.realpath(own.origin):
+    origin = deadline_subprocess.run(asked, env, _LOOK_S).out if python else ""
+    if origin and os.path.realpath(origin) == os.path.realpath(own.origin):
         return None
     return f"{real} has another torch than the launcher's Python, {sys.executable}; {advice}"
 
 
 def _alone(words: Sequence[str], env: Mapping[str, str]) -> str:
-    """What to add where the platform has several nodes, but not in the variables that torchrun reads."""
+    """An addition to a warning where the platform has several nodes, but not in variables that torchrun reads."""
     try:
         nodes = read_job(live_pod(words), env.get("TRAINER_LAUNCH_CONTRACT")).nodes
     except LaunchError:
@@ -165,7 +162,9 @@ def run_as_shim() -> None:
     line = decide((name, *words), os.environ, _engine_above())
     folder = os.path.dirname(os.path.abspath(shim))
     # What runs below finds the real programs.
-    kept = [one for one in os.environ.get("PATH", "").split(os.pathsep) if os.path.abspath(one or ".") != folder]
+    kept = [
+        entry for entry in os.environ.get("PATH", "").split(os.pathsep) if os.path.abspath(entry or ".") != folder
+    ]
     env = {**os.environ, "PATH": os.pathsep.join(kept)}
     real, missing = None, None
     try:

@@ -93,9 +93,9 @@ class _ShowAll(argparse.Action):
 class _Standalone(argparse.Action):
     """`--standalone`: this node alone, whatever the platform says of others."""
 
-    def __call__(self, _: object, found: argparse.Namespace, *__: object) -> None:
+    def __call__(self, _: object, namespace: argparse.Namespace, *__: object) -> None:
         for name, value in self.const.items():
-            setattr(found, name, value)
+            setattr(namespace, name, value)
 
 
 class _Parser(argparse.ArgumentParser):
@@ -107,23 +107,23 @@ class _Parser(argparse.ArgumentParser):
         return super()._parse_optional(_with_hyphens(arg_string))
 
     def error(self, message: str) -> typing.NoReturn:
-        for pattern, told in _REWORDED:
-            message = re.sub(f"^{pattern}$", told, message)
+        for pattern, wording in _REWORDED:
+            message = re.sub(f"^{pattern}$", wording, message)
         raise UsageError(f"{message}; see {self.prog} --help")
 
     def _check_value(self, action: argparse.Action, value: Any) -> None:
         if action.choices is not None and value not in action.choices:
-            what, known = str(action.metavar).lower(), list(action.choices)
-            near = did_you_mean(value, known) if len(known) > _FEW else ""
-            advice = near or f"expected one of {', '.join(known)};"
+            what, words = str(action.metavar).lower(), list(action.choices)
+            near = did_you_mean(value, words) if len(words) > _FEW else ""
+            advice = near or f"expected one of {', '.join(words)};"
             raise UsageError(f"unknown {what} {value!r}; {advice} see {self.prog} --help")
 
     def refuse_unknown(self, word: str) -> typing.NoReturn:
         """Say so of an option that this command does not have."""
         _refuse_removed(word)
         flag = word.partition("=")[0]
-        known = [name for name in self._option_string_actions if name.startswith("--")]
-        near = did_you_mean(flag, known)
+        options = [name for name in self._option_string_actions if name.startswith("--")]
+        near = did_you_mean(flag, options)
         raise UsageError(f"unknown option {flag}; {near}{' ' if near else ''}see {self.prog} --help")
 
 
@@ -161,8 +161,8 @@ def typed(
     if called and not is_wrapping(called[0]):
         for word in own:  # what follows one may be taken for something else, and refused first
             _refuse_removed(word)
-    found, unknown = parser.parse_known_args(own)
-    flags = vars(found)
+    namespace, unknown = parser.parse_known_args(own)
+    flags = vars(namespace)
     if unknown:
         flags["parser"].refuse_unknown(unknown[0])
     del flags["parser"]
@@ -204,19 +204,19 @@ def build(program: str, names: Sequence[str]) -> _Parser:
 def _add_command(commands: Any, program: str, name: str) -> None:
     about, own = CATALOG[name], frozenset(COMMANDS[name])
     has_rare = len(own) > _SHORT
-    told = textwrap.fill(f"{about.help[0].upper()}{about.help[1:]}. {about.about}", _WIDTH)
+    about_it = textwrap.fill(f"{about.help[0].upper()}{about.help[1:]}. {about.about}", _WIDTH)
     sub = commands.add_parser(
         name,
         help=about.help,
-        description=f"{told}\n\n{about.examples}",
+        description=f"{about_it}\n\n{about.examples}",
         usage=f"{program} {name} {about.usage}",
         formatter_class=_Help if has_rare else _AllHelp if own else argparse.RawDescriptionHelpFormatter,
         allow_abbrev=False,
         add_help=False,
     )
     sub.add_argument("-h", "--help", action="help", help="show this help")
-    told = f"show all options; {len(own - COMMON)} are not shown here" if has_rare else argparse.SUPPRESS
-    sub.add_argument("--help-all", action=_ShowAll, nargs=0, help=told)
+    all_help = f"show all options; {len(own - COMMON)} are not shown here" if has_rare else argparse.SUPPRESS
+    sub.add_argument("--help-all", action=_ShowAll, nargs=0, help=all_help)
     if about.add_flags is not None:
         about.add_flags(sub)
     for title, fields in GROUPS.items():
@@ -284,7 +284,7 @@ def _split(argv: list[str]) -> tuple[list[str], list[str] | None]:
 
 
 def _add(parser: argparse._ActionsContainer, name: str, field: Any) -> None:
-    """One setting as a flag; its value stays text, and the settings check it."""
+    """Add a setting as a flag; its value stays text, and the settings check it."""
     default = "" if field.default in (None, False) else f" (default: {_shown(field.default)})"
     words: dict[str, Any] = {
         "default": None,
@@ -302,9 +302,6 @@ def _shown(default: object) -> str:
     return f"{default:g}" if isinstance(default, float) else str(default).lower()
 
 
-# -- settings of each command ------------------------------------------------------------------
-
-
 _JOB = ("nodes", "nproc_per_node", "node_rank", "master_addr", "master_port", "max_restarts")
 _STANDALONE = {"nodes": "1", "node_rank": "0"}
 _ALONE: Mapping[str, Any] = {
@@ -315,11 +312,11 @@ _CHECKING = (
     *("policy", "level", "gpu_burn", "pair_test", "threshold", "reference", "only", "external_check"),
     *("skip_if_passed_within", "storage", "report"),
 )
-_RUN = tuple(name for name in Settings.model_fields if name not in _CHECKING)
-_NOT_EXPLAINED = ("termination_log", "events", "metrics_port", "state_dir")
+_RUN = tuple(name for name in Settings.model_fields if name not in _CHECKING or name == "report")
+_NOT_EXPLAINED = ("termination_log", "events", "metrics_port", "report")
 _EXPLAIN = tuple(name for name in _RUN if name not in _NOT_EXPLAINED)
 _PREFLIGHT = (
-    *(*_CHECKING, "state_dir", "contract", "engine", *(name for name in _JOB if name != "max_restarts")),
+    *(*_CHECKING, "contract", "engine", *(name for name in _JOB if name != "max_restarts")),
     *("min_nodes", "spares", "port_range", "secret_file", "ssh_dir", "ssh_port", "insecure_host_keys", "shm_size"),
     *("wait_timeout", "termination_log", "log_level"),
 )
@@ -358,7 +355,7 @@ _METAVARS = {  # and the settings that have it
     "HOST": "master_addr",
     "PORT": "master_port ssh_port metrics_port",
     "A,B": "preload",
-    "PATH": "ssh_dir secret_file termination_log reference report state_dir incident_dir",
+    "PATH": "ssh_dir secret_file termination_log reference report incident_dir",
     "NAME[,...]": "forward_env",
     "SECONDS": "grace wait_timeout shrink_after skip_if_passed_within gpu_burn",
     "CHECK=SEVERITY[,...]|FILE|observe|off": "policy",
@@ -385,6 +382,6 @@ GROUPS = {
     "hangs and incidents": ("hang_timeout", "hang_report_after", "incident_dir"),
     "stopping": ("grace", "signals", "termination_log"),
     "MPI": ("ssh_dir", "ssh_port", "insecure_host_keys", "forward_env"),
-    "container": ("shm_size", "state_dir"),
+    "container": ("shm_size",),
     "output and monitoring": ("prefix", "output_limit", "events", "metrics_port", "log_level"),
 }

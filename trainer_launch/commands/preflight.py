@@ -23,7 +23,7 @@ from trainer_launch.preflight import (
     report_page,
     thresholds,
 )
-from trainer_launch.preflight.check import STATE_FILE, subject_of, with_network
+from trainer_launch.preflight.check import subject_of, with_network
 from trainer_launch.preflight.cluster import participation
 from trainer_launch.preflight.node_preflight import NodeResult, PreflightProgress, Selection
 from trainer_launch.preflight.policy import Policy
@@ -58,7 +58,7 @@ def _main(parsed: Parsed, settings: Settings, doing: PreflightProgress) -> int:
     thresholds.load_table(settings.reference)
     ports_of(settings)
     report_formats.check_ending(settings.report)
-    report_formats.check_files({"--state-dir": _in_state_dir(settings, STATE_FILE), "--report": settings.report})
+    report_formats.check_files({"--report": settings.report})
     reading = read(live_pod(parsed.argv), settings)
     subject = with_network(subject_of(reading, settings))
     with doing.view:
@@ -69,10 +69,8 @@ def _main(parsed: Parsed, settings: Settings, doing: PreflightProgress) -> int:
     _hand_out(result, doing.place, code, parsed, selection.policy)
     if result.is_cluster and subject.topology.is_coordinator:
         failing = participation.failing_nodes(result.all_nodes or result.report.findings, result.machines)
-        if settings.report is not None:
-            beside = os.path.join(os.path.dirname(settings.report), FAILING_NODES)
-            report_formats.write_file("--report", beside, failing)
-        report_formats.write_file("--state-dir", _in_state_dir(settings, FAILING_NODES), failing)
+        beside = None if settings.report is None else os.path.join(os.path.dirname(settings.report), FAILING_NODES)
+        report_formats.write_file("--report", beside, failing)
     return code
 
 
@@ -93,11 +91,6 @@ def _hand_out(result: NodeResult, here: ReportPlace, code: int, parsed: Parsed, 
     else:
         sys.stdout.write(report_formats.screen(report, here, code, elsewhere))
     sys.stdout.flush()
-    report_formats.write_file("--state-dir", _in_state_dir(settings, STATE_FILE), made, 0o600)
     if (settings.report or "").lower().endswith(report_formats.PAGE):
         made = report_page.page(report, here, code, at_s, result.names, result.pair_tests)
     report_formats.write_file("--report", settings.report, made)
-
-
-def _in_state_dir(settings: Settings, name: str) -> str | None:
-    return None if settings.state_dir is None else os.path.join(settings.state_dir, name)

@@ -15,7 +15,7 @@ from msgspec.structs import replace
 from trainer_launch.commands import options
 from trainer_launch.commands.install_shims import is_shim
 from trainer_launch.commands.options import Parsed
-from trainer_launch.contracts.source import MAX_FILE_BYTES, Pod
+from trainer_launch.contracts.source import MAX_FILE_BYTES, PodInput
 from trainer_launch.diagnosis.incident_bundle import NOWHERE
 from trainer_launch.host.files import LiveFiles
 from trainer_launch.model import NodeRange, signal_policy
@@ -161,7 +161,7 @@ def _check_plans(kubelet: Kubelet) -> None:
         _, given, argv, _ = options.typed(OURS, words)
         settings, files = load(given, process.env), LiveFiles(MAX_FILE_BYTES + 1)
         with contextlib.suppress(ContractError, NodeError):  # these depend on the pod, whose launcher says so
-            reading = read(Pod(env=process.env, files=files, hostname=pod.name, command=argv), settings)
+            reading = read(PodInput(env=process.env, files=files, hostname=pod.name, command=argv), settings)
             task = engines.task_of(reading, settings, MachineTrial(scratch=""))
             plan = engines.plan(task)
             if unheard := signal_policy.unheard(stop_signal, plan.signals):

@@ -26,7 +26,7 @@ from trainer_launch.model import Outcome, Plan
 from trainer_launch.model.errors import NotRunnableError
 from trainer_launch.model.settings import Settings
 from trainer_launch.planning import engines, shared_memory
-from trainer_launch.planning.command import CHANGE_USER, CommandKind, Seen, parse_command, see_through
+from trainer_launch.planning.command import CHANGE_USER, CommandKind, Unwrapped, parse_command, see_through
 from trainer_launch.planning.mpi import HOROVODRUN, MPIRUN
 from trainer_launch.planning.plain import FRONT_END
 from trainer_launch.planning.reading import check_command, check_torch, live_pod, read
@@ -48,19 +48,19 @@ _log = logging.getLogger(__name__)
 
 def main(parsed: Parsed) -> int:
     """The command."""
-    seen = see_through(parsed.argv)
-    if seen.prefix:
-        _start_behind(seen, len(parsed.argv))
+    unwrapped = see_through(parsed.argv)
+    if unwrapped.prefix:
+        _start_behind(unwrapped, len(parsed.argv))
     return run(parsed.settings, parsed.argv)
 
 
-def _start_behind(seen: Seen, words: int) -> NoReturn:
+def _start_behind(unwrapped: Unwrapped, words: int) -> NoReturn:
     """Become a program such as numactl, which becomes this launcher again; the command typed has so many words."""
-    program, own = seen.prefix[0], _own_words(words)
+    program, own = unwrapped.prefix[0], _own_words(words)
     if shutil.which(program) is None:
         raise NotRunnableError(f"{program!r} was not found in PATH; install it in the image", exists=False)
-    if any(os.path.basename(word) in CHANGE_USER for word in seen.prefix):
-        probe = deadline_subprocess.run((*seen.prefix, own[0], "-c", f"import {__package__}"), None, _PROBE_S)
+    if any(os.path.basename(word) in CHANGE_USER for word in unwrapped.prefix):
+        probe = deadline_subprocess.run((*unwrapped.prefix, own[0], "-c", f"import {__package__}"), None, _PROBE_S)
         if probe.code != 0:
             _log.warning(
                 "the command runs without the launcher: behind %s, %s cannot be used (%s); install trainer-launch "
@@ -68,7 +68,7 @@ def _start_behind(seen: Seen, words: int) -> NoReturn:
                 *(program, own[0], probe.failure or probe.why()),
             )
             own = ()
-    os.execvp(program, [*seen.prefix, *own, *seen.command])
+    os.execvp(program, [*unwrapped.prefix, *own, *unwrapped.command])
 
 
 def _own_words(words: int) -> tuple[str, ...]:
@@ -131,6 +131,10 @@ def _carried_out(
     task: Task, plan: Plan, scratch: str, sweep: Callable[[], None], server: ForkServer | None
 ) -> Outcome:
     """Run the plan, and say how it ended."""
+    settings = task.settings
+    secret = _secret(settings, task, plan)
+    mpi = _mpi_job(task, plan)  # before there is a system: it starts children, and waits for them
+    # Loaded while an MPI job's hosts are looked at.
     from trainer_launch.observability import node_view
     from trainer_launch.observability.goodput_keeper import GoodputKeeper
     from trainer_launch.observability.observer import conclude, observed
@@ -138,10 +142,7 @@ def _carried_out(
     from trainer_launch.supervisor.output import use_color
     from trainer_launch.supervisor.system import System
 
-    settings = task.settings
-    secret = _secret(settings, task, plan)
-    mpi = _mpi_job(task, plan)  # before there is a system: it starts children, and waits for them
-    watched = settings.hang_timeout is not None  # output is progress, so all of it has to be seen
+    watched = settings.hang_timeout is not None  # output is progress, so no part of it may be left out
     printed = PrintedSteps(scratch)
     listeners = (printed.heard,) if mpi is None else (printed.heard, mpi.program.hear)
     listener, limit = partial(_hear, listeners), settings.output_limit
@@ -169,7 +170,7 @@ def _hear(listeners: Sequence[Listener], process: str, stream: int, data: bytes)
 
 
 def _mpi_job(task: Task, plan: Plan) -> Preparation | None:
-    """What runs the job's mpirun or horovodrun; None: it has none."""
+    """Prepare the job's mpirun or horovodrun; None: it has none."""
     if plan.engine not in (MPIRUN.name, HOROVODRUN.name):
         return None
     from trainer_launch.mpi.mpi_job import prepared  # only an MPI job needs it
@@ -256,7 +257,8 @@ def _planned(settings: Settings, argv: Sequence[str], scratch: str) -> tuple[Tas
     )
     task = engines.with_network(engines.task_of(reading, settings, trial))
     plan = engines.plan(task)
-    plan = _with_preflights_findings(plan, settings)
+    if settings.report is not None:
+        plan = _with_preflights_findings(plan, settings.report)
     check_torch(plan.engine)
     if plan.workers is not None:
         process_tree.require("torch workers")
@@ -277,20 +279,18 @@ def _shims(scratch: str) -> str | None:
     return folder if os.access(f"{folder}/torchrun", os.X_OK) else None
 
 
-def _with_preflights_findings(plan: Plan, settings: Settings) -> Plan:
+def _with_preflights_findings(plan: Plan, report: str) -> Plan:
     """The plan with what an earlier preflight found faulty: on this node, and for a coordinator on all nodes."""
-    report, folder = settings.report, settings.state_dir
-    if plan.hosting is not None and (report is not None or folder is not None):
+    if plan.hosting is not None:
         from trainer_launch.membership.quarantine import FAILING_NODES, nodes_in  # only a coordinator needs it
 
-        places = {os.path.dirname(report) if report else folder, folder or os.path.dirname(report or "")}
-        texts = [LiveFiles(_LIST_BYTES).read(os.path.join(place or ".", FAILING_NODES)) for place in places]
-        failing = nodes_in(b"\n".join(text for text in texts if text).decode(errors="replace"))
+        text = LiveFiles(_LIST_BYTES).read(os.path.join(os.path.dirname(report) or ".", FAILING_NODES)) or b""
+        failing = nodes_in(text.decode(errors="replace"))
         plan = replace(plan, hosting=replace(plan.hosting, failing=failing))
-    if plan.membership is not None and folder is not None:
+    if plan.membership is not None:
         from trainer_launch.preflight import resource_limits  # only who has a preflight needs the checks
 
-        fault = resource_limits.fault_of(folder, plan.membership.host)
+        fault = resource_limits.fault_of(report, plan.membership.host)
         plan = replace(plan, membership=replace(plan.membership, fault=fault))
     return plan
 
@@ -354,5 +354,5 @@ def _become_front_end(settings: Settings, argv: Sequence[str]) -> None:
     try:
         os.execvpe(process.argv[0], process.argv, dict(process.env))
     except OSError as problem:
-        found = not isinstance(problem, FileNotFoundError)
-        raise NotRunnableError(f"cannot execute {process.argv[0]!r}: {problem.strerror}", exists=found) from None
+        is_there = not isinstance(problem, FileNotFoundError)
+        raise NotRunnableError(f"cannot execute {process.argv[0]!r}: {problem.strerror}", exists=is_there) from None

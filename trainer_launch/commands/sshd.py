@@ -1,4 +1,7 @@
-"""`sshd`, an MPI worker: the job's key, sshd under supervision, its sessions' environment, nothing left behind."""
+"""`sshd`, an MPI worker: the job's key, sshd under supervision, its sessions' environment, nothing left behind.
+
+Its log leaves out connections that end before an SSH banner, as readiness probes do; `--log-level debug` shows all.
+"""
 
 from __future__ import annotations
 
@@ -35,6 +38,14 @@ from trainer_launch.supervisor.system import System
 
 # Not ERROR: it has a line for each probe of the port that does not go on to log in.
 _LEVELS = {"debug": "VERBOSE", "info": "INFO", "warning": "FATAL", "error": "FATAL"}
+# Lines of connections that leave before an SSH banner; from OpenSSH 9.8 on there is only the second kind. With
+# "[preauth]" or a user's name the client has gone further: those lines stay.
+_PROBE = re.compile(
+    rb"^(?:kex_exchange_identification: (?:read: )?Connection (?:closed by remote host|reset by peer)|"
+    rb"Connection (?:closed|reset) by \S+ port \d+)[^\S\n]*\n",
+    re.MULTILINE,
+)
+_LINE_BYTES = 4096
 COMMAND = parse_command(("sshd", "-D", "-e"))  # until it is known where it is
 _NAMED = 12  # in a line of the log
 _log = logging.getLogger(__name__)
@@ -57,8 +68,7 @@ def main(parsed: Parsed) -> int:
         with shm.kept_clean() as sweep:
             task = _task(reading, parsed, scratch)
             plan = SSHD.plan(task, "this is an MPI worker")
-            probes = None if settings.log_level == "debug" else ProbeFilter()
-            system = System(color=use_color(), sieve=probes)
+            system = System(color=use_color(), sieve=None if settings.log_level == "debug" else ProbeFilter())
             logs.send_through(system.say)
             with contextlib.closing(system), observed(task, plan, settings, system) as observer:
                 processes, watch = Processes(plan, system, observer), server.Sessions(os.getpid(), system.now())
@@ -66,8 +76,6 @@ def main(parsed: Parsed) -> int:
                 incidents.hear_requests()
                 ended = incidents.concluded(supervise(plan, system, processes, watch, observer))
                 sweep()
-                if probes is not None and probes.count:
-                    _log.info("connections that left before an SSH banner and were not logged: %d", probes.count)
                 ended = conclude(ended, task, settings, observer)
     finally:
         shutil.rmtree(scratch, ignore_errors=True)
@@ -99,7 +107,7 @@ def _task(reading: Reading, parsed: Parsed, scratch: str) -> Task:
 
 
 def explained(task: Task, settings: Settings) -> Plan:
-    """What would run, with what its ranks would get; nothing is made ready."""
+    """The plan of an sshd, with the variables that its ranks would get; nothing is made ready."""
     handed = handed_on(sparing(task, dict(task.env)), forwarded(settings.forward_env))
     folder = f"{task.trial.scratch}/{runtime_directory.SSH}"
     words = (*task.command.argv, "-f", f"{folder}/sshd_config")
@@ -107,12 +115,12 @@ def explained(task: Task, settings: Settings) -> Plan:
     secrets = f", but for what looks like a secret: {listed(handed.secrets, _NAMED)}" if handed.secrets else ""
     plan = SSHD.plan(replace(task, command=parse_command(words)), "this is an MPI worker: trainer-launch sshd")
     checks = "not checked" if settings.insecure_host_keys else "the job's key, pinned"
-    told = (f"port: {port}", f"host keys: {checks}", f"ranks get {len(handed.env)} variables{secrets}")
-    return replace(plan, reasons=(*plan.reasons, *told))
+    details = (f"port: {port}", f"host keys: {checks}", f"ranks get {len(handed.env)} variables{secrets}")
+    return replace(plan, reasons=(*plan.reasons, *details))
 
 
 def with_key_folder(job: Job, settings: Settings) -> Job:
-    """The job, told where its key is: no controller tells a container that."""
+    """The job with the folder of its key, which no controller names to a container."""
     return job if settings.ssh_dir is None or job.ssh_dir else replace(job, ssh_dir=settings.ssh_dir)
 
 
@@ -131,52 +139,15 @@ def _tell(job: Job, settings: Settings, port: int, handed: Handed) -> None:
         _log.warning("%s", ssh_client.INSECURE)
 
 
-# -- what sshd logs ----------------------------------------------------------------------------
-
-
-# A probe leaves two lines, the first of which OpenSSH 9.8 and later do not write.
-_FIRST = re.compile(
-    rb"kex_exchange_identification: (?:read: )?Connection (?:closed by remote host|reset by peer)\s*"
-)
-# With "[preauth]" or a user's name the client has gone further: those lines stay.
-_SECOND = re.compile(rb"Connection (?:closed|reset) by (\S+) port \d+\s*")
-_ADDRESSES = 8  # that are named
-_LINE_BYTES = 4096
-
-
 class ProbeFilter:
-    """Takes these lines out of sshd's log, counts the connections, and names each address once."""
+    """Takes the lines of readiness probes out of sshd's log."""
 
     def __init__(self) -> None:
-        self.count = 0
         self._rest = b""  # the beginning of a line
-        self._addresses: set[bytes] = set()
 
     def __call__(self, data: bytes) -> bytes:
-        """Return the lines to show of what sshd has written; an unfinished line waits for its end."""
-        *lines, rest = (self._rest + data).split(b"\n")
-        if not data or len(rest) > _LINE_BYTES:  # no end will come, or it is no line of sshd's
-            lines, rest = [*lines, rest], b""
-            return b"\n".join(line for line in lines if not self._is_hidden(line))
-        self._rest = rest
-        return b"".join(line + b"\n" for line in lines if not self._is_hidden(line))
-
-    def _is_hidden(self, line: bytes) -> bool:
-        if _FIRST.fullmatch(line):
-            return True
-        found = _SECOND.fullmatch(line)
-        if found is None:
-            return False
-        self.count += 1
-        self._name(found[1])
-        return True
-
-    def _name(self, address: bytes) -> None:
-        if address in self._addresses or len(self._addresses) == _ADDRESSES:
-            return
-        self._addresses.add(address)
-        _log.info(
-            "%s connects and leaves before an SSH banner, as readiness probes do: not logged again "
-            "(--log-level debug shows all)",
-            address.decode(errors="replace"),
-        )
+        """Return what to show of sshd's output; an unfinished line waits for its end."""
+        lines, newline, rest = (self._rest + data).rpartition(b"\n")
+        is_last = not data or len(rest) > _LINE_BYTES  # no end will come, or it is no line of sshd's
+        self._rest = b"" if is_last else rest
+        return _PROBE.sub(b"", lines + newline + (rest if is_last else b""))

@@ -1,4 +1,4 @@
-"""Which platform made this pod, and what it told us. A new contract is a value in a module, and a line here."""
+"""The platform that made this pod, and its job. A new contract is a value in a module, and a line here."""
 
 from __future__ import annotations
 
@@ -11,9 +11,8 @@ from trainer_launch.contracts import (
     torchrun_env,
     trainer_v2_runtimes,
     v1_jobs,
-    v1_pytorch,
 )
-from trainer_launch.contracts.source import Contract, Marks, Pod, Source
+from trainer_launch.contracts.source import Contract, Marks, PodInput, Source
 from trainer_launch.model import Job
 from trainer_launch.model.errors import ContractError, UsageError
 from trainer_launch.model.suggestions import did_you_mean
@@ -42,16 +41,15 @@ CONTRACTS: tuple[Contract, ...] = (
     mpi_operator.V1,
     mpi_operator.TRAINER_V2,
     v1_jobs.TENSORFLOW,
-    v1_jobs.MXNET,
     trainer_v2_runtimes.XGBOOST,
     trainer_v2_runtimes.JAX,
     v1_jobs.JAX,
     v1_jobs.PADDLE,
-    v1_pytorch.FLYTE,
-    v1_pytorch.ELASTIC,
+    v1_jobs.FLYTE_ELASTIC,
+    v1_jobs.PYTORCH_ELASTIC,
     trainer_v2_runtimes.TORCH,
     trainer_v2_runtimes.TORCHTUNE,
-    v1_pytorch.FIXED,
+    v1_jobs.PYTORCH,
     v1_jobs.XGBOOST,
     flat_platforms.INDEXED_JOB,
     trainer_v2_runtimes.PLAINML,
@@ -85,8 +83,8 @@ def find(name: str) -> Contract:
     raise UsageError(f"unknown contract {shown(name)}; {advice}")
 
 
-def read_job(pod: Pod, contract: str | None = None) -> Job:
-    """What the platform told this pod: by the contract named, else by the one detected."""
+def read_job(pod: PodInput, contract: str | None = None) -> Job:
+    """The job as the platform told it to this pod: by the contract named, else by the one detected."""
     chosen = find(contract) if contract else detect(Source(pod))
     source = Source(pod, chosen.name)
     job = trainer_v2_runtimes.with_status(source, chosen.read(source))

@@ -63,7 +63,7 @@ _LWS = Row(nodes="LWS_GROUP_SIZE", rank="LWS_WORKER_INDEX", hosts="LWS_LEADER_AD
 LEADER_WORKER_SET = Contract("leaderworkerset", Marks(any_of=_LWS.shown, none_of=_BY_HAND), _LWS.read)
 
 
-# -- Flyte 2: flyte-sdk, flyte/_bin/clustered.py and its backend's plug-in `clustered`, a JobSet --------
+# Flyte 2: flyte-sdk, flyte/_bin/clustered.py and its backend's plug-in `clustered`, a JobSet.
 
 
 def _pods_of_set(source: Source, name: str) -> Sequence[str]:
@@ -109,7 +109,7 @@ FLYTE_2 = Contract(
 )
 
 
-# -- Slurm: slurm.schedmd.com/srun.html, "OUTPUT ENVIRONMENT VARIABLES" ------------------------------------
+# Slurm: slurm.schedmd.com/srun.html, "OUTPUT ENVIRONMENT VARIABLES".
 
 
 def _hostlist(source: Source, name: str) -> Sequence[str]:
@@ -152,7 +152,7 @@ def _read_slurm(source: Source) -> Job:
 SLURM = Contract("slurm", Marks(all_of=("SLURM_JOB_ID", "SLURM_JOB_NUM_NODES"), none_of=_BY_HAND), _read_slurm)
 
 
-# -- Azure ML: learn.microsoft.com, "Distributed GPU training guide (SDK v2)" ------------------------------
+# Azure ML: learn.microsoft.com, "Distributed GPU training guide (SDK v2)".
 
 _AZURE_ML = ("WORLD_SIZE", "AZUREML_NODE_COUNT", "NODE_RANK", "MASTER_ADDR")
 
@@ -190,7 +190,7 @@ AZURE_ML = Contract(
 )
 
 
-# -- Vertex AI: cloud.google.com/vertex-ai/docs/training/distributed-training ------------------------------
+# Vertex AI: cloud.google.com/vertex-ai/docs/training/distributed-training.
 
 _POOLS = ("workerpool0", "workerpool1")
 
@@ -238,7 +238,7 @@ def _host(source: Source, text: str) -> str:
 VERTEX_AI = Contract("vertex-ai", Marks(all_of=("CLUSTER_SPEC",), none_of=_BY_HAND), _read_vertex)
 
 
-# -- Volcano: its plug-ins svc and env; its plug-in pytorch writes what a PyTorchJob has --------------------
+# Volcano: its plug-ins svc and env; its plug-in pytorch writes what a PyTorchJob has.
 
 _HOSTS = re.compile(r"VC_(\w+)_HOSTS")
 _TASKS = ("MASTER", "WORKER")
@@ -271,7 +271,7 @@ VOLCANO = Contract(
 )
 
 
-# -- plain JobSet and Indexed Job: jobset.sigs.k8s.io, "PyTorch Example" -----------------------------------
+# Plain JobSet and Indexed Job: jobset.sigs.k8s.io, "PyTorch Example".
 
 
 def _read_indexed(source: Source) -> Job:
@@ -300,7 +300,7 @@ INDEXED_JOB = Contract(
 )
 
 
-# -- Ray: docs.ray.io, KubeRay -----------------------------------------------------------------------------
+# Ray: docs.ray.io, KubeRay.
 
 
 def _refuse_ray(_source: Source) -> Job:

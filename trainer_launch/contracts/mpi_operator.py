@@ -9,7 +9,8 @@ from collections.abc import Iterable
 
 from msgspec.structs import replace
 
-from trainer_launch.contracts import flyte, names
+from trainer_launch.contracts import names
+from trainer_launch.contracts.rows import FLYTE_MARKS, is_flyte, with_flytes_words
 from trainer_launch.contracts.source import Contract, Marks, Source
 from trainer_launch.model import Job, Member, Mpi, NodeRange, Origin, hostfile
 from trainer_launch.model.value_parsers import parse_path
@@ -31,10 +32,7 @@ _SSH_FILES = ("id_rsa", "authorized_keys")
 _GPU_NAMES = ("NVIDIA_VISIBLE_DEVICES", "NVIDIA_DRIVER_CAPABILITIES")
 # A node of Trainer v2 has none of these: another kind of job whose image carries ssh keys does.
 _NOT_A_NODE = ("PET_", "JAX_", "DMLC_", "PADDLE_", "OMPI_MCA_orte_", "OMPI_MCA_plm_")
-_NOT_A_NODE_EITHER = ("TF_CONFIG", "MX_CONFIG", "COORDINATOR_ADDRESS")
-
-
-# -- v1: kubectl exec -------------------------------------------------------------------------
+_NOT_A_NODE_EITHER = ("TF_CONFIG", "COORDINATOR_ADDRESS")
 
 
 def _is_v1(source: Source) -> bool:
@@ -64,9 +62,6 @@ def _v1_launcher(source: Source) -> Job:
     source.path("I_MPI_HYDRA_BOOTSTRAP_EXEC", "intel_bootstrap_exec", default=None)
     # No implementation: variables for Open MPI and for Intel MPI are both there.
     return _launcher(source, members, Mpi(hostfile_path=path, launch_agent="kubexec", launch_agent_path=agent))
-
-
-# -- v2beta1 and Trainer v2: ssh ----------------------------------------------------------------
 
 
 def _read_v2beta1(source: Source) -> Job:
@@ -146,9 +141,6 @@ def _ssh_dirs(source: Source) -> Iterable[str]:
     return dict.fromkeys(d.rstrip("/") for d in directories if d)
 
 
-# -- the pod that runs mpirun -------------------------------------------------------------------
-
-
 def _launcher(source: Source, members: tuple[Member, ...], mpi: Mpi) -> Job:
     slots = [m.slots for m in members if m.slots is not None]
     all_have = len(slots) == len(members)
@@ -192,11 +184,8 @@ def _derive_discovered(source: Source) -> None:
     )
 
 
-# -- contracts ----------------------------------------------------------------------------------
-
-
 def _is_of_flyte(source: Source) -> bool:
-    return flyte.is_flyte(source) and (source.has(_ROLE) or _is_v1(source))
+    return is_flyte(source) and (source.has(_ROLE) or _is_v1(source))
 
 
 def _read_either(source: Source) -> Job:
@@ -205,8 +194,8 @@ def _read_either(source: Source) -> Job:
 
 FLYTE = Contract(
     "flyte-kfmpi",
-    Marks(when=_is_of_flyte, shows=(_ROLE, _AGENT, _KUBEXEC, *flyte.MARKS)),
-    flyte.reader(_read_either),
+    Marks(when=_is_of_flyte, shows=(_ROLE, _AGENT, _KUBEXEC, *FLYTE_MARKS)),
+    with_flytes_words(_read_either),
     kind="MPIJob",
 )
 V2BETA1 = Contract("mpijob-v2beta1", Marks(all_of=(_ROLE,)), _read_v2beta1, kind="MPIJob")

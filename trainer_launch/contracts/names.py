@@ -14,7 +14,7 @@ from trainer_launch.model import Member
 MAX_MEMBERS = 65_536  # a larger job gets no list of names: nobody would read it
 V1_WORKER = "-worker-"  # what is before the index in a pod's name: `<job>-worker-<i>`
 V2_NODE = "-node-0-"  # `<job>-node-0-<i>.<job>`
-V1_ROLES = ("master", "worker", "chief", "ps", "evaluator", "launcher", "scheduler", "server")
+V1_ROLES = ("master", "worker", "chief", "ps", "evaluator", "launcher")
 
 _V1 = re.compile(rf"(?P<job>.+)-(?P<role>{'|'.join(V1_ROLES)})-(?P<index>[0-9]{{1,6}})")
 _V2 = re.compile(r"(?P<group>.+)-(?P<job_index>[0-9]{1,6})-(?P<index>[0-9]{1,6})")

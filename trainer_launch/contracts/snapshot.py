@@ -11,7 +11,7 @@ from typing import Any
 import msgspec
 from msgspec import to_builtins
 
-from trainer_launch.contracts.source import MAX_FILE_BYTES, Pod
+from trainer_launch.contracts.source import MAX_FILE_BYTES, PodInput
 from trainer_launch.model import Fact, Job, Json, Member, Origin, Rendezvous
 from trainer_launch.model.errors import UsageError
 from trainer_launch.model.redaction import REDACTED, redact, redact_command, redact_file, redact_text
@@ -60,7 +60,7 @@ class _Snapshot(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only
     pod: dict[str, Any] | None = None  # for people, but for its stop signal
 
 
-def pod_from_snapshot(data: object) -> Pod:
+def pod_from_snapshot(data: object) -> PodInput:
     """The pod that a snapshot describes; a snapshot of another shape is a `UsageError`."""
     try:
         snapshot = msgspec.convert(data, _Snapshot)
@@ -79,7 +79,7 @@ def pod_from_snapshot(data: object) -> Pod:
         files = SnapshotFiles(snapshot.files)
     except UnicodeEncodeError as problem:
         raise UsageError("files in the snapshot hold characters that no file can hold; expected text") from problem
-    return Pod(
+    return PodInput(
         env=snapshot.env,
         files=files,
         hostname=snapshot.hostname,
@@ -89,7 +89,7 @@ def pod_from_snapshot(data: object) -> Pod:
     )
 
 
-def snapshot_of(pod: Pod, job: Job) -> dict[str, Json]:
+def snapshot_of(pod: PodInput, job: Job) -> dict[str, Json]:
     """The pod as a snapshot that may be shown to others, and the job that was read from it."""
     paths = dict.fromkeys((*_MARKS, *(fact.name for fact in job.facts if fact.origin is Origin.FILE)))
     contents = {path: _content(pod, path) for path in paths}
@@ -103,14 +103,11 @@ def snapshot_of(pod: Pod, job: Job) -> dict[str, Json]:
     }
 
 
-def _content(pod: Pod, path: str) -> str | None:
+def _content(pod: PodInput, path: str) -> str | None:
     data = pod.files.read(path)
     if data is None:  # there, but not for us to read: that it is there still tells the contract
         return REDACTED if pod.files.exists(path) else None
     return redact_file(path, data.decode("utf-8", "surrogateescape"))
-
-
-# -- the job object of explain --json ----------------------------------------------------------
 
 
 _AS_THEY_ARE = (

@@ -1,4 +1,4 @@
-"""Source: the one read-only view of what was injected, with getters that check and remember.
+"""Source: the only read-only view of what was injected, with getters that check and remember.
 
 Every getter returns a valid value or raises one `ContractError` that names the variable, its value, what was
 expected and the contract; every value that was read is kept as a `Fact`. No contract parses an integer itself.
@@ -43,8 +43,8 @@ class Files(Protocol):
         """Whether the path is there."""
 
 
-class Pod(Struct, frozen=True, kw_only=True):
-    """One pod's injected input: variables, files, host name, command. Live or from a snapshot."""
+class PodInput(Struct, frozen=True, kw_only=True):
+    """The input injected into a pod: variables, files, host name, command. Live or from a snapshot."""
 
     env: Mapping[str, str]
     files: Files
@@ -55,7 +55,7 @@ class Pod(Struct, frozen=True, kw_only=True):
 
 
 class Marks(Struct, frozen=True, kw_only=True):
-    """What in a pod tells that a contract applies: variables and files."""
+    """The variables and files of a pod by which a contract applies."""
 
     all_of: tuple[str, ...] = ()
     any_of: tuple[str, ...] = ()
@@ -81,14 +81,14 @@ class Marks(Struct, frozen=True, kw_only=True):
 
 
 class ReplicaTask(Struct, frozen=True):
-    """Which of a job's pods this is, as TF_CONFIG and CLUSTER_SPEC have it."""
+    """The place of a pod in its job, as TF_CONFIG and CLUSTER_SPEC have it."""
 
     type: Word
     index: Annotated[int, Meta(ge=0, le=MAX_COUNT)]
 
 
 class Contract(Struct, frozen=True):
-    """A platform: its name, how its pods are told from others, and how they are read."""
+    """A platform: its name, how its pods differ from others, and how they are read."""
 
     name: str
     marks: Marks
@@ -99,13 +99,11 @@ class Contract(Struct, frozen=True):
 class Source:
     """A pod as one contract reads it."""
 
-    def __init__(self, pod: Pod, contract: str = "") -> None:
+    def __init__(self, pod: PodInput, contract: str = "") -> None:
         self.pod = pod
         self.contract = contract
         self._facts: list[Fact] = []
         self._warnings: list[str] = []
-
-    # -- presence -----------------------------------------------------------------------------
 
     def has(self, name: str) -> bool:
         """Whether the variable is set, even to nothing."""
@@ -129,12 +127,12 @@ class Source:
 
     @property
     def facts(self) -> tuple[Fact, ...]:
-        """What was read so far, in order, each once."""
+        """The facts that were read so far, in order, each once."""
         return tuple({(fact.name, fact.field): fact for fact in self._facts}.values())
 
     @property
     def warnings(self) -> tuple[str, ...]:
-        """What is odd but can be lived with."""
+        """Sentences about oddities that do not stop a job."""
         return tuple(dict.fromkeys(self._warnings))
 
     def warn(self, sentence: str) -> None:
@@ -146,11 +144,9 @@ class Source:
         self._facts.append(Fact(name=name, value=value, origin=origin, field=field, became=became))
 
     def derive(self, **words: Json) -> None:
-        """Keep the platform's own words for what it told, by their keys in the `job` of `explain --json`."""
+        """Keep the platform's own words by their keys in the `job` of `explain --json`."""
         for key, value in words.items():
             self.note(key, "", Origin.DERIVED, key, value)
-
-    # -- variables ----------------------------------------------------------------------------
 
     def raw(self, name: str) -> str | None:
         """The value as it stands, checked for encoding and length only; None when absent."""
@@ -231,7 +227,7 @@ class Source:
         return cast("int | str | T", self._get(name, field, expected, value_parsers.parse_nproc, default))
 
     def choice(self, name: str, words: tuple[str, ...], field: str = "") -> str:
-        """One of `words`."""
+        """A word of `words`."""
         expected = f"one of {', '.join(words)}"
         return self._get(name, field, expected, lambda v: v.strip() if v.strip() in words else None, REQUIRED)
 
@@ -259,8 +255,6 @@ class Source:
         self.note(name, value, Origin.ENV, field)
         return parsed
 
-    # -- files --------------------------------------------------------------------------------
-
     def file(self, path: str, field: str = "") -> str | None:
         """A whole file as text, None when it cannot be read."""
         data = self.pod.files.read(path)
@@ -274,8 +268,6 @@ class Source:
             raise self.error(path, repr(data[:20]), "text in UTF-8") from problem
         self.note(path, f"{len(data)} bytes", Origin.FILE, field)
         return text
-
-    # -- errors -------------------------------------------------------------------------------
 
     def error(self, name: str, value: str, expected: str) -> ContractError:
         """The one sentence for a bad value."""

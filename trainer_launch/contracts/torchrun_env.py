@@ -63,7 +63,7 @@ def _warn_of_oddities(source: Source) -> None:
 
 
 def job(source: Source, nodes: NodeRange | None, nproc: int | str | None, rendezvous: Rendezvous | None) -> Job:
-    """What all jobs that torchrun may run have in common; reads what is left to read."""
+    """A job that torchrun may run; reads the variables that all such jobs have in common."""
     fixed = nodes.fixed if nodes else None
     restarts = source.index("PET_MAX_RESTARTS", "max_restarts", default=None)
     _warn_of_oddities(source)
@@ -113,7 +113,7 @@ def shows_others(source: Source) -> bool:
 
 
 def several_nodes_shown_by(source: Source) -> str | None:
-    """Which of the variables that a manifest of one's own sets shows several nodes."""
+    """The variable by which a user's own manifest shows several nodes; None: there is none."""
     named = [name for name in ("NODE_RANK", "WORLD_SIZE") if source.peek(name)]
     if named and source.peek("MASTER_ADDR") and shows_others(source):
         return named[0]

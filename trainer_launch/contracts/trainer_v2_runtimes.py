@@ -21,7 +21,7 @@ from trainer_launch.model.value_parsers import parse_endpoint, parse_host
 _INDEX = "JOB_COMPLETION_INDEX"
 
 
-# -- torch: five variables, in the trainer container or injected elsewhere --------------------------
+# Torch: five variables, in the trainer container or injected elsewhere.
 
 _FIVE = ("PET_NNODES", "PET_NPROC_PER_NODE", "PET_NODE_RANK", "PET_MASTER_ADDR", "PET_MASTER_PORT")
 
@@ -69,7 +69,7 @@ TORCH = Contract(
 )
 
 
-# -- torchtune: no master, whose address is in the command ------------------------------------------
+# Torchtune: no master, whose address is in the command.
 
 _FLAG = "--rdzv_endpoint"
 _FLAGS = (_FLAG, "--rdzv-endpoint")  # torchrun takes both spellings
@@ -128,7 +128,7 @@ TORCHTUNE = Contract(
 )
 
 
-# -- JAX: one process per node, whatever the number of GPUs -----------------------------------------
+# JAX: one process per node, whatever the number of GPUs.
 
 JAX = Contract(
     "trainer-v2-jax",
@@ -145,11 +145,10 @@ JAX = Contract(
 )
 
 
-# -- XGBoost: DMLC_TASK_ID counts pods while DMLC_NUM_WORKER counts workers -------------------------
+# XGBoost: DMLC_TASK_ID counts pods while DMLC_NUM_WORKER counts workers.
 
 XGBOOST = Contract(
     "trainer-v2-xgboost",
-    # DMLC_NUM_WORKER alone is no mark: an MXJob has it too.
     Marks(all_of=("DMLC_TRACKER_URI",), shows=("DMLC_TRACKER_PORT", "DMLC_TASK_ID", "DMLC_NUM_WORKER")),
     Row(
         nodes="DMLC_NUM_WORKER",
@@ -165,7 +164,7 @@ XGBOOST = Contract(
 )
 
 
-# -- Flux: no variable at all, only files and a replaced command ------------------------------------
+# Flux: no variable at all, only files and a replaced command.
 
 _ENTRYPOINT = "/etc/flux-config/entrypoint.sh"
 _HOSTLIST = "/mnt/flux/config/etc/flux/system/hostlist"
@@ -209,9 +208,6 @@ def _user_command(command: tuple[str, ...]) -> str | None:
 FLUX = Contract("trainer-v2-flux", Marks(files=(_ENTRYPOINT,)), _read_flux)
 
 
-# -- PlainML; and every other Indexed Job of which nothing but the completion index is known ---------
-
-
 def _read_plainml(source: Source) -> Job:
     """Read the completion index, and torchrun's variables where the user set some by hand.
 
@@ -219,7 +215,7 @@ def _read_plainml(source: Source) -> Job:
     """
     index = source.index(_INDEX, "node_rank")
     by_hand = torchrun_env.by_hand(source)
-    # A container that nobody told anything sees index 0 too: only a higher one proves that there are ranks.
+    # A container into which nothing is injected sees index 0 too: only a higher one proves that there are ranks.
     rank = index or None
     return replace(
         by_hand,
@@ -233,8 +229,6 @@ def _read_plainml(source: Source) -> Job:
 
 PLAINML = Contract("trainer-v2-plainml", Marks(all_of=(_INDEX,)), _read_plainml)
 
-
-# -- the status server --------------------------------------------------------------------------
 
 METHOD = "POST"
 

@@ -1,20 +1,23 @@
-"""Of the v1 operator: TFJob, XGBoostJob (LightGBM runs in it, too), PaddleJob, JAXJob and, up to 1.8, MXJob.
+"""The v1 operator's TFJob, XGBoostJob (LightGBM runs in it, too), PaddleJob, JAXJob and PyTorchJob.
 
-Each is read by the variables of its row in `v1_table`. PyTorchJob has a module of its own.
+Each is read by the variables of its row in `v1_table`. A PyTorchJob has a Master, or Workers only, or an
+elasticPolicy, in which Flyte's multi-node Elastic starts torch elastic itself. Up to 1.6 it has no PET_*, and
+writes the same general names as an XGBoostJob with one replica.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Annotated, TypeAlias
+from functools import partial
+from typing import TypeAlias
 
-from msgspec import Meta, Struct, field
+from msgspec import Struct, field
 from msgspec.structs import replace
 
-from trainer_launch.contracts import names, v1_table
-from trainer_launch.contracts.rows import Row
+from trainer_launch.contracts import names, torchrun_env, v1_table
+from trainer_launch.contracts.rows import FLYTE_MARKS, Row, is_flyte, with_flytes_words
 from trainer_launch.contracts.source import Contract, Marks, ReplicaTask, Source, Word
-from trainer_launch.model import Endpoint, Job, Member, NodeRange
+from trainer_launch.model import Endpoint, Job, Member, NodeRange, Origin, Rendezvous
 from trainer_launch.model.errors import ContractError
 from trainer_launch.model.value_parsers import parse_endpoint, parse_host
 
@@ -44,7 +47,7 @@ JAX = Contract(
 )
 
 
-# -- XGBoostJob: WORLD_SIZE counts pods, and each pod is one process ------------------------------
+# XGBoostJob: WORLD_SIZE counts pods, and each pod is one process.
 
 _XGBOOST = v1_table.XGBOOST
 _WORKERS, _WORKER_PORT = _XGBOOST.variable("workers"), _XGBOOST.variable("worker_port")
@@ -80,7 +83,7 @@ XGBOOST = Contract(
 )
 
 
-# -- PaddleJob: collective, or with parameter servers; Paddle's own launcher gives the ranks ---------
+# PaddleJob: collective, or with parameter servers; Paddle's own launcher gives the ranks.
 
 _PADDLE = v1_table.PADDLE
 _MASTER, _JOB_ID, _NNODES = (_PADDLE.variable(value) for value in ("address", "job", "nodes"))
@@ -121,7 +124,7 @@ PADDLE = Contract(
 )
 
 
-# -- TFJob: TF_CONFIG has all nodes' addresses by their roles ----------------------------------------
+# TFJob: TF_CONFIG has all nodes' addresses by their roles.
 
 
 class _TfConfig(Struct, frozen=True, kw_only=True):
@@ -158,13 +161,13 @@ def _addresses(source: Source, cluster: _Cluster, role: str) -> dict[str, Endpoi
     if isinstance(cluster.get(role), dict) and role != "worker":
         raise _bad(source, role, "an object", "a list")
     by_index = entry if isinstance(entry, dict) else {str(index): text for index, text in enumerate(entry)}
-    found: dict[str, Endpoint] = {}
+    addresses: dict[str, Endpoint] = {}
     for index, text in sorted(by_index.items(), key=lambda pair: pair[0].rjust(20)):
         address = parse_endpoint(text, None, least_port=1)
         if address is None or not index.isdecimal():
             raise _bad(source, f"{role}.{index[:20]}", text, "HOST:PORT, under a pod's index")
-        found[index] = address
-    return found
+        addresses[index] = address
+    return addresses
 
 
 def _full(source: Source, config: _TfConfig, cluster: _Cluster) -> Job:
@@ -209,7 +212,7 @@ def _sparse(source: Source, config: _TfConfig, cluster: _Cluster) -> Job:
     task = config.task
     workers = {index: str(address) for index, address in _addresses(source, cluster, "worker").items()}
     servers = tuple(map(str, _addresses(source, cluster, "ps").values()))
-    own = None  # chief, master and evaluator are told no address
+    own = None  # chief, master and evaluator get no address
     if task.type == "worker":
         own = workers.get(str(task.index))
     elif task.type == "ps":  # it sees only itself, first in the list, whatever its index
@@ -230,66 +233,208 @@ def _sparse(source: Source, config: _TfConfig, cluster: _Cluster) -> Job:
 TENSORFLOW = Contract("tfjob-v1", Marks(all_of=(_TF_CONFIG,)), _read_tensorflow, kind=v1_table.TENSORFLOW.name)
 
 
-# -- MXJob: MX_CONFIG, and the DMLC_* variables of MXNet's parameter servers ---------------------------
-
-_MX = v1_table.MXNET
-_MX_CONFIG, _URI, _ROLE, _WORKER_ID = (_MX.variable(value) for value in ("config", "host", "role", "worker_index"))
-
-
-class _MxAddress(Struct, frozen=True):
-    url: str
-    port: Annotated[int, Meta(ge=1, le=65535)]
+def _fits(source: Source) -> bool:
+    if source.has_any("JOB_COMPLETION_INDEX", "PET_RDZV_ENDPOINT"):
+        return False
+    return _has_master(source) or _is_worker_only(source) or v1_table.may_be_pytorch(source)
 
 
-class _MxConfig(Struct, frozen=True):
-    task: ReplicaTask
-    cluster: dict[Word, list[_MxAddress]]
+def _has_master(source: Source) -> bool:
+    return source.has_any("RANK", "WORLD_SIZE") and source.has_any("PET_NODE_RANK", "PET_MASTER_ADDR")
 
 
-def _read_mxnet(source: Source) -> Job:
-    """Read MX_CONFIG, and check that DMLC_* says the same."""
-    config = source.json(_MX_CONFIG, _MxConfig, "cluster")
-    task, by_role = config.task, {role: config.cluster[role] for role in sorted(config.cluster)}
-    for address in (address for addresses in by_role.values() for address in addresses):
-        if parse_host(address.url) is None:
-            raise source.error(f"{_MX_CONFIG} at cluster", address.url, "a host name")
-    own = next(iter(by_role.get(task.type, [])[task.index : task.index + 1]), None)
-    if own is None:
-        expected = "a type and index that cluster has"
-        raise source.error(f"{_MX_CONFIG} at task", f"{task.type} {task.index}", expected)
-    role = source.text(_ROLE, "role", default=task.type)
-    if role != task.type:
-        raise source.error(_ROLE, role, f"the task's type in MX_CONFIG, which is {task.type}")
-    worker = source.index(_WORKER_ID, "task_index", default=task.index)
-    if task.type == "worker" and worker != task.index:
-        raise source.error(_WORKER_ID, str(worker), f"the task's index in MX_CONFIG, which is {task.index}")
-    root = _root(source)
-    source.derive(
-        self_address=f"{own.url}:{own.port}",
-        num_workers=source.count(_MX.variable("workers"), "num_workers", least=0, default=None),
-        num_servers=source.count(_MX.variable("servers"), "num_servers", least=0, default=None),
-        task_type=task.type,
-        task_index=task.index,
-        cluster={role: tuple(f"{pod.url}:{pod.port}" for pod in pods) for role, pods in by_role.items()},
+def _is_worker_only(source: Source) -> bool:
+    if not source.has("PET_NNODES") or v1_table.is_owned(source):
+        return False
+    if source.has_any("RANK", "PET_NODE_RANK", "PET_MASTER_ADDR"):
+        return False
+    return source.has("PYTHONUNBUFFERED") or _own_name(source) is not None
+
+
+def _own_name(source: Source) -> names.V1Name | None:
+    own = names.split_v1(source.pod.hostname)
+    return own if own and own.role in ("master", "worker") else None
+
+
+def _read(source: Source) -> Job:
+    """Read whichever of the three forms is there."""
+    if source.has_any("PET_NODE_RANK", "PET_MASTER_ADDR"):
+        return _with_master(source)
+    if source.has("PET_NNODES"):
+        return _worker_only(source)
+    return _up_to_1_6(source)
+
+
+def _with_master(source: Source) -> Job:
+    nodes = source.node_range("PET_NNODES", "nodes")
+    nproc = source.nproc("PET_NPROC_PER_NODE", "nproc_per_node", default=None)
+    rank = source.index(v1_table.ROW.rank, "node_rank", below=nodes.max)
+    _same(source, "rank", str(rank), str(source.index("PET_NODE_RANK")))
+    master, plain = torchrun_env.master(source), v1_table.plain_master(source)
+    _same(source, "host", plain.host, master.host)
+    _same(source, "port", str(plain.port), str(master.port))
+    env_world_size = source.count("WORLD_SIZE", "env_world_size")
+    _check_world_size(source, env_world_size, nodes, nproc)
+    job = torchrun_env.job(source, nodes, nproc, torchrun_env.rendezvous(source, master))
+    v1_table.derive_ranks(source, env_world_size, rank)
+    own = _own_name(source)
+    return replace(
+        job,
+        role=own.role if own else ("master" if rank == 0 else "worker"),
+        node_rank=rank,
+        hostname_index=own.index if own else None,
+        coordinator=master,
+        is_coordinator=rank == 0,
+        members=_members(master.host, nodes.max),
     )
-    hosts = [pod.url for pods in by_role.values() for pod in pods]
-    return Job(
-        role=task.type,
-        nodes=NodeRange(len(hosts), len(hosts)),
-        coordinator=root,
-        is_coordinator=task.type == "scheduler" and task.index == 0,
-        members=tuple(map(Member, hosts)),
-        engine="plain",
+
+
+def _worker_only(source: Source) -> Job:
+    nodes = source.node_range("PET_NNODES", "nodes")
+    nproc = source.nproc("PET_NPROC_PER_NODE", "nproc_per_node", default=None)  # 1.7 wrote it with a Master only
+    own = _own_name(source)
+    members = names.members_like(f"{own.job}{names.V1_WORKER}0", names.V1_WORKER, nodes.max) if own else None
+    if own:
+        source.note("hostname", source.pod.hostname, Origin.HOSTNAME, "hostname_index")
+        source.warn("a PyTorchJob without a Master gives no rank: it has to come from the host name")
+    return replace(
+        torchrun_env.job(source, nodes, nproc, torchrun_env.given_rendezvous(source)),
+        role=own.role if own else "worker",
+        hostname_index=own.index if own else None,
+        coordinator=None,
+        is_coordinator=own.index == 0 if own else None,
+        members=members,
     )
 
 
-def _root(source: Source) -> Endpoint | None:
-    # Without a scheduler the operator writes "" and 0.
-    if source.blank(_URI):
+def _up_to_1_6(source: Source) -> Job:
+    job = v1_table.ROW.read(source)
+    master = v1_table.plain_master(source)
+    first = master.host
+    if job.role == "master" and first == "localhost" and job.hostname_index is not None:
+        first = source.pod.hostname  # up to 1.3 its MASTER_ADDR is this
+        source.warn("MASTER_ADDR is localhost on the master: the workers know it by its host name")
+    source.derive(env_rank_means="node")
+    return replace(
+        job,
+        rendezvous=Rendezvous(kind="static", backend="static", endpoint=master),
+        members=_members(first, source.count(v1_table.ROW.nodes, "nodes")),
+        engine="torchrun",
+    )
+
+
+def _same(source: Source, value: str, expected: str, actual: str) -> None:
+    """Check that both variables that hold this value of the row hold the same."""
+    name, other = v1_table.PYTORCH.variables(value)
+    if actual != expected:
+        raise source.error(other, actual, f"the same as {name}, which is {expected[:60]}")
+
+
+def _check_world_size(source: Source, size: int, nodes: NodeRange, nproc: int | str | None) -> None:
+    # pods x nproc, where a word counts as 1
+    expected = nodes.max * nproc if isinstance(nproc, int) else nodes.max
+    if size not in (expected, nodes.max):
+        raise source.error("WORLD_SIZE", str(size), f"PET_NNODES x PET_NPROC_PER_NODE, which is {expected}")
+    if size != expected:
+        source.warn(f"WORLD_SIZE is {size} and counts pods: PET_NNODES x PET_NPROC_PER_NODE is {expected}")
+
+
+def _members(master: str, pods: int) -> tuple[Member, ...] | None:
+    if pods == 1:
+        return (Member(master),)
+    label, dot, domain = master.partition(".")
+    if not label.endswith("-master-0"):
         return None
-    host = source.host(_URI, "master_addr")
-    port = source.port(_MX.variable("port"), "master_port", least=0)
-    return Endpoint(host, port) if port else None
+    worker_0 = f"{label.removesuffix('-master-0')}{names.V1_WORKER}0{dot}{domain}"
+    workers = names.members_like(worker_0, names.V1_WORKER, pods - 1)
+    return None if workers is None else (Member(master), *workers)
 
 
-MXNET = Contract("mxjob-v1", Marks(all_of=(_MX_CONFIG,), shows=(_ROLE, _URI)), _read_mxnet, kind=_MX.name)
+def _read_elastic(source: Source, engine: str) -> Job:
+    """Read a PyTorchJob with `elasticPolicy`: PET_RDZV_*, a range of nodes, ranks only with a Master."""
+    nodes = source.node_range("PET_NNODES", "nodes", default=None)
+    nproc = source.nproc("PET_NPROC_PER_NODE", "nproc_per_node", default=None)
+    meeting = torchrun_env.rendezvous(source, None)
+    own = names.split_v1(source.pod.hostname)
+    host = meeting.endpoint.host if meeting.endpoint else None
+    if own:
+        source.note("hostname", source.pod.hostname, Origin.HOSTNAME, "hostname_index")
+    made = torchrun_env.job(source, nodes, nproc, meeting)
+    return replace(
+        made,
+        role=own.role if own else "worker",
+        hostname_index=own.index if own else None,
+        is_coordinator=_is_host(host, meeting.backend, own) if own and host else None,
+        members=_elastic_workers(host, own, nodes),
+        engine=engine,
+        rank_behind_workers=_master_too(source, own, nodes, nproc),
+    )
+
+
+def _is_host(host: str, backend: str | None, own: names.V1Name) -> bool:
+    """Whether this pod is the one that the endpoint names; behind a name that is no pod's, worker 0 hosts.
+
+    Such as a Service, or a rehearsal's loopback address. Backends other than c10d have a server of their own.
+    """
+    named = names.split_v1(host)
+    if named is not None and named.job == own.job:
+        return named == own
+    return backend == torchrun_env.C10D and (own.role, own.index) == ("worker", 0)
+
+
+def _elastic_workers(
+    host: str | None, own: names.V1Name | None, nodes: NodeRange | None
+) -> tuple[Member, ...] | None:
+    if nodes is None:
+        return None
+    # The endpoint may be an etcd server; then only the own name shows the pattern.
+    worker_0 = host if host and names.first_label(host).endswith(f"{names.V1_WORKER}0") else None
+    if worker_0 is None and own and own.role == "worker":
+        worker_0 = f"{own.job}{names.V1_WORKER}0"
+    return names.members_like(worker_0, names.V1_WORKER, nodes.max) if worker_0 else None
+
+
+def _master_too(
+    source: Source, own: names.V1Name | None, nodes: NodeRange | None, nproc: int | str | None
+) -> int | None:
+    # Master plus elasticPolicy writes both sets: PET_NNODES counts workers only, WORLD_SIZE and RANK count all.
+    if not all(map(source.has, ("MASTER_ADDR", "RANK", "WORLD_SIZE"))):
+        return None
+    source.warn(
+        "the job has a Master and an elasticPolicy: torchrun ignores the ranks, and one pod may be too many"
+    )
+    size = source.count("WORLD_SIZE", "env_world_size")
+    v1_table.derive_ranks(source, size, source.index("RANK", "env_rank"))
+    is_master = own is not None and own.role == "master"
+    return _behind_workers(size, nodes, nproc) if is_master and nodes else None
+
+
+def _behind_workers(size: int, nodes: NodeRange, nproc: int | str | None) -> int:
+    """The Master's rank: the workers have their indices, and its own index is that of worker 0."""
+    # WORLD_SIZE counts pods, in newer operators times nproc: where both can be, the larger rank is free as well.
+    times = nproc if isinstance(nproc, int) and size > nodes.max + 1 and size % nproc == 0 else 1
+    return size // times - 1
+
+
+# v1 pods never have a completion index; a Trainer v2 pod in which somebody set the endpoint by hand does.
+_NO_INDEX = ("JOB_COMPLETION_INDEX",)
+
+
+PYTORCH = Contract(
+    "pytorchjob-v1",
+    Marks(when=_fits, shows=("PET_NNODES", "PET_NODE_RANK", "PET_MASTER_ADDR", *v1_table.NAMES)),
+    _read,
+    kind=v1_table.PYTORCH.name,
+)
+FLYTE_ELASTIC = Contract(
+    "flyte-elastic",
+    Marks(all_of=("PET_RDZV_ENDPOINT",), none_of=_NO_INDEX, when=is_flyte, shows=FLYTE_MARKS),
+    with_flytes_words(partial(_read_elastic, engine="plain")),  # a second agent around flytekit's would be wrong,
+    kind=v1_table.PYTORCH.name,
+)
+PYTORCH_ELASTIC = Contract(
+    "pytorchjob-v1-elastic",
+    Marks(all_of=("PET_RDZV_ENDPOINT",), none_of=_NO_INDEX, shows=("PET_NNODES", "PET_RDZV_BACKEND")),
+    partial(_read_elastic, engine="torchrun"),
+    kind=v1_table.PYTORCH.name,
+)

@@ -1,6 +1,6 @@
 """The kinds of the v1 operator, one row each: contracts read a pod by it, a rehearsal writes the pod by it.
 
-kubeflow/trainer release-1.9: pkg/controller.v1 and pkg/apis/kubeflow.org/v1; MXJob: v1.8.1.
+kubeflow/trainer release-1.9: pkg/controller.v1 and pkg/apis/kubeflow.org/v1.
 """
 
 from __future__ import annotations
@@ -141,28 +141,8 @@ JAX = V1Kind(
         "PROCESS_ID": "{rank}",
     },
 )
-MXNET = V1Kind(
-    name="MXJob",
-    specs="mxReplicaSpecs",
-    roles=("Scheduler", "Server", "Worker"),
-    leaders=("scheduler",),
-    needs_leader=True,
-    container=("mxnet", "mxjob-port", 9091),
-    restart="Never",
-    env={
-        "MX_CONFIG": "{config}",
-        "DMLC_PS_ROOT_PORT": "{port}",
-        "DMLC_PS_ROOT_URI": "{host}",
-        "DMLC_NUM_SERVER": "{servers}",
-        "DMLC_NUM_WORKER": "{workers}",
-        "DMLC_ROLE": "{role}",
-        "DMLC_USE_KUBERNETES": "1",
-        "DMLC_WORKER_ID": "{worker_index}",
-    },
-    fields=("jobMode",),
-)
 
-KINDS = {kind.name: kind for kind in (PYTORCH, TENSORFLOW, XGBOOST, PADDLE, JAX, MXNET)}
+KINDS = {kind.name: kind for kind in (PYTORCH, TENSORFLOW, XGBOOST, PADDLE, JAX)}
 
 # Pods that carry only the general names MASTER_ADDR, RANK and WORLD_SIZE: PyTorchJob up to 1.6, and XGBoostJob.
 NAMES = ("MASTER_ADDR", "MASTER_PORT", "RANK", "WORLD_SIZE", "PYTHONUNBUFFERED")
@@ -182,7 +162,6 @@ _XGBOOST_PORT = "9999"
 _OWNED = (
     "JOB_COMPLETION_INDEX",
     "TF_CONFIG",
-    "MX_CONFIG",
     "DMLC_TRACKER_URI",
     "JAX_COORDINATOR_ADDRESS",
     "COORDINATOR_ADDRESS",
@@ -217,7 +196,7 @@ def may_be_pytorch(source: Source) -> bool:
     """Whether an old PyTorchJob may have made the pod."""
     if not _is_general(source) or source.has("WORKER_ADDRS"):
         return False
-    return not _is_one_replica(source) or not _hints_at_xgboost(source)
+    return not _has_single_replica(source) or not _hints_at_xgboost(source)
 
 
 def may_be_xgboost(source: Source) -> bool:
@@ -226,12 +205,12 @@ def may_be_xgboost(source: Source) -> bool:
         return False
     if source.has("WORKER_ADDRS"):
         return True
-    if not _is_one_replica(source):  # an XGBoostJob with more than one replica always writes WORKER_ADDRS
+    if not _has_single_replica(source):  # an XGBoostJob with more than one replica always writes WORKER_ADDRS
         return False
     return _hints_at_xgboost(source) or not _hints_at_pytorch(source)
 
 
-def _is_one_replica(source: Source) -> bool:
+def _has_single_replica(source: Source) -> bool:
     return source.peek("WORLD_SIZE") == "1"
 
 

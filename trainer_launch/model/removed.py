@@ -25,6 +25,7 @@ SUCCESSORS: Mapping[str, str] = {
     "--listen-address": "remove it: sshd listens on all addresses; restrict its port by a NetworkPolicy",
     "--numa-binding": "use torchrun --numa-binding in the command, or PET_NUMA_BINDING",
     "--write-reference": "use --report FILE.json, which --reference reads",
+    "--state-dir": "use --report FILE.json; set TRAINER_LAUNCH_REPORT for preflight and for run",
     "--exit-warning": "use --policy CHECK=fatal for each check whose warnings should end the pod",
     "--fatal": "use --policy CHECK=fatal",
     "--skip": "use --policy CHECK=off",

@@ -258,11 +258,9 @@ class Settings:
         None, description="directories to test for checkpoints; shared:PATH must be one directory for all nodes"
     )
     report: str | None = _option(
-        None, description="file for the report: .html is a page for people, .json is data, which --reference reads"
-    )
-    state_dir: str | None = _option(
         None,
-        description="directory shared by the pod's containers: preflight saves its results there for run",
+        description="file for preflight's report: .html is a page for people, .json is data, which --reference "
+        "reads; run reads the .json that the pod's init container has left there",
     )
     prefix: bool = _option(False, description="prefix each worker's lines with [node:rank]")
     output_limit: int = _option(

@@ -19,9 +19,9 @@ from msgspec import Struct
 
 from trainer_launch.host import process_tree, runtime_directory
 from trainer_launch.host.deadline_subprocess import OUTPUT_BYTES, Ended
+from trainer_launch.model import Member
 from trainer_launch.model.errors import UsageError
 from trainer_launch.mpi import ssh_client
-from trainer_launch.mpi.host_list import HostList
 from trainer_launch.mpi.ssh_client import SshClient
 from trainer_launch.planning.mpi import KUBEXEC, OWN, SSH, Spec
 from trainer_launch.planning.mpi_options import MCA_VARIABLES, SSH_PORT, Typed
@@ -112,18 +112,20 @@ class HostAccess(Struct, frozen=True, kw_only=True):
         return self.client.argv(host, word)
 
 
-def prepared(spec: Spec, typed: Typed, env: Mapping[str, str], hosts: HostList) -> HostAccess:
-    """Find out how hosts are reached, and write what ssh needs. Starts children, and waits for them.
+def prepared(spec: Spec, typed: Typed, env: Mapping[str, str], members: Sequence[Member] | None) -> HostAccess:
+    """Find out how hosts are reached, and write what ssh needs; `members` is None where mpirun runs here alone.
+
+    Starts children, and waits for them.
 
     Raises:
         LaunchError: there is no key, or no ssh.
     """
     port = spec.task.settings.ssh_port or typed.number_of(*SSH_PORT)
-    client = _client(spec, env, port) if hosts.exists and spec.reach == SSH else None
+    client = _client(spec, env, port) if members is not None and spec.reach == SSH else None
     ssh = own_ssh(typed, env) if spec.reach == OWN else None
     probed = client.port if client is not None else None
     if ssh is not None:
-        host = next((member.host for member in hosts.members), "trainer-launch.invalid")
+        host = next((member.host for member in members or ()), "trainer-launch.invalid")
         probed = port or ssh_client.configured_port(ssh, host) or _SSH_PORT
     return HostAccess(
         spec=spec,
@@ -139,7 +141,7 @@ def prepared(spec: Spec, typed: Typed, env: Mapping[str, str], hosts: HostList) 
 def _client(spec: Spec, env: Mapping[str, str], port: int | None) -> SshClient:
     folder = f"{spec.task.trial.scratch}/{runtime_directory.SSH}"
     if any(c.isspace() for c in folder):
-        raise UsageError(f"mpirun takes no folder with a blank in its name, and {folder!r} has one; set TMPDIR")
+        raise UsageError(f"mpirun cannot use the folder {folder!r}, which has a blank in its name; set TMPDIR")
     checks = not spec.task.settings.insecure_host_keys
     return ssh_client.prepared(spec.task.job, folder, port=port, check_host_keys=checks, path=env.get("PATH"))
 
@@ -190,7 +192,7 @@ class _Command:
             self._opened = opened.pop_all()
 
     def ended(self, status: int | None) -> Ended:
-        """How it ended, with what it has said; None: it was killed at its deadline."""
+        """How it ended, with its output; None: it was killed at its deadline."""
         self.popen.returncode = -1 if status is None else status  # the system has collected it, or will
         with self._opened:
             stdout, stderr = (os.pread(output.fileno(), OUTPUT_BYTES, 0) for output in self._outputs)
@@ -198,7 +200,7 @@ class _Command:
 
 
 class HostCommands:
-    """Those that are under way, and those that wait for their turn.
+    """Commands on hosts: those that are under way, and those that wait for their turn.
 
     They are no part of the job: signals to everything below the launcher spare them.
     """

@@ -39,7 +39,7 @@ Work: TypeAlias = Callable[[], Done]
 
 
 class HostStage(IntEnum):
-    """What a host has to pass, in order."""
+    """The stages that a host has to pass, in order."""
 
     DNS = 0
     PORT = 1
@@ -62,7 +62,7 @@ class Readiness(Struct, frozen=True):
 
 
 def summary(readiness: Mapping[str, Readiness], most: int = 5) -> str:
-    """One line for a log."""
+    """How many hosts are ready and what the others wait for, as a line of the log."""
     missing = stuck(readiness)
     words = listed([f"{host} ({why})" for host, why in missing.items()], most, "; ")
     return f"{len(readiness) - len(missing)} of {counted(len(readiness), 'host')} ready; waiting for {words}"
@@ -74,12 +74,12 @@ def stuck(readiness: Mapping[str, Readiness]) -> dict[str, str]:
 
 
 def ready(readiness: Mapping[str, Readiness]) -> frozenset[str]:
-    """Who has passed everything."""
+    """The hosts that have passed all stages."""
     return frozenset(host for host, reached in readiness.items() if reached.stage is HostStage.READY)
 
 
 class _Target:
-    """One host, and the attempt that is under way."""
+    """A host, and the attempt that is under way."""
 
     def __init__(self, name: str) -> None:
         self.name = name
@@ -91,7 +91,7 @@ class _Target:
 
     @property
     def is_due(self) -> bool:
-        """Whether it is not ready, and nothing is under way."""
+        """Whether the host is not ready, and no attempt is under way."""
         return self.reached.stage is not HostStage.READY and not self.is_busy
 
     def reach(self, stage: HostStage, why: str) -> None:
@@ -101,10 +101,17 @@ class _Target:
 
 
 class Probes:
-    """The hosts that are looked at, and what was seen; without a port their names are all that can be looked at."""
+    """The hosts that are probed, and their readiness; without a port only their names can be probed."""
 
-    def __init__(self, threads: Threads, port: int | None, log_in: LogIn, *, over_ssh: bool = True) -> None:
-        self._threads, self._port, self._log_in, self._over_ssh = threads, port, log_in, over_ssh
+    def __init__(
+        self,
+        threads: Threads,
+        port: int | None,
+        log_in: LogIn = lambda _: "not asked yet",
+        *,
+        over_ssh: bool = True,
+    ) -> None:
+        self._threads, self._port, self.log_in, self._over_ssh = threads, port, log_in, over_ssh
         self._targets: dict[str, _Target] = {}
         self._must_log_in = False
         self._at_rest = False
@@ -123,7 +130,7 @@ class Probes:
 
     @property
     def readiness(self) -> dict[str, Readiness]:
-        """What was seen of each host, in the order in which they were named."""
+        """The stage of each host, in the order in which they were named."""
         return {name: target.reached for name, target in self._targets.items()}
 
     @property
@@ -188,7 +195,7 @@ class Probes:
         return Readiness(HostStage.READY, "")
 
     def _key(self, target: _Target) -> Readiness:
-        why = self._log_in(target.name)
+        why = self.log_in(target.name)
         return Readiness(HostStage.READY, "") if why is None else Readiness(HostStage.KEY, why)
 
 

@@ -1,26 +1,40 @@
-"""mpirun as the job starts it, again and again; what it says is listened to on its way to our own output."""
+"""mpirun and horovodrun as the job starts them, again and again; their output is read on its way to our own.
+
+Both need hosts, ssh and restarts. horovodrun gets an `ssh` of ours, which checks host keys. In an elastic job
+Horovod itself adds and drops hosts while it trains; it asks a script of ours each second, which prints the hosts
+that the launcher can reach.
+"""
 
 from __future__ import annotations
 
 import os
+import shlex
 import shutil
 import threading
 from abc import ABC, abstractmethod
 from collections import deque
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from pathlib import Path
 
 from msgspec.structs import replace
 
-from trainer_launch.host import executables, files, logs, runtime_directory
-from trainer_launch.model import Death, Destination, Member, Process
+from trainer_launch.host import executables, files, logs, network, runtime_directory
+from trainer_launch.model import Death, Destination, Member, Process, exit_codes, hostfile
 from trainer_launch.model.errors import NodeError
 from trainer_launch.model.units import counted
 from trainer_launch.mpi import mpirun_command, mpirun_messages, rank_environment
 from trainer_launch.mpi.host_access import HostAccess
 from trainer_launch.mpi.mpirun_command import Dialect
-from trainer_launch.mpi.mpirun_messages import MpirunEnd, Said, heard
+from trainer_launch.mpi.mpirun_messages import (
+    MpirunEnd,
+    MpirunReport,
+    rank_and_text,
+    with_line,
+    with_line_of_horovod,
+)
+from trainer_launch.mpi.rank_environment import but_secrets
 from trainer_launch.planning import mpi_options
-from trainer_launch.planning.mpi_options import Typed
+from trainer_launch.planning.mpi_options import COOLDOWN, INTERFACES, MIN_NUMBER, Typed
 
 _LAST_LINES = 400  # of all ranks together
 _KEPT_LINES = 60
@@ -34,10 +48,12 @@ _MANAGERS = dict.fromkeys(("SLURM_JOB_ID", "SLURM_JOBID", "SLURM_NODELIST", "SLU
     "LSB_MCPU_HOSTS": "blaunch",
     "COBALT_NODEFILE": "aprun",
 }
+# Without a cooldown Horovod never takes a host back that has failed once; it doubles from the first to the second.
+_COOLDOWN_S = ("2", "30")
 
 
 class HostedProgram(ABC):
-    """A program that runs ranks on the job's hosts: its command, and what it says."""
+    """A program that runs ranks on the job's hosts: its command, and its messages."""
 
     adds_hosts = False  # it adds and drops hosts itself
     hands_signals_on = True  # to its ranks
@@ -73,7 +89,7 @@ class HostedProgram(ABC):
     def process(
         self, members: Sequence[Member], everyone: Sequence[Member], number: int, addresses: Mapping[str, str]
     ) -> Process:
-        """What is started for the `number`th time on these hosts of all, found at these addresses.
+        """The process to start for the `number`th time on these hosts of all, which have these addresses.
 
         Raises:
             NodeError: the list of hosts cannot be written.
@@ -83,14 +99,12 @@ class HostedProgram(ABC):
         """Nothing new is to be started on any host."""
 
     def offer(self, members: Sequence[Member]) -> None:  # noqa: B027
-        """These hosts are there."""
-
-    # -- what it says -------------------------------------------------------------------------
+        """Name the hosts that are there now."""
 
     def _begin(self) -> None:
-        """Forget what the last start has said."""
+        """Forget the messages of the last start."""
         with self._lock:
-            self._said = Said()
+            self._report = MpirunReport()
             self._open = set(self._streams)
             self._rests = dict.fromkeys(self._streams, b"")
             self._lines: deque[str] = deque(maxlen=_LAST_LINES)
@@ -100,36 +114,36 @@ class HostedProgram(ABC):
         if stream not in self._streams or process != self.name:
             return
         with self._lock:
-            lost = self._said.lost
+            lost = self._report.lost
             *lines, rest = (self._rests[stream] + data).split(b"\n")
             self._rests[stream] = rest[-_LINE_BYTES:]
             for line in lines if data else [rest]:
                 self._hear(line[:_LINE_BYTES].decode(errors="replace").rstrip(), stream)
             if not data:
                 self._open.discard(stream)
-            is_news = not data or self._said.lost != lost
+            is_news = not data or self._report.lost != lost
         if is_news:
             self._wake()
 
     @property
     def lost(self) -> str | None:
-        """The host that it says it has lost, by its name."""
-        return self._said.lost
+        """The host that the program reports as lost, by its name."""
+        return self._report.lost
 
     def forget_lost(self) -> None:
-        """It goes on without that host."""
+        """Forget the lost host: the program goes on without it."""
         with self._lock:
-            self._said = replace(self._said, lost=None)
+            self._report = replace(self._report, lost=None)
 
     @property
     def is_quiet(self) -> bool:
-        """Whether all that it had to say was heard."""
+        """Whether all of its output was read."""
         return not self._open
 
     def end(self, death: Death, members: Sequence[Member]) -> MpirunEnd:
-        """How it ended on these hosts, with what it has said."""
+        """How the program ended on these hosts, with its messages."""
         with self._lock:
-            end = MpirunEnd(death, self._said, tuple(self._last_lines())[-_KEPT_LINES:], self.is_hydras)
+            end = MpirunEnd(death, self._report, tuple(self._last_lines())[-_KEPT_LINES:], self.is_hydras)
         # Open MPI 4 gives ranks of this host the first numbers, wherever the list has it.
         has_own = any(self._access.is_own(member.host) for member in members)
         fills_slots = not has_own and mpi_options.fills_slots(self.typed, self._process.env)
@@ -156,12 +170,12 @@ class HostedProgram(ABC):
         """Take in a line of its output."""
 
     def _last_lines(self) -> Iterable[str]:
-        """Of what it said, what tells the cause of its end."""
+        """The lines of its output that may name the cause of its end."""
         return self._lines
 
 
 class Mpirun(HostedProgram):
-    """mpirun; Hydra says on stdout how ranks ended, and does not care when its ssh has lost a host."""
+    """mpirun; Hydra reports on stdout how ranks ended, and does not care when its ssh has lost a host."""
 
     def __init__(
         self, process: Process, typed: Typed, access: HostAccess, dialect: Dialect, wake: Callable[[], object]
@@ -199,13 +213,13 @@ class Mpirun(HostedProgram):
         return replace(self._process, argv=made.argv, env=env)
 
     def _hear(self, text: str, stream: int) -> None:
-        self._said = heard(self._said, text)
+        self._report = with_line(self._report, text)
         if text and stream == _STDERR and not text.startswith(_RULER):
             self._lines.append(text)
 
 
 def _stray_variable(env: Mapping[str, str]) -> str:
-    """One by which mpirun would ask a resource manager of which there is neither a program nor a list; "": none."""
+    """A variable by which mpirun would ask a resource manager that is not here; "": none."""
     names, path = [name for name in _MANAGERS if env.get(name)], env.get("PATH")
     is_here = any(os.path.isfile(env[name]) or shutil.which(_MANAGERS[name], path=path) for name in names)
     return "" if is_here or not names else names[0]
@@ -223,3 +237,127 @@ def _say_withheld(env: Mapping[str, str], named: Collection[str]) -> None:
     if secrets:
         names = ", ".join(secrets[:8])
         logs.say(f"not forwarded to ranks, because they look like secrets: {names} (--forward-env)")
+
+
+class Horovodrun(HostedProgram):
+    """horovodrun. Its way to end a rank on another host is to end its ssh, of which the rank hears nothing."""
+
+    hands_signals_on = False
+    leaves_ranks = True
+
+    def __init__(
+        self,
+        process: Process,
+        typed: Typed,
+        access: HostAccess,
+        everyone: Sequence[Member],
+        wake: Callable[[], object],
+    ) -> None:
+        """`everyone` belongs to the job at its start."""
+        super().__init__(process, typed, access, streams=(1, 2), wake=wake)
+        self.adds_hosts = typed.is_elastic
+        if typed.is_elastic:  # --num-proc is for the start, --min-num-proc for later
+            number = typed.number or 1
+            slots = min((member.slots or 1 for member in everyone), default=1)
+            self.first_hosts = -(-number // slots)
+            self.least_hosts = -(-(typed.number_of(*MIN_NUMBER) or number) // slots)
+        folder = Path(access.spec.task.trial.scratch, runtime_directory.HOROVOD)
+        self._bin, self._stopping, self._ready = folder / "bin", folder / "stopping", folder / "ready"
+        self._bin.mkdir(parents=True, mode=0o700)
+        stopping, ready = shlex.quote(str(self._stopping)), shlex.quote(str(self._ready))
+        begin = shlex.join(_ssh(access, process.env))
+        ssh = f'[ ! -e {stopping} ] || exit {exit_codes.STOPPED}\nexec {begin} "$@" </dev/null'
+        self._script = folder / "discover"
+        for path, text in ((self._bin / "ssh", ssh), (self._script, f"exec cat {ready}")):
+            path.write_text(f"#!/bin/sh\n{text}\n", encoding="utf-8")
+            path.chmod(0o700)
+
+    def stopping(self) -> None:
+        """Let its ssh start nothing from now on."""
+        self._stopping.touch()
+
+    def offer(self, members: Sequence[Member]) -> None:
+        """Name the hosts that are there now to Horovod's next question."""
+        if self.adds_hosts:
+            lines = (f"{member.host}:{member.slots}\n" for member in with_slots(members))
+            files.replace(str(self._ready), "".join(lines).encode())
+
+    def process(
+        self, members: Sequence[Member], everyone: Sequence[Member], number: int, addresses: Mapping[str, str]
+    ) -> Process:
+        """horovodrun on these hosts; an elastic one asks for them."""
+        members, asked = with_slots(members), self.typed.number
+        count = mpirun_command.ranks(asked, members, with_slots(everyone)) or mpirun_command.total(members)
+        count = count or asked or 1
+        if self.adds_hosts:
+            self.offer(members)
+            words = elastic_options(self.typed, count, str(self._script), _interface(addresses.values()))
+        else:
+            words = static_options(count, members)
+        size = f"{counted(count, 'process')} on {counted(len(members) or 1, 'host')}"
+        logs.say(f"start {number}: horovodrun with {size}")
+        self._begin()
+        argv = (self.typed.mpirun, *self.typed.kept, *words, *self.typed.program)
+        env = horovod_env(self._process.env, self._access.spec.forward, str(self._bin))
+        return replace(self._process, argv=argv, env=env)
+
+    def _hear(self, text: str, stream: int) -> None:
+        if text:
+            self._report = with_line_of_horovod(self._report, text, is_elastic=self.adds_hosts)
+            self._lines.append(text)
+
+    def _last_lines(self) -> Iterable[str]:
+        """The lines of the failed rank: Horovod's own traceback says nothing of the cause."""
+        return (text for rank, text in map(rank_and_text, self._lines) if rank == self._report.rank)
+
+
+def _ssh(access: HostAccess, env: Mapping[str, str]) -> tuple[str, ...]:
+    client, port = access.client, access.port
+    if client is None:
+        program = shutil.which("ssh", path=env.get("PATH")) or "/usr/bin/ssh"
+        return (program, *(("-p", str(port)) if port else ()))
+    checks = "yes" if client.checks_host_keys else "no"  # horovodrun says no, but the first word stands
+    return (*client.ssh, "-F", client.files.client, "-o", f"StrictHostKeyChecking={checks}")
+
+
+# What is written here stands behind what was typed: of an option that is given twice, the last one counts.
+
+
+def static_options(number: int, members: Sequence[Member]) -> tuple[str, ...]:
+    """Options for these hosts; without any it runs here."""
+    hosts = (f"--hosts={hostfile.render_horovod(members)}",) if members else ()
+    return (f"--num-proc={number}", *hosts, "--disable-cache")
+
+
+def elastic_options(typed: Typed, number: int, script: str, interface: str | None) -> tuple[str, ...]:
+    """Options to ask `script` for the hosts, each second.
+
+    Horovod looks for a common interface by itself only where two hosts are there, so one is named.
+    """
+    words = [f"--num-proc={number}", f"--host-discovery-script={script}", "--disable-cache"]
+    if typed.names.isdisjoint(MIN_NUMBER):
+        words.append(f"--min-num-proc={number}")
+    if COOLDOWN not in typed.names:
+        words += [f"--{COOLDOWN}", *_COOLDOWN_S]
+    if interface is not None and typed.names.isdisjoint(INTERFACES):
+        words.append(f"--{INTERFACES[0]}={interface}")
+    return tuple(words)
+
+
+def with_slots(members: Iterable[Member]) -> tuple[Member, ...]:
+    """Each host with a number of slots, without which Horovod fails."""
+    return tuple(replace(member, slots=member.slots or 1) for member in members)
+
+
+def horovod_env(given: Mapping[str, str], forward: Sequence[str], bin_folder: str) -> dict[str, str]:
+    """The variables of horovodrun, which hands all on in command lines: no secrets; and our ssh."""
+    names = but_secrets(given, (*forward, runtime_directory.MPI_RUN))
+    ours = {"PATH": f"{bin_folder}:{given.get('PATH') or '/usr/bin:/bin'}"}
+    return {**{name: given[name] for name in names}, **ours, "PYTHONUNBUFFERED": "1"}  # its output is read at once
+
+
+def _interface(addresses: Iterable[str]) -> str | None:
+    """Of this host the one that leads to the others: pods of one job have the same."""
+    here = network.interfaces()
+    names = [name for address in addresses if (name := network.interface_to(address, here))]
+    return next((name for name in names if name != "lo"), names[0] if names else None)

@@ -17,6 +17,7 @@ and a change of membership cost nothing, but a job that never lasts ends all the
 from __future__ import annotations
 
 import signal
+import time
 from collections.abc import Callable
 from enum import Enum
 from typing import NamedTuple
@@ -31,14 +32,13 @@ from trainer_launch.model.errors import UsageError
 from trainer_launch.model.signal_policy import STOP_SIGNALS, SignalAction, name_of
 from trainer_launch.model.units import counted
 from trainer_launch.mpi import host_access, host_readiness, mpirun_command, mpirun_messages
-from trainer_launch.mpi.horovod import Horovodrun
 from trainer_launch.mpi.host_access import HostAccess
-from trainer_launch.mpi.host_list import HostList
-from trainer_launch.mpi.host_readiness import Threads
-from trainer_launch.mpi.hosted_program import HostedProgram, Mpirun
+from trainer_launch.mpi.host_readiness import Probes, Threads
+from trainer_launch.mpi.hosted_program import Horovodrun, HostedProgram, Mpirun
 from trainer_launch.mpi.mpirun_command import Dialect, recognised
 from trainer_launch.mpi.mpirun_messages import MpirunEnd
-from trainer_launch.mpi.remote_hosts import GATHER_S, HostWait, RemoteHosts
+from trainer_launch.mpi.remote_hosts import GATHER_S, HostList, HostWait, RemoteHosts
+from trainer_launch.mpi.ssh_client import InThread
 from trainer_launch.planning import mpi_options
 from trainer_launch.planning.mpi import Spec, spec_of
 from trainer_launch.planning.task import Task
@@ -79,10 +79,12 @@ class HostedJob(NamedTuple):
 
 
 class JobDiagnosis(NamedTuple):
-    """Who looks at what runs here."""
+    """The diagnosis of the program that runs here."""
 
     watch: AnyWatch | None = None  # for hangs
-    failed: Callable[[Failure, str], None] = lambda failure, process: None  # told of the failure that ends the job
+    failed: Callable[[Failure, str], None] = lambda failure, process: (
+        None
+    )  # called with the failure that ends the job
 
 
 class Preparation(Struct, frozen=True):
@@ -92,28 +94,35 @@ class Preparation(Struct, frozen=True):
     access: HostAccess
     hosts: HostList
     threads: Threads
+    probes: Probes
     program: HostedProgram
 
     def begin(self, system: System) -> HostedJob:
-        """Begin to look at the hosts. Commands on hosts are no ranks, so they bear no mark."""
+        """Begin the job. Commands on hosts are no ranks, so they bear no mark."""
         system.mark = runtime_directory.MPI_RUN, self.access.mark
-        return HostedJob(self.spec, self.program, RemoteHosts(self.access, self.hosts, self.threads, system))
+        hosts = RemoteHosts(self.access, self.hosts, self.threads, self.probes, system)
+        return HostedJob(self.spec, self.program, hosts)
 
 
 def prepared(task: Task, process: Process) -> Preparation:
-    """Make ready what runs `process`, an mpirun or horovodrun, over the job's hosts.
+    """Make ready what runs `process`, an mpirun or horovodrun, over the job's hosts, and begin to look at them.
 
     Raises:
         LaunchError: the list of hosts makes no sense, there is no key, no ssh, or no mpirun that is known.
     """
     spec, typed, threads = spec_of(task, process), mpi_options.parse(process.argv), Threads(_THREADS)
+    dialect = None if mpi_options.is_horovodrun(process.argv) else InThread(_dialect, process)
     hosts = HostList(spec, typed)
-    access = host_access.prepared(spec, typed, process.env, hosts)
-    if mpi_options.is_horovodrun(process.argv):
+    access = host_access.prepared(spec, typed, process.env, hosts.members if hosts.exists else None)
+    probes = Probes(threads, access.probed_port, over_ssh=not access.is_kubexec)
+    if not access.is_kubexec:
+        probes.watch(member.host for member in hosts.members)
+        probes.tick(time.monotonic())
+    if dialect is None:
         program: HostedProgram = Horovodrun(process, typed, access, hosts.members, threads.wake)
     else:
-        program = Mpirun(process, typed, access, _dialect(process), threads.wake)
-    return Preparation(spec, access, hosts, threads, program)
+        program = Mpirun(process, typed, access, dialect.result(), threads.wake)
+    return Preparation(spec, access, hosts, threads, probes, program)
 
 
 def _dialect(process: Process) -> Dialect:
@@ -156,7 +165,7 @@ class MpiJob(RunLoop):
         self.phase = MpiPhase.WAITING
         self._members = self._hosts.members
         self._starts = 0
-        self._note = ""  # what it waited for when it was stopped
+        self._note = ""  # the hosts that were missing when it was stopped
         self._failures = 0  # that cost the budget
         self._before: Death | None = None  # the failure before, if it came soon after its start
         self._early = 0  # starts in a row that did not last, and cost nothing
@@ -182,8 +191,6 @@ class MpiJob(RunLoop):
         finally:
             self._hosts.close()
         return self._outcome()
-
-    # -- what happens -------------------------------------------------------------------------
 
     def begin(self, now_s: float) -> None:
         """Wait for the hosts."""
@@ -224,14 +231,14 @@ class MpiJob(RunLoop):
             self.on_end(death, now_s)
 
     def on_hang(self, hang: Death, now_s: float) -> None:
-        """What runs hangs; it is asked to end politely at first: a part of it may still be able to save."""
+        """End the hanging program, politely at first: a part of it may still be able to save."""
         self._hang = hang
         self._observer.tell("hung", text=hang.message)
         self._processes.stop(now_s, grace_s=END_S)
 
     @property
     def is_decided(self) -> bool:
-        """What has succeeded before a request stays so."""
+        """Whether the job had succeeded before a request to stop came."""
         return self._death is not None and self._death.exit_code == 0 and not self._is_ended_by_us
 
     def tell_ranks(self, number: int, action: SignalAction) -> bool:
@@ -246,8 +253,6 @@ class MpiJob(RunLoop):
             hosts = [member.host for member in self._running]
             self._hosts.tell_ranks(hosts, name_of(signal.SIGTERM if asks and number != signal.SIGINT else number))
         return True
-
-    # -- hosts --------------------------------------------------------------------------------
 
     def _on_hosts(self, now_s: float) -> None:
         """Take in what is known of the hosts."""
@@ -309,8 +314,6 @@ class MpiJob(RunLoop):
         elif self._admit_at_s is None:
             self._admit_at_s = now_s + GATHER_S
 
-    # -- waiting, and starting ----------------------------------------------------------------
-
     def _wait_for_hosts(self, now_s: float, *afresh: str, lost: str | None = None) -> None:
         self.phase = MpiPhase.WAITING
         self._forget_start()
@@ -348,8 +351,6 @@ class MpiJob(RunLoop):
         process = self._program.process(members, self._members, self._starts, self._hosts.addresses)
         for unstarted in self._processes.start([process]):
             self._finish(unstarted)
-
-    # -- the end of mpirun --------------------------------------------------------------------
 
     def on_end(self, death: Death, now_s: float) -> None:
         """mpirun has ended. Its hosts are asked who is there, if that could matter."""
@@ -421,8 +422,8 @@ class MpiJob(RunLoop):
 
     def _on_unreached(self, end: MpirunEnd, lasted_s: float, now_s: float) -> None:
         """No daemon could be started somewhere: the hosts have to let us in before it is tried again."""
-        where = f" on {end.said.unreached}" if end.said.unreached else ""
-        text = f"mpirun could not start its daemon{where}: {end.said.words}"
+        where = f" on {end.report.unreached}" if end.report.unreached else ""
+        text = f"mpirun could not start its daemon{where}: {end.report.words}"
         if self._is_endless(text, is_early=lasted_s < UNREACHED_S):
             return
         logs.warn(f"{text}; waiting until all hosts accept the job's key")
@@ -430,7 +431,7 @@ class MpiJob(RunLoop):
         self._wait_for_hosts(now_s, *(member.host for member in self._members))
 
     def _is_endless(self, why: str, *, is_early: bool) -> bool:
-        """What costs no budget must not go on for ever."""
+        """Give up a job whose starts cost no budget but never last; whether it was given up."""
         self._early = self._early + 1 if is_early else 0
         if self._early < MAX_EARLY:
             return False
@@ -454,8 +455,8 @@ class MpiJob(RunLoop):
         spent = retry_policy.why_spent(self._failures, self._max_restarts)
         text = self.classified(death).message + (f" (on {death.host})" if death.host else "")
         if why_not is not None or spent is not None:
-            told = why_not or (spent if self._max_restarts else None)  # who allows no restart needs no reason
-            reason = f"not restarted, because {told}" if told else None
+            shown = why_not or (spent if self._max_restarts else None)  # who allows no restart needs no reason
+            reason = f"not restarted, because {shown}" if shown else None
             logs.warn(f"{text}; {reason}" if reason else text)
             self._finish(replace(death, why_not_again=reason))
             return
@@ -476,22 +477,18 @@ class MpiJob(RunLoop):
         if cause is not None:
             self._failed(self.classified(cause), self._program.name)
 
-    # -- for observers ------------------------------------------------------------------------
-
     def _observe(self) -> None:
         phases = {MpiPhase.RUNNING: self._processes.phase, MpiPhase.SETTLING: RunPhase.CLEARING}
         phase = RunPhase.DONE if self.is_done else phases.get(self.phase, RunPhase.WAITING)
         self._observer.enter(phase, self._time_use(), self._hang.at_s if self._hang is not None else None)
 
     def _time_use(self) -> TimeUse:
-        """What the seconds from now on are spent on."""
+        """The use of the seconds from now on."""
         if self._stop_signal is not None or self.is_done:
             return TimeUse.ENDING
         if self.phase is MpiPhase.WAITING:
             return TimeUse.WAITING
         return TimeUse.TRAINING if self._processes.is_running else TimeUse.STOPPING
-
-    # -- how it ended -------------------------------------------------------------------------
 
     def _outcome(self) -> Outcome:
         death, cause = self._death, self._cause

@@ -1,4 +1,4 @@
-"""Which MPI an mpirun is of, and the command and the variables with which it is started on these hosts. Pure."""
+"""The MPI that an mpirun belongs to, and the command and variables with which it starts on these hosts. Pure."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ class Dialect(Struct, frozen=True):
 
 
 class MpirunCommand(Struct, frozen=True, kw_only=True):
-    """What is started."""
+    """mpirun's command, variables and list of hosts."""
 
     argv: tuple[str, ...]
     env: Mapping[str, str]
@@ -50,7 +50,7 @@ class MpirunCommand(Struct, frozen=True, kw_only=True):
 
 
 class JobHosts(Struct, frozen=True, kw_only=True):
-    """What a start stands on."""
+    """The hosts of a start, and what mpirun needs to reach them."""
 
     hosts: tuple[Member, ...]  # that it uses; none: mpirun runs here alone
     everyone: tuple[Member, ...]  # that belong to the job

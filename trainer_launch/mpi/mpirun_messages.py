@@ -1,4 +1,4 @@
-"""What mpirun says of the end of its job: who failed, which host was lost, which could not be reached. Pure.
+"""mpirun's messages about the end of its job: the failed rank, a lost host, a host that was not reached. Pure.
 
 Of Open MPI 4 and 5, MPICH and Intel MPI; and ssh's own words, which come through mpirun's stderr.
 """
@@ -22,8 +22,8 @@ _FATAL = frozenset(
 _MAX_CHARS = 400  # of a line that is looked at
 
 
-class Said(Struct, frozen=True, kw_only=True):
-    """What was said so far; None: nothing."""
+class MpirunReport(Struct, frozen=True, kw_only=True):
+    """The messages so far as values; None: no message was about it."""
 
     rank: int | None = None
     exit_code: int | None = None
@@ -35,56 +35,55 @@ class Said(Struct, frozen=True, kw_only=True):
     cut_off: bool = False  # a rank ended because its connection to another one did
 
 
-def heard(said: Said, line: str) -> Said:
-    """Take one line of mpirun's stderr in; what was said first stands."""
+def with_line(report: MpirunReport, line: str) -> MpirunReport:
+    """Take one line of mpirun's stderr in; the first message about a value stands."""
     for pattern, take in _PATTERNS:
-        found = re.search(pattern, line[:_MAX_CHARS])
-        if found:
-            return take(said, found)
-    return said
+        if match := re.search(pattern, line[:_MAX_CHARS]):
+            return take(report, match)
+    return report
 
 
-def _failed(said: Said, found: re.Match[str]) -> Said:
-    """What a rank itself has printed may look the same: no failure has the code 0, or one that no process has."""
-    told = found.groupdict()
-    if end := told.get("end"):  # MPICH's banner gives a signal that ranks have died of as their exit code
-        told["signal" if int(end) in _FATAL else "code"] = end
-    rank, code, number = (int(told[name]) if told.get(name) else None for name in ("rank", "code", "signal"))
+def _failed(report: MpirunReport, match: re.Match[str]) -> MpirunReport:
+    """Take in how a rank failed; ranks may print such lines: no failure has the code 0, or one of no process."""
+    groups = match.groupdict()
+    if end := groups.get("end"):  # MPICH's banner gives a signal that ranks have died of as their exit code
+        groups["signal" if int(end) in _FATAL else "code"] = end
+    rank, code, number = (int(groups[name]) if groups.get(name) else None for name in ("rank", "code", "signal"))
     code, number = exit_codes.failing(code), exit_codes.deadly(number)
     return replace(
-        said,
-        rank=said.rank if said.rank is not None else rank,
-        exit_code=said.exit_code if said.exit_code is not None else code,
-        signal=said.signal if said.signal is not None else number,
-        host=said.host or told.get("host"),
+        report,
+        rank=report.rank if report.rank is not None else rank,
+        exit_code=report.exit_code if report.exit_code is not None else code,
+        signal=report.signal if report.signal is not None else number,
+        host=report.host or groups.get("host"),
     )
 
 
-def _failed_so(said: Said, found: re.Match[str]) -> Said:
+def _failed_so(report: MpirunReport, match: re.Match[str]) -> MpirunReport:
     """Below a rank's name only: programs write such lines, too."""
-    return said if said.rank is None else _failed(said, found)
+    return report if report.rank is None else _failed(report, match)
 
 
 def _not_run(code: int) -> _Take:
-    return lambda said, _: said if said.exit_code is not None else replace(said, exit_code=code)
+    return lambda report, _: report if report.exit_code is not None else replace(report, exit_code=code)
 
 
-def _lost(said: Said, found: re.Match[str]) -> Said:
+def _lost(report: MpirunReport, match: re.Match[str]) -> MpirunReport:
     """Open MPI 5 says it, too, of a host that ssh could not log in to."""
-    host = found[1]
-    if said.unreached is not None:
-        return replace(said, unreached=said.unreached or host)
-    return replace(said, lost=said.lost or host)
+    host = match[1]
+    if report.unreached is not None:
+        return replace(report, unreached=report.unreached or host)
+    return replace(report, lost=report.lost or host)
 
 
-def _without_daemon(said: Said, found: re.Match[str]) -> Said:
-    return said if said.lost or said.words else replace(said, words=found[0])
+def _without_daemon(report: MpirunReport, match: re.Match[str]) -> MpirunReport:
+    return report if report.lost or report.words else replace(report, words=match[0])
 
 
-def _unreached(said: Said, found: re.Match[str]) -> Said:
-    if said.words:
-        return said
-    return replace(said, unreached=found.groupdict().get("host") or "", words=found[0].strip()[:200])
+def _unreached(report: MpirunReport, match: re.Match[str]) -> MpirunReport:
+    if report.words:
+        return report
+    return replace(report, unreached=match.groupdict().get("host") or "", words=match[0].strip()[:200])
 
 
 _NOT_RUN = (
@@ -108,24 +107,24 @@ _REFUSED = (
 )
 _NAMED = re.compile(r" *(?:Error|Framework|Component): ")
 _PARAGRAPH_LINES, _ERROR_LINES = 5, 12  # of Open MPI's, and down to what it names at the end
-_Take = Callable[[Said, "re.Match[str]"], Said]
+_Take = Callable[[MpirunReport, "re.Match[str]"], MpirunReport]
 _NAME = r"[A-Za-z0-9_][A-Za-z0-9_.:-]{0,252}"
 _HOST = rf"(?P<host>{_NAME})"
 _RANK, _SIGNAL = r"(?P<rank>\d+)", r"(?P<signal>\d+)"
 _PATTERNS: tuple[tuple[str, _Take], ...] = (
-    # -- Open MPI; its 5 breaks the first line --
+    # Open MPI; its 5 breaks the first line
     (rf"noticed that process rank {_RANK} with PID \d+ on node {_HOST} exited on( signal {_SIGNAL})?", _failed),
     (rf"^signal {_SIGNAL} \(", _failed_so),
     (rf"^\s*Process name:\s*\[\S+,{_RANK}\]\s*$", _failed),
     (r"^\s*Exit code:\s*(?P<code>\d+)", _failed_so),
     (rf"MPI_ABORT was invoked on rank {_RANK} ", _failed),
-    (r"\*\*\* An error occurred in Socket closed", lambda said, _: replace(said, cut_off=True)),
+    (r"\*\*\* An error occurred in Socket closed", lambda report, _: replace(report, cut_off=True)),
     (rf"^\s*Remote daemon:? ?.*? on node ({_NAME})", _lost),
     (r"(?:ORTE|PRTE|PRRTE) .*has (?:lost communication|unexpectedly failed)", _without_daemon),
     (r"daemon failed to report back", _without_daemon),
     (r"unable to find the specified executable", _not_run(exit_codes.NOT_FOUND)),
     (r'unable to (?:launch|start) the specified application|via the "execve"', _not_run(exit_codes.NOT_EXECUTABLE)),
-    # -- Hydra --
+    # Hydra
     (r"execvp error on file .*\(No such file", _not_run(exit_codes.NOT_FOUND)),
     (r"execvp error on file |unable to change wdir to ", _not_run(exit_codes.NOT_EXECUTABLE)),
     (rf"^=\s+(?:RANK {_RANK} )?PID \d+ RUNNING AT {_HOST}", _failed),
@@ -134,7 +133,7 @@ _PATTERNS: tuple[tuple[str, _Take], ...] = (
     (rf"THE EXIT STRING: .*\(signal {_SIGNAL}\)", lambda *how: replace(_failed(*how), exit_code=None)),
     (rf"MPI_Abort\(.*\) - process {_RANK}", _failed),
     (rf"^Abort\(-?\d+\) on node \d+ \(rank {_RANK} in comm 0\)", _failed),
-    # -- ssh; Hydra keeps one for each host, and says nothing itself when that ends --
+    # ssh; Hydra keeps one for each host, and says nothing itself when that ends
     (rf"^(?:Connection to|Timeout, server) ({_NAME}) (?:closed by remote host|not responding)", _lost),
     (rf"^Read from remote host ({_NAME}): ", _lost),
     (rf"ssh: connect to host {_HOST} port \d+: .*", _unreached),
@@ -144,9 +143,6 @@ _PATTERNS: tuple[tuple[str, _Take], ...] = (
     (r"kex_exchange_identification: .*", _unreached),
     (rf"No \S+ host key is known for \[?{_HOST}\]?.*", _unreached),
 )
-
-
-# -- horovodrun --------------------------------------------------------------------------------
 
 
 _SSH_FAILED = 255  # ssh's own code, and that of a program that says -1
@@ -170,39 +166,36 @@ def rank_and_text(line: str) -> tuple[int | None, str]:
     return (int(match[1]), match[2]) if match else (None, line)
 
 
-def heard_of_horovod(said: Said, line: str, *, is_elastic: bool) -> Said:
+def with_line_of_horovod(report: MpirunReport, line: str, *, is_elastic: bool) -> MpirunReport:
     """Take one line of horovodrun's output in; of an elastic job, which survives failures, the last one counts."""
     line = line[:_MAX_CHARS]
     if match := _EXIT.match(line):
-        return _rank_ended(said, int(match[1]), int(match[2]), is_elastic=is_elastic)
+        return _rank_ended(report, int(match[1]), int(match[2]), is_elastic=is_elastic)
     if match := _ON_HOST.match(line):
-        return replace(said, host=match[1])
+        return replace(report, host=match[1])
     if match := _GONE.match(line):
-        words = said.words or line.partition(":")[2].strip()
-        return replace(said, lost=said.lost or match["host"], unreached=said.unreached or "", words=words)
-    if said.words:
-        return said
+        words = report.words or line.partition(":")[2].strip()
+        return replace(report, lost=report.lost or match["host"], unreached=report.unreached or "", words=words)
+    if report.words:
+        return report
     if match := _NO_SSH.match(line):
-        return replace(said, unreached=match[1], words="ssh is refused")
+        return replace(report, unreached=match[1], words="ssh is refused")
     if match := _TOO_LATE.match(line):
-        return replace(said, unreached="", words=match[1])
-    return said
+        return replace(report, unreached="", words=match[1])
+    return report
 
 
-def _rank_ended(said: Said, rank: int, code: int, *, is_elastic: bool) -> Said:
+def _rank_ended(report: MpirunReport, rank: int, code: int, *, is_elastic: bool) -> MpirunReport:
     if exit_codes.failing(code) is None:
-        return said  # Horovod says it of failures only: it is a rank's own line
-    if code == _SSH_FAILED and said.words:
-        return said  # it was not the rank
-    if said.rank is not None and (not is_elastic or code in _BY_HOROVOD):
-        return said  # ended by horovodrun, because of the first
+        return report  # Horovod says it of failures only: it is a rank's own line
+    if code == _SSH_FAILED and report.words:
+        return report  # it was not the rank
+    if report.rank is not None and (not is_elastic or code in _BY_HOROVOD):
+        return report  # ended by horovodrun, because of the first
     number = code - 128 if code in _SIGNALLED else None
     return replace(
-        said, rank=rank, exit_code=None if number else code, signal=number, words="", unreached=None, lost=None
+        report, rank=rank, exit_code=None if number else code, signal=number, words="", unreached=None, lost=None
     )
-
-
-# -- who failed, and what that means -----------------------------------------------------------
 
 
 _TAG = re.compile(r"\s*(?:\[[^\]\s]{1,80}\](?:<std(?:err|out)>)?:? *)?")  # before a line, by mpirun or torch
@@ -211,78 +204,78 @@ _CUT_OFF_CODE = 14  # MPI_ERR_UNKNOWN, with which Open MPI 5 ends a rank that lo
 
 
 class MpirunEnd(Struct, frozen=True):
-    """mpirun has ended; what it said, and the last lines of its stderr."""
+    """mpirun has ended; its messages, and the last lines of its stderr."""
 
     death: Death  # its own
-    said: Said
+    report: MpirunReport
     lines: tuple[str, ...] = ()
     is_hydras: bool = False
 
     @property
     def code(self) -> int:
         """The exit code of the first failed rank, where that is known; mpirun's own otherwise."""
-        return self.death.exit_code if self.said.exit_code is None else self.said.exit_code
+        return self.death.exit_code if self.report.exit_code is None else self.report.exit_code
 
     @property
     def signal(self) -> int | None:
         """The signal that ended the first failed rank; mpirun itself, where no rank has failed."""
-        is_own = self.said.rank is None and self.said.exit_code is None
-        return self.death.signal if self.said.signal is None and is_own else self.said.signal
+        is_own = self.report.rank is None and self.report.exit_code is None
+        return self.death.signal if self.report.signal is None and is_own else self.report.signal
 
     @property
     def is_unreached(self) -> bool:
         """Whether no daemon could be started on a host."""
-        return bool(self.said.words) and self.said.rank is None
+        return bool(self.report.words) and self.report.rank is None
 
 
 def death_of(end: MpirunEnd, attempt: int) -> Death:
     """The death of the first failed rank, with its last error; of a lost peer where only that is known."""
-    said, refusal = end.said, _refusal(end)
+    report, refusal = end.report, _refusal(end)
     error = refusal or _error_of(end).strip()
-    is_not_run = said.rank is None and exit_codes.cannot_run(said.exit_code)
+    is_not_run = report.rank is None and exit_codes.cannot_run(report.exit_code)
     reason = "NotRunnable" if is_not_run else "Misconfigured" if refusal else None
     return replace(
         end.death,
         attempt=attempt,
-        rank=said.rank,
-        host=said.host,
+        rank=report.rank,
+        host=report.host,
         code=None if end.signal is not None else end.code,
         signal=end.signal,
         lines=end.lines,
         error=error_name(error),
         # "": it named no error, and mpirun's own last words are none.
-        message=_CUT_OFF if said.cut_off else error if end.signal is None else None,
-        reason="PeerLost" if said.cut_off else reason,
+        message=_CUT_OFF if report.cut_off else error if end.signal is None else None,
+        reason="PeerLost" if report.cut_off else reason,
     )
 
 
 def first_failure(end: MpirunEnd) -> MpirunEnd:
-    """Nobody is named where only the end of a rank was told that had lost the failed one."""
-    said = end.said
-    if not said.cut_off:
+    """Nobody is named where only the end of a rank was reported that had lost the failed one."""
+    report = end.report
+    if not report.cut_off:
         return end
-    if said.signal is not None or end.code != _CUT_OFF_CODE or _error_of(end):
-        return replace(end, said=replace(said, cut_off=False))  # who failed by itself is known
-    return replace(end, said=Said(exit_code=exit_codes.INFRASTRUCTURE, cut_off=True))
+    if report.signal is not None or end.code != _CUT_OFF_CODE or _error_of(end):
+        return replace(end, report=replace(report, cut_off=False))  # who failed by itself is known
+    return replace(end, report=MpirunReport(exit_code=exit_codes.INFRASTRUCTURE, cut_off=True))
 
 
 def located(end: MpirunEnd, hosts: Sequence[Member]) -> MpirunEnd:
     """With the host of the first failed rank, where mpirun does not tell it: ranks fill the slots in order."""
-    rank = end.said.rank
-    if rank is None or end.said.host is not None:
+    rank = end.report.rank
+    if rank is None or end.report.host is not None:
         return end
     for member in hosts:
         if member.slots is None:
             return end
         if rank < member.slots:
-            return replace(end, said=replace(end.said, host=member.host))
+            return replace(end, report=replace(end.report, host=member.host))
         rank -= member.slots
     return end
 
 
 def _refusal(end: MpirunEnd) -> str:
-    """What mpirun says of why it starts no rank; "": nothing, or ranks have run, which may print the same."""
-    has_run = end.said.rank is not None or any(line.startswith("Primary job ") for line in end.lines)
+    """mpirun's reason to start no rank; "": none, or ranks have run, which may print the same."""
+    has_run = end.report.rank is not None or any(line.startswith("Primary job ") for line in end.lines)
     lines = () if has_run else end.lines
     for at, line in enumerate(lines):
         words = " ".join(each.strip() for each in lines[at : at + 2])

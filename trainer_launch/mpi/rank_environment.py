@@ -1,4 +1,4 @@
-"""Which variables ranks get: a container's by its sshd, the launcher's by mpirun or horovodrun. Pure.
+"""The variables that ranks get: a container's by its sshd, the launcher's by mpirun or horovodrun. Pure.
 
 sshd starts each session with an environment of its own: without this, LD_LIBRARY_PATH, CUDA's and NCCL's variables
 of the image and of the pod would not reach a single rank. Secrets go along only by name, with `--forward-env`.
@@ -40,7 +40,7 @@ _NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]{0,255}")
 
 
 class Handed(Struct, frozen=True):
-    """What a session gets; the names of what it does not get, for people."""
+    """The variables of a session; and the names of those that it does not get, for people."""
 
     env: Mapping[str, str]
     secrets: tuple[str, ...]  # they look like secrets, and nobody named them
@@ -70,7 +70,7 @@ def handed_on(env: Mapping[str, str], named: Collection[str], limit_bytes: int =
 
 
 def allowed(env: Mapping[str, str], named: Collection[str] = ()) -> tuple[str, ...]:
-    """The variables that mpirun is told to hand on: libraries' settings, and those that the user names."""
+    """The variables that mpirun has to hand on: libraries' settings, and those that the user names."""
     return tuple(sorted(name for name in env if name in named or _is_setting(name, env[name])))
 
 

@@ -1,20 +1,28 @@
-"""The job's hosts as its launcher deals with them: who is there, what runs on them, how long it waits for them."""
+"""The hosts of an MPI job: their list, their readiness, commands on them, and how long the job waits for them."""
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Mapping, Sequence
+import contextlib
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from functools import partial
+from pathlib import Path
 
+from msgspec.structs import replace
+
+from trainer_launch.contracts import mpi_operator
 from trainer_launch.host import logs
 from trainer_launch.host.deadline_subprocess import Ended
-from trainer_launch.model import Member
+from trainer_launch.host.files import LiveFiles
+from trainer_launch.model import Member, hostfile
+from trainer_launch.model.errors import ContractError, LaunchError, NodeError
 from trainer_launch.model.units import counted, listed, printable
+from trainer_launch.model.value_parsers import named
 from trainer_launch.mpi import host_readiness
 from trainer_launch.mpi.host_access import HostAccess, HostCommands
-from trainer_launch.mpi.host_list import HostList
 from trainer_launch.mpi.host_readiness import Done, HostStage, Probes, Readiness, Threads
 from trainer_launch.mpi.hosted_program import HostedProgram
 from trainer_launch.planning.mpi import Spec
+from trainer_launch.planning.mpi_options import DISCOVERY, SLOTS, Typed
 from trainer_launch.supervisor.system import System
 
 _LOOK_S = 2.0  # between two looks at the list of hosts
@@ -27,19 +35,112 @@ _SHOWN = 8  # hosts that one sentence names
 _FIRST_SAY_S = 1.0
 _SAY_S = 5.0  # between two lines about missing hosts
 _SAY_AGAIN_S = 60.0  # while nothing changes
+_MAX_BYTES = 8 << 20
+_SCRIPT_S = 10.0  # kubelet mounts a script of echo lines; the user's own may ask somebody
+
+Run = Callable[[Sequence[str], float], Ended]  # a command, and its limit in seconds
+
+
+class HostList:
+    """The hosts by list, in the order of ranks, and those that are discovered beyond it.
+
+    What was typed goes before what the platform says. A list that makes no sense any more changes nothing.
+    """
+
+    def __init__(self, spec: Spec, typed: Typed) -> None:
+        """Read it. Raises LaunchError: it makes no sense, or cannot be read."""
+        job, slots = spec.task.job, typed.number_of(SLOTS)
+        self._contract = job.contract
+        self._file = typed.hostfile or (None if job.mpi is None else job.mpi.hostfile_path)
+        self._is_hydra = job.mpi is not None and job.mpi.mpi_implementation in ("Intel", "MPICH")
+        self._slots, self._slots_are_given = slots or spec.slots, slots is not None or spec.slots_are_given
+        is_elastic = spec.min_hosts is not None or typed.is_elastic
+        self._script = typed.values.get(DISCOVERY, mpi_operator.DISCOVERY) if is_elastic else None
+        self.members = self._listed()
+        self.trouble = ""
+        if typed.hosts is not None:  # chooses among the list
+            slots_of = {member.host: member.slots for member in self.members}
+            chosen = hostfile.parse_horovod(typed.hosts, "-H", self._contract)
+            self.members = self._with_slots(
+                [replace(m, slots=slots_of.get(m.host, 1)) if m.slots is None else m for m in chosen]
+            )
+            self._file = self._script = None
+        self.is_fixed = self._file is None and self._script is None
+        self.exists = not self.is_fixed or typed.hosts is not None  # without one mpirun runs here alone
+
+    def look(self, run: Run) -> tuple[Member, ...]:
+        """The hosts now; `trouble` says why they could not be read. Blocks while `run` runs a script."""
+        try:
+            members = merged(self._listed(), self._discovered(run), self.members)
+            self.trouble = ""
+        except LaunchError as problem:
+            self.trouble = str(problem)
+            return self.members
+        return members
+
+    def _listed(self) -> tuple[Member, ...]:
+        if self._file is None:
+            return ()
+        data = LiveFiles(_MAX_BYTES + 1).read(self._file)
+        if data is None:
+            raise ContractError(f"the list of hosts {named(self._file)} cannot be read; is its volume mounted?")
+        return self._with_slots(self._parsed(data[:_MAX_BYTES].decode(errors="replace"), self._file))
+
+    def _parsed(self, text: str, where: str) -> tuple[Member, ...]:
+        """In the form of the platform's MPI; a file that the user typed may be of the other one."""
+        forms = (hostfile.parse_open_mpi, hostfile.parse_hydra)
+        first, other = reversed(forms) if self._is_hydra else forms
+        try:
+            return first(text, where, self._contract)
+        except ContractError:
+            with contextlib.suppress(ContractError):
+                return other(text, where, self._contract)
+            raise
+
+    def _discovered(self, run: Run) -> tuple[Member, ...]:
+        """The hosts that the script prints. Raises LaunchError: it fails, takes too long, or prints other text."""
+        script = self._script
+        if script is None or not Path(script).exists():
+            return ()
+        ended = run((script,), _SCRIPT_S)
+        if ended.code != 0:
+            raise NodeError(f"{script} failed: {ended.failure or f'exit code {ended.code}'}")
+        return self._with_slots(hostfile.parse_discovery(ended.out, script, self._contract))
+
+    def _with_slots(self, members: Sequence[Member]) -> tuple[Member, ...]:
+        """With the ranks that each takes: the user's number replaces the list's, the platform's fills gaps."""
+        if self._slots is None:
+            return tuple(members)
+        given = self._slots_are_given
+        return tuple(replace(m, slots=self._slots) if given or m.slots is None else m for m in members)
+
+
+def merged(listed: Sequence[Member], discovered: Sequence[Member], before: Sequence[Member]) -> tuple[Member, ...]:
+    """The list, and the hosts discovered beyond it; a host that was discovered `before` keeps its place."""
+    members = {member.host: member for member in listed}
+    slots = next((member.slots for member in listed if member.slots is not None), None)
+    newest = {member.host: member for member in discovered}
+    for host in (*(member.host for member in before), *newest):
+        if host in newest:
+            member = newest[host]
+            members.setdefault(host, member if member.slots is not None else replace(member, slots=slots))
+    return tuple(members.values())
 
 
 class RemoteHosts:
-    """Everything about the hosts. Threads and commands find it out; `tick` takes it in, in the main loop."""
+    """The state of the hosts. Threads and commands look at them; `tick` takes in the answers, in the main loop."""
 
-    def __init__(self, access: HostAccess, hosts: HostList, threads: Threads, system: System) -> None:
+    def __init__(
+        self, access: HostAccess, hosts: HostList, threads: Threads, probes: Probes, system: System
+    ) -> None:
         self._access, self._list, self._threads, self._system = access, hosts, threads, system
         self._commands = HostCommands(system, access.env)
-        self._probes = Probes(threads, access.probed_port, self._log_in, over_ssh=not access.is_kubexec)
+        self._probes = probes
+        probes.log_in = self._log_in
         system.listen(threads.fd)
         self._looking = False
         self._look_at_s = None if hosts.is_fixed else system.now() + _LOOK_S
-        self._told_trouble = ""
+        self._logged_trouble = ""
         self.sweeps = 0  # that go on
         self.ask_s = _ASK_S + (_LOG_IN_S if access.is_kubexec else 0.0)  # to find out who is there
 
@@ -50,10 +151,8 @@ class RemoteHosts:
 
     @property
     def members(self) -> tuple[Member, ...]:
-        """Who belongs to the job now, in the order of ranks."""
+        """The hosts that belong to the job now, in the order of ranks."""
         return self._list.members
-
-    # -- in the main loop ---------------------------------------------------------------------
 
     @property
     def due_s(self) -> float | None:
@@ -85,13 +184,11 @@ class RemoteHosts:
 
     def _take_list(self, members: tuple[Member, ...]) -> None:
         self._looking, self._look_at_s = False, self._system.now() + _LOOK_S
-        if self._list.trouble != self._told_trouble:
-            self._told_trouble = self._list.trouble
-            if self._told_trouble:
-                logs.warn(f"{self._told_trouble}; keeping the current list of hosts")
+        if self._list.trouble != self._logged_trouble:
+            self._logged_trouble = self._list.trouble
+            if self._logged_trouble:
+                logs.warn(f"{self._logged_trouble}; keeping the current list of hosts")
         self._list.members = members
-
-    # -- who is there -------------------------------------------------------------------------
 
     @property
     def readiness(self) -> dict[str, Readiness]:
@@ -104,7 +201,7 @@ class RemoteHosts:
         return self._probes.addresses
 
     def take_changed(self) -> bool:
-        """Whether something was seen since the last call."""
+        """Whether a host's readiness has changed since the last call."""
         changed, self._probes.changed = self._probes.changed, False
         return changed
 
@@ -117,7 +214,7 @@ class RemoteHosts:
         self._probes.rest()
 
     def ask(self, hosts: Sequence[str]) -> None:
-        """Begin to find out who of these is there now."""
+        """Begin to ask which of these hosts are there now."""
         self._probes.watch([member.host for member in self.members] or hosts, hosts)
 
     def is_pending(self, hosts: Iterable[str]) -> bool:
@@ -125,7 +222,7 @@ class RemoteHosts:
         return any(self._stage(host) < HostStage.KEY for host in hosts)
 
     def gone(self, hosts: Iterable[str]) -> dict[str, str]:
-        """Who of those asked is not there, and why.
+        """The hosts that were asked and are not there, and why.
 
         By ssh who shows no banner; by kubectl who is refused, as an API server may be slow for who is well.
         """
@@ -135,8 +232,6 @@ class RemoteHosts:
 
     def _stage(self, host: str) -> HostStage:
         return self.readiness.get(host, Readiness()).stage
-
-    # -- what is run on them ------------------------------------------------------------------
 
     def tell_ranks(self, hosts: Collection[str], name: str) -> None:
         """Let the ranks on these hosts have a signal; without any hosts they are here."""
@@ -163,7 +258,7 @@ class RemoteHosts:
 
 
 class HostWait:
-    """Who is there, of those that the job is for, and how long the others are waited for."""
+    """The hosts that are there, of those that the job is for, and how long it waits for the others."""
 
     def __init__(self, spec: Spec, program: HostedProgram, hosts: RemoteHosts) -> None:
         self._program, self._hosts = program, hosts
@@ -177,13 +272,13 @@ class HostWait:
         self._there: tuple[Member, ...] = ()
         self._same_since_s = 0.0  # since when the same hosts are there
         self._say_at_s = self._say_again_s = 0.0  # when to say who is missing, and when though nothing has changed
-        self._last_said = ""
+        self._last_line = ""
 
     def begin(self, now_s: float, *afresh: str, lost: str | None = None) -> None:
         """Wait; those `afresh` have to show that they are there again."""
         self._until_s = now_s + self._limit_s
         self._there, self._same_since_s, self._lost = (), now_s, lost
-        self._say_at_s, self._last_said = now_s + _FIRST_SAY_S, ""
+        self._say_at_s, self._last_line = now_s + _FIRST_SAY_S, ""
         self._hosts.watch(self._hosts.members, afresh, check_keys=self.checks_keys)
 
     def end(self) -> None:
@@ -211,9 +306,9 @@ class HostWait:
             self._say_at_s = now_s + _SAY_S
             readiness = self._hosts.readiness
             text = host_readiness.summary(readiness) if readiness else ""
-            if text and (text != self._last_said or now_s >= self._say_again_s):
+            if text and (text != self._last_line or now_s >= self._say_again_s):
                 logs.say(text)
-                self._last_said, self._say_again_s = text, now_s + _SAY_AGAIN_S
+                self._last_line, self._say_again_s = text, now_s + _SAY_AGAIN_S
         return now_s >= self._until_s
 
     @property
@@ -232,7 +327,7 @@ class HostWait:
         return self._hosts.members[: self._max_hosts]
 
     def there(self) -> tuple[Member, ...]:
-        """Who could run the job: of those that are ready the first, so that ranks keep their order."""
+        """The hosts that could run the job: of those that are ready the first, so that ranks keep their order."""
         ready = host_readiness.ready(self._hosts.readiness)
         return tuple(member for member in self._hosts.members if member.host in ready)[: self._max_hosts]
 

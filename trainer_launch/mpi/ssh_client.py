@@ -14,16 +14,20 @@ import pwd
 import re
 import shutil
 import stat
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
+from queue import SimpleQueue
+from typing import Generic, TypeVar, cast
 
 from msgspec import Struct, field
 
 from trainer_launch.host import deadline_subprocess
 from trainer_launch.host.files import LiveFiles
 from trainer_launch.model import Job
-from trainer_launch.model.errors import NodeError, UsageError
+from trainer_launch.model.errors import LaunchError, NodeError, UsageError
 from trainer_launch.model.value_parsers import parse_number
+
+Result = TypeVar("Result")
 
 _PLAIN_PORT = 22
 _PORT_OF_IMAGES = 2222  # mpi-operator's and Trainer's; who is not root may not listen at 22
@@ -43,6 +47,28 @@ _UNFIT = '%"\\$\n'  # ssh expands or ends its words at these
 ALIVE_EVERY_S = 3  # between two questions whether the other side is still there
 ALIVE_MISSED = 3  # unanswered ones after which it is lost
 _CONNECT_S = 5  # for one attempt to connect
+
+
+class InThread(Generic[Result]):
+    """A call that waits for a child, in a thread, while the caller goes on."""
+
+    def __init__(self, call: Callable[..., Result], *args: object) -> None:
+        self._results: SimpleQueue[tuple[Result | None, LaunchError | None]] = SimpleQueue()
+        if deadline_subprocess.begin_thread("waits", self._work, call, args) is None:
+            self._work(call, args)
+
+    def _work(self, call: Callable[..., Result], args: tuple[object, ...]) -> None:
+        try:
+            self._results.put((call(*args), None))
+        except LaunchError as problem:
+            self._results.put((None, problem))
+
+    def result(self) -> Result:
+        """Wait for the call's result. Raises LaunchError: the call has raised it."""
+        result, problem = self._results.get()
+        if problem is not None:
+            raise problem
+        return cast("Result", result)
 
 
 class SshFiles:
@@ -115,8 +141,9 @@ def prepared(
         raise NodeError(f"the private folder {folder} cannot be made: {problem.strerror}") from None
     user = account(folder)
     ssh = user.argv(find("ssh", path))
+    asked = InThread(port_of, ssh) if port is None else None
     public = take_key(job, files.key, user.argv(find("ssh-keygen", path)))
-    used = port_of(ssh) if port is None else port
+    used = port or (_PLAIN_PORT if asked is None else asked.result())
     write(files.known_hosts, known_hosts(public))
     write(files.client, configuration(files, used, check_host_keys=check_host_keys))
     return SshClient(ssh=ssh, account=user, files=files, port=used, public=public, checks_host_keys=check_host_keys)
@@ -240,7 +267,7 @@ def find(name: str, path: str | None) -> str:
 
 
 def account(folder: str) -> Account:
-    """Who we are. A uid that OpenShift made up gets an entry by nss_wrapper, from files in the private `folder`.
+    """The user that we are. A uid made up by OpenShift gets an entry by nss_wrapper, from files in `folder`.
 
     Raises:
         UsageError: OpenSSH refuses to work for a uid without a name.
@@ -270,7 +297,7 @@ def _text(path: str) -> str:
 
 
 def port_of(ssh: Sequence[str]) -> int:
-    """Where the pods' sshd listens when nobody said: as the image's ssh is configured, else by who we are."""
+    """The port of the pods' sshd where none is given: as the image's ssh is configured, else by who we are."""
     configured = configured_port(ssh, "trainer-launch.invalid")
     if configured is not None and configured != _PLAIN_PORT:
         return configured
@@ -319,6 +346,6 @@ def known_hosts(public: str) -> str:
 
 
 def quoted(text: str) -> str:
-    """One argument of a configuration line, of ssh or sshd."""
+    """A text as an argument of a configuration line, of ssh or sshd."""
     escaped = text.replace("\\", "\\\\").replace('"', '\\"')
     return f'"{escaped}"'

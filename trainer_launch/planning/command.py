@@ -1,4 +1,4 @@
-"""What the user typed after `--`: its programs, wrappers and shells, by their words alone. Pure.
+"""The command that the user typed after `--`: its programs, wrappers and shells, by their words alone. Pure.
 
 A command is a Python program, torchrun, a front end such as `accelerate launch`, or any other program. What stands
 in front of it is of three kinds. A program that becomes the command (`numactl`, `env`, `nice`) goes in front of the
@@ -41,7 +41,7 @@ _DEEPSPEED = ("deepspeed", "deepspeed.launcher.runner")
 
 
 class CommandKind(str, Enum):
-    """What kind of program a command starts."""
+    """The kind of program that a command starts."""
 
     SCRIPT = "script"
     MODULE = "module"
@@ -64,14 +64,14 @@ class Command(Struct, frozen=True, kw_only=True):
 
     @property
     def is_worker(self) -> bool:
-        """Whether it is a Python program that an engine may start as a worker; a launcher of its own is none."""
+        """Whether an engine may start the command as a worker: a Python program that is no launcher itself."""
         return self.kind is CommandKind.SCRIPT or (
             self.kind is CommandKind.MODULE and self.program[0] not in MODULES
         )
 
     @property
     def reads_stdin(self) -> bool:
-        """Whether it is a Python that reads its program from standard input."""
+        """Whether the command is a Python that reads its program from standard input."""
         if self.kind is not CommandKind.PROGRAM or not _PYTHON.fullmatch(_base(self.argv[0])):
             return False
         at = _end_of_flags(self.argv)
@@ -168,9 +168,6 @@ def _end_of_flags(words: tuple[str, ...]) -> int | None:
     return at
 
 
-# -- programs that start a job's workers themselves --------------------------------------------
-
-
 SHIMS = (
     *("torchrun", "mpirun", "mpiexec", "horovodrun", "deepspeed"),
     *("accelerate", "accelerate-launch", "fabric", "tune", "trl"),
@@ -239,7 +236,7 @@ class Launcher(Struct, frozen=True):
 
     @property
     def is_mpi(self) -> bool:
-        """Whether it starts the ranks of MPI or Horovod."""
+        """Whether the launcher starts ranks of MPI or Horovod."""
         return self.name in MPI
 
     @property
@@ -288,9 +285,9 @@ def starts_launchers(command: Command) -> bool:
 
 
 def is_starter(argv: Sequence[str]) -> bool:
-    """Whether a program starts torchrun or accelerate as a child: it is made for that, or it is told to."""
-    is_told = launcher_in(argv) is None and any(word in SHIMS for word in argv[1:])
-    return is_told or _base(argv[0]) in _STARTS_LAUNCHERS
+    """Whether a program starts torchrun or accelerate as a child: it is made for that, or the command names one."""
+    names_launcher = launcher_in(argv) is None and any(word in SHIMS for word in argv[1:])
+    return names_launcher or _base(argv[0]) in _STARTS_LAUNCHERS
 
 
 def through_shims(argv: tuple[str, ...], shims: str) -> tuple[str, ...]:
@@ -329,9 +326,6 @@ def _named(words: tuple[str, ...]) -> str | None:
     return words[1] if is_module else None
 
 
-# -- what stands in front of a command ---------------------------------------------------------
-
-
 _SHELL = re.compile(r"(?:ba|da|z|a|k|)sh")
 _SHELLS_TEXT = re.compile(r"-[a-zA-Z]*c")
 _LOGIN = re.compile(r"-[a-zA-Z]*[li][a-zA-Z]*|--login")  # its profile may set PATH anew
@@ -367,14 +361,14 @@ _FLAGS = frozenset(
 )
 
 
-class Seen(NamedTuple):
+class Unwrapped(NamedTuple):
     """A command without its wrappers."""
 
     prefix: tuple[str, ...]  # what goes in front of the launcher
     command: tuple[str, ...]
 
 
-def see_through(argv: Sequence[str]) -> Seen:
+def see_through(argv: Sequence[str]) -> Unwrapped:
     """Take off what can be taken off safely; the command as it is where nothing can."""
     prefix: tuple[str, ...] = ()
     command, changes_user = tuple(argv), False
@@ -394,8 +388,8 @@ def see_through(argv: Sequence[str]) -> Seen:
             changes_user |= name in CHANGE_USER
         command = inner
     if not command or not (_trains(command[0]) or launcher_in(command) or changes_user):
-        return Seen((), tuple(argv))
-    return Seen(prefix, command)
+        return Unwrapped((), tuple(argv))
+    return Unwrapped(prefix, command)
 
 
 def _is_program(before: str, word: str) -> bool:
@@ -408,7 +402,7 @@ def is_shell(word: str) -> bool:
     return _SHELL.fullmatch(_base(word)) is not None
 
 
-def runs_one_program(argv: Sequence[str]) -> bool:
+def runs_single_program(argv: Sequence[str]) -> bool:
     """Whether a command is a Python, or a wrapper such as env or uv; not a shell or another program."""
     name = _base(argv[0])
     return (_WRAPPER.fullmatch(name) or _ANY_PYTHON.fullmatch(name)) is not None
@@ -472,29 +466,23 @@ def _base(word: str) -> str:
     return word.rpartition("/")[2]
 
 
-# -- references that nobody has expanded -----------------------------------------------------------
-
-
 # Kubernetes', and a shell's; torchrun itself replaces its own.
 _REFERENCE = re.compile(r"(?<!\$)\$(?:\(([A-Za-z_][\w.-]*)\)|\{(\w+)\}|([A-Za-z_]\w*))")
 
 
 def unexpanded(argv: Sequence[str], env: Mapping[str, str]) -> str | None:
-    """A warning about an argument that refers to a variable; None: none does, or a shell reads them."""
+    """A warning about a reference to a variable that was not expanded; None: there is none, or a shell reads it."""
     if any(is_shell(word) for word in argv):
         return None
     for word in argv[1:]:
         match = _REFERENCE.search(word)
         name = match[match.lastindex or 0] if match else ""
-        start = f"nobody has replaced {match[0] if match else ''} in the argument {word[:60]!r}"
+        start = f"{match[0] if match else ''} in the argument {word[:60]!r} was not expanded"
         if match and match[1]:
-            return f"{start}: Kubernetes does so where the container's env defines {name}; define it there"
+            return f"{start}: Kubernetes expands it only if the container's env defines {name}; define it there"
         if match and name in env:
             return f"{start}: no shell reads the command; in a manifest write $({name}), or run it with bash -c"
     return None
-
-
-# -- seconds from SIGTERM to SIGKILL -----------------------------------------------------------
 
 
 _OPTION = OPTIONS["shutdown_timeout"]

@@ -10,7 +10,7 @@ import sys
 
 from msgspec.structs import replace
 
-from trainer_launch.contracts.source import Pod
+from trainer_launch.contracts.source import PodInput
 from trainer_launch.model import Job, Plan
 from trainer_launch.model.errors import UsageError
 from trainer_launch.model.settings import Settings
@@ -59,7 +59,7 @@ def plan(task: Task) -> Plan:
 
 
 def _without_sshd(task: Task) -> tuple[str, ...]:
-    """What to tell about a pod of MPI that is to be reached by ssh, and has got another command."""
+    """A warning about an MPI pod that mpirun reaches by ssh, but whose command is another than sshd."""
     trains = task.command.is_worker or launcher_in(task.command.argv) is not None  # a script may start sshd
     if task.job.engine != SSHD.name or not trains:
         return ()
@@ -87,9 +87,6 @@ def pick(job: Job, command: Command, asked: str) -> tuple[Engine, str]:
     engine, reason = next((engine, reason) for engine in ENGINES if (reason := engine.serves(job, command)))
     workers = torch.serves_any_program(job, command) if engine is PLAIN else None
     return (engine, reason) if workers is None else (TORCH, workers)
-
-
-# -- from what was read to a task ---------------------------------------------------------------
 
 
 _MAX_LABEL = 253
@@ -131,8 +128,8 @@ def with_network(task: Task) -> Task:
     return replace(task, trial=replace(task.trial, network=look_at_network(task.topology, task.host, task.env)))
 
 
-def _label(source: str, pod: Pod) -> str:
-    """This node's topology label, from a file or a variable; "" where there is none.
+def _label(source: str, pod: PodInput) -> str:
+    """The topology label of this node, from a file or a variable; "" where there is none.
 
     Raises:
         UsageError: it is no label.

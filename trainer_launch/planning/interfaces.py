@@ -1,4 +1,4 @@
-"""Which interfaces gloo and NCCL take on this node, and whether other nodes can reach it by them. Pure.
+"""The interfaces that gloo and NCCL take on this node, and whether other nodes can reach it by them. Pure.
 
 NCCL (src/misc/socket.cc, src/misc/utils.cc): a list of prefixes, `=` before it makes them exact names, `^` in front
 of all that leaves them out. A value of one letter is as good as none. NCCL_IB_HCA likewise, with `:port` behind.
@@ -28,7 +28,7 @@ _FAMILIES = {"AF_INET": ".", "AF_INET6": ":"}  # what an address of it has in it
 
 
 class NodeNetwork(Struct, frozen=True, kw_only=True):
-    """What workers find on this node."""
+    """The network of this node, as its workers will use it."""
 
     hostname: str
     addresses: tuple[str, ...] = ()  # of the host name, in the resolver's order
@@ -76,9 +76,6 @@ def has_remote_peers(topology: Topology) -> bool:
 def chooses_for_gloo(env: Mapping[str, str]) -> bool:
     """Whether a variable names gloo's interfaces: torch passes over a single letter."""
     return len(env.get(GLOO, "")) > 1
-
-
-# -- problems ----------------------------------------------------------------------------------
 
 
 def of_own_name(node: NodeNetwork) -> NetworkProblem | None:
@@ -172,13 +169,13 @@ def settled(node: NodeNetwork) -> tuple[Mapping[str, str], tuple[str, ...]]:
 
 
 def problems(node: NodeNetwork) -> Iterator[NetworkProblem]:
-    """What torch workers of this node would fail of, by the variables that are set."""
-    found = [of_gloos_variable(node)]
+    """The problems by which torch workers of this node would fail, with the variables that are set."""
+    candidates = [of_gloos_variable(node)]
     if NCCL in node.env:
-        found.append(of_nccls_interfaces(node))
+        candidates.append(of_nccls_interfaces(node))
     if node.has_remote_peers and node.interfaces and not chooses_for_gloo(node.env):
-        found.append(of_own_name(node))
-    yield from filter(None, found)
+        candidates.append(of_own_name(node))
+    yield from filter(None, candidates)
 
 
 def _is_here(address: str, interfaces: Sequence[Interface]) -> bool:
@@ -199,13 +196,10 @@ def set_to(name: str, value: str | None) -> str:
     return f"{name} is not set" if value is None else f"{name}={value}"
 
 
-# -- the grammars of gloo and NCCL ---------------------------------------------------------------
-
-
 def nccl_interfaces(
     spec: str | None, interfaces: Sequence[Interface], family: str | None = None
 ) -> tuple[Interface, ...]:
-    """What NCCL bootstraps and sends through; without a spec, first ib*, else all but docker* and lo."""
+    """The interfaces that NCCL uses; without a spec, first ib*, else all but docker* and lo."""
     mark = _FAMILIES.get(family or "", "")
     able = [each for each in interfaces if each.is_up and any(mark in address for address in each.addresses)]
     if spec is not None and len(spec) > 1:
@@ -218,7 +212,7 @@ def nccl_interfaces(
 
 
 def gloo_interfaces(spec: str, interfaces: Sequence[Interface]) -> tuple[tuple[Interface, ...], tuple[str, ...]]:
-    """What gloo takes, and the names that are not there."""
+    """The interfaces that gloo takes, and the names that are not there."""
     by_name = {each.name: each for each in interfaces}
     words = [word for word in spec.split(",") if word]
     return tuple(by_name[word] for word in words if word in by_name), tuple(w for w in words if w not in by_name)

@@ -1,4 +1,4 @@
-"""The job as the platform told it, with flags laid over it, and this node's place in it. Pure.
+"""The job as the platform describes it, with flags laid over it, and this node's place in it. Pure.
 
 The explicit word wins, as in torchrun: flags of the launcher over the typed command, the command over the platform.
 """
@@ -9,7 +9,7 @@ from collections.abc import Mapping
 
 from msgspec.structs import replace
 
-from trainer_launch.contracts.source import Pod, Source
+from trainer_launch.contracts.source import PodInput, Source
 from trainer_launch.host.files import LiveFiles
 from trainer_launch.model import Endpoint, Fact, Host, Job, NodeRange, Origin, Rendezvous, Topology
 from trainer_launch.model.errors import ContractError, UsageError
@@ -36,7 +36,9 @@ def overlay(job: Job, options: Mapping[str, str], origin: Origin) -> Job:
     given = {name: options[name] for name in JOB_OPTIONS if name in options}
     if not given:
         return job
-    source = Source(Pod(env={flag_of(name): value for name, value in given.items()}, files=_NO_FILES, hostname=""))
+    source = Source(
+        PodInput(env={flag_of(name): value for name, value in given.items()}, files=_NO_FILES, hostname="")
+    )
     try:
         changed = _sizes(job, source)
         if given.get("standalone", "0") != "0":
@@ -66,8 +68,8 @@ def with_minimum(job: Job, least: int | None) -> Job:
     return replace(changed, world_size=job.world_size if least == job.nodes.max else None)
 
 
-def with_spares(job: Job, asked: int | None, told: NodeRange | None) -> Job:
-    """The job with its spares: beyond a typed number of nodes, otherwise some of the platform's nodes, `told`.
+def with_spares(job: Job, asked: int | None, platforms: NodeRange | None) -> Job:
+    """The job with its spares: beyond a typed number of nodes, otherwise some of the platform's nodes, `platforms`.
 
     Raises:
         UsageError: nobody says how many nodes there are, or too few are left to train.
@@ -75,7 +77,7 @@ def with_spares(job: Job, asked: int | None, told: NodeRange | None) -> Job:
     nodes = job.nodes
     is_typed = any(fact.field == "nnodes" and fact.origin in (Origin.FLAG, Origin.COMMAND) for fact in job.facts)
     if asked is None:
-        extra = told.max - nodes.max if told is not None and nodes is not None and is_typed else 0
+        extra = platforms.max - nodes.max if platforms is not None and nodes is not None and is_typed else 0
         if nodes is None or nodes.max == 1 or extra <= 0:
             return job
         fact = Fact(name="spares", value=str(extra), origin=Origin.DEFAULT, field="spares")
@@ -116,18 +118,18 @@ def _sizes(job: Job, given: Source) -> Job:
 
 
 def _standalone(job: Job) -> Job:
-    """One node that meets nobody."""
+    """The job as a single node that meets nobody."""
     alone = NodeRange(1, 1)
     changed = replace(job, nodes=alone, node_rank=0, is_coordinator=True, coordinator=None, rendezvous=None)
     return replace(changed, members=None, world_size=_world_size(changed))
 
 
 def _meeting(job: Job, given: Mapping[str, str], source: Source) -> Job:
-    """Where and how the nodes meet: a static address, or a rendezvous; a given address wins over a told one."""
-    told = job.rendezvous or Rendezvous(kind="static")
-    backend = given.get("rdzv_backend", told.backend)
+    """Where and how the nodes meet: a static address, or a rendezvous; a given address wins over the platform's."""
+    before = job.rendezvous or Rendezvous(kind="static")
+    backend = given.get("rdzv_backend", before.backend)
     dynamic = backend not in (None, "static")
-    written, endpoint, coordinator = told.written, told.endpoint, _coordinator(job, source)
+    written, endpoint, coordinator = before.written, before.endpoint, _coordinator(job, source)
     if "rdzv_endpoint" in given:
         written = given["rdzv_endpoint"]
         endpoint = source.endpoint("--rdzv-endpoint", default_port=_C10D_PORT if dynamic else None)
@@ -142,8 +144,8 @@ def _meeting(job: Job, given: Mapping[str, str], source: Source) -> Job:
         backend=backend,
         endpoint=endpoint,
         written=written,
-        run_id=given.get("rdzv_id", told.run_id),
-        conf=source.conf("--rdzv-conf") or dict(told.conf),
+        run_id=given.get("rdzv_id", before.run_id),
+        conf=source.conf("--rdzv-conf") or dict(before.conf),
     )
     return replace(job, coordinator=coordinator, rendezvous=rendezvous)
 
@@ -154,16 +156,13 @@ def _coordinator(job: Job, given: Source) -> Endpoint | None:
     if host is None and port is None:
         return job.coordinator
     # Without an address node 0 is the first member, as in `topology`; else torchrun's defaults hold.
-    told = job.coordinator or Endpoint(job.members[0].host if job.members else "127.0.0.1", DEFAULT_PORT)
-    return Endpoint(host or told.host, port or told.port)
+    before = job.coordinator or Endpoint(job.members[0].host if job.members else "127.0.0.1", DEFAULT_PORT)
+    return Endpoint(host or before.host, port or before.port)
 
 
 def _world_size(job: Job) -> int | None:
     fixed = job.nodes.fixed if job.nodes else None
     return fixed * job.nproc_per_node if fixed and isinstance(job.nproc_per_node, int) else None
-
-
-# -- this node's place ------------------------------------------------------------------------
 
 
 def place(job: Job, host: Host) -> Topology:
@@ -212,7 +211,7 @@ def usable_threads(host: Host, local_world_size: int | None, given: str | None) 
 
 
 def _alone(job: Job) -> NodeRange | None:
-    """One node, when nothing speaks of others: an index above 0, several processes, a list that leaves them out."""
+    """A single node, unless the job shows others: an index above 0, several processes, or a list of hosts."""
     others = job.node_rank or job.hostname_index or job.members or job.sparse or job.several_nodes_shown_by
     return None if others or (job.world_size or 1) > 1 else NodeRange(1, 1)
 
@@ -267,7 +266,7 @@ def _local_world_size(job: Job, host: Host) -> tuple[int | None, str]:
 
 
 def _coordinator_of(job: Job, nodes: NodeRange | None) -> tuple[Endpoint | None, str]:
-    """Where all nodes meet: as told, else the first member, else this machine when it is alone."""
+    """Where all nodes meet: at the given address, else at the first member, else on this machine if it is alone."""
     if job.coordinator is not None:
         return job.coordinator, f"{job.coordinator} (set by the platform)"
     if job.rendezvous is not None and job.rendezvous.endpoint is not None:

@@ -36,7 +36,7 @@ _VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]{0,255}")
 
 
 class Spec(Struct, frozen=True, kw_only=True):
-    """What an MPI job has to know beside its command."""
+    """An MPI job's hosts, slots and variables, beside its command."""
 
     task: Task
     reach: str = SSH
@@ -129,7 +129,7 @@ def _plan(task: Task, engine: str, command: tuple[str, ...], reasons: tuple[str,
 
 
 def spec_of(task: Task, process: Process) -> Spec:
-    """What the job of this mpirun or horovodrun has to know.
+    """The hosts, slots and variables of the job of this mpirun or horovodrun.
 
     Raises:
         UsageError: the command does not parse, or nothing can be counted that slots are asked for by.
@@ -177,13 +177,13 @@ def _reach(task: Task, command: tuple[str, ...]) -> tuple[str, str]:
 
 
 def _flag(job: Job, name: str) -> Fact | None:
-    """What the user himself said about the job."""
+    """A fact about the job that the user gave by a flag; None: there is none."""
     facts = (fact for fact in reversed(job.facts) if fact.field == name and fact.origin is Origin.FLAG)
     return next(facts, None)
 
 
 def _plan_of_sshd(task: Task, reason: str) -> Plan:
-    """One process, sshd, as `task.command` has it; ranks are asked to stop before it."""
+    """A single process, sshd, as `task.command` has it; a request to stop goes to the ranks first."""
     env = {**task.env, runtime_directory.VARIABLE: task.trial.scratch}
     return Plan(
         engine=SSHD.name,

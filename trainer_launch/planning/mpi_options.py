@@ -1,7 +1,7 @@
 """The options of mpirun and horovodrun: what they take, and where the training command begins. Pure.
 
 What is ours to decide (hosts, how many) is taken out, and all other options stay. Open MPI's and Hydra's options
-are told apart by nothing but their names, and both accept one dash or two. Horovod's are those of 0.28, compared
+differ in nothing but their names, and both accept one dash or two. Horovod's are those of 0.28, compared
 with its own parser by a test: PID 1 imports no Horovod.
 """
 
@@ -164,7 +164,7 @@ def parse(words: Sequence[str]) -> Typed:
 
 
 def fills_slots(typed: Typed, env: Mapping[str, str]) -> bool:
-    """Whether ranks fill the slots of the list in order, as nobody has said otherwise."""
+    """Whether ranks fill the slots of the list in order, unless an option or a variable places them."""
     parameters = _PLACING_PARAMETERS.split()
     is_placed = any(env.get(f"{prefix}{name}") for prefix in MCA_VARIABLES for name in parameters)
     return not is_placed and typed.names.isdisjoint((*_PLACING.split(), *parameters))
@@ -182,7 +182,7 @@ def _count(program: str, name: str) -> int:
 
 
 def _kind(name: str) -> str:
-    """Which of ours an option is, if any."""
+    """The kind of an option that is ours to decide; "": it is the user's."""
     kinds = (("number", _NUMBER), ("hosts", _HOSTS), ("file", _FILES))
     return next((kind for kind, options in kinds if name in options), "")
 

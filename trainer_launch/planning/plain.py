@@ -25,7 +25,7 @@ from trainer_launch.planning.command import (
     Launcher,
     is_starter,
     launcher_of,
-    runs_one_program,
+    runs_single_program,
     through_shims,
 )
 from trainer_launch.planning.job import workers_asked_for
@@ -33,7 +33,7 @@ from trainer_launch.planning.task import Engine, Task, env_of_program, repaired
 
 
 def _serves(job: Job, command: Command) -> str | None:
-    """Whatever no other engine serves."""
+    """Serve every command that no other engine serves."""
     if command.kind is CommandKind.PROGRAM:
         return "the command is not a Python program"
     if command.kind is CommandKind.MODULE and not command.is_worker:
@@ -42,7 +42,7 @@ def _serves(job: Job, command: Command) -> str | None:
 
 
 def _plan(task: Task, reason: str) -> Plan:
-    """One process: the command, with `python` put before a bare script or module."""
+    """Plan a single process: the command, with `python` before a bare script or module."""
     command = task.command
     argv = command.argv
     if command.kind in (CommandKind.SCRIPT, CommandKind.MODULE) and not command.python:
@@ -75,7 +75,7 @@ def _plan(task: Task, reason: str) -> Plan:
 
 
 def _nodes_for_starters(task: Task) -> dict[str, str]:
-    """What LLaMA-Factory, ms-swift and XTuner hand to torchrun as its options, and without it train alone.
+    """Variables that LLaMA-Factory, ms-swift and XTuner hand to torchrun; without them each node trains alone.
 
     Raises:
         ContractError: the rank of this node or the address of node 0 is unknown.
@@ -105,19 +105,16 @@ def _typed(job: Job) -> dict[str, str]:
 PLAIN = Engine("plain", _serves, _plan)
 
 
-# -- warnings about commands that run as they are ----------------------------------------------
-
-
 def _warnings(task: Task) -> tuple[str, ...]:
-    """What to tell about a command that the plain engine runs; nothing where that is what was asked for."""
+    """Warnings about a command that the plain engine runs; none where the user asked for that."""
     job, command = task.job, task.command
     launcher = launcher_of(command)
     if task.settings.engine != "auto" or job.role == "rank":
         return ()
     if launcher is not None and launcher.name == OURS:
         return ()
-    is_found = is_starter(command.argv) or (launcher is not None and launcher.is_inside and launcher.is_shim)
-    if is_found and task.trial.shims:
+    reaches_shim = is_starter(command.argv) or (launcher is not None and launcher.is_inside and launcher.is_shim)
+    if reaches_shim and task.trial.shims:
         return ()  # the shim uses the launcher, or says why not
     asked = workers_asked_for(job)
     if launcher is not None and _is_covered(job, launcher):
@@ -174,8 +171,8 @@ def _instead(task: Task, launcher: Launcher, asked: str | None) -> str:
 
 def _names_nodes(task: Task, launcher: Launcher) -> bool:
     """Whether the launcher may know the other nodes: by options, variables of its own, or deepspeed's hostfile."""
-    is_told = any(_OF_NODES.match(word.replace("-", "_")) for word in launcher.words)
-    return is_told or task.command.is_deepspeed or any(name in task.env for name in ("NODE_RANK", "WORLD_SIZE"))
+    names_them = any(_OF_NODES.match(word.replace("-", "_")) for word in launcher.words)
+    return names_them or task.command.is_deepspeed or any(name in task.env for name in ("NODE_RANK", "WORLD_SIZE"))
 
 
 def _no_effect(job: Job, launcher: Launcher | None, asked: str) -> str:
@@ -184,10 +181,10 @@ def _no_effect(job: Job, launcher: Launcher | None, asked: str) -> str:
 
 
 def _runs_as_it_is(task: Task) -> str:
-    """A shell, a script of one, or any program, in a pod that was told about workers."""
+    """A shell, a script of one, or any program, in a pod whose platform sets a number of workers."""
     name, workers = _shown(task.command), task.topology.local_world_size or "N"
     lost = f"{name} runs once on this node: trainer-launch sets no RANK and restarts no failed worker in place."
-    if runs_one_program(task.command.argv):
+    if runs_single_program(task.command.argv):
         return f"{lost} To start its workers, add --nproc-per-node {workers}."
     return (
         f"{lost} If {name} starts the training, put `trainer-launch run --` in front of the training command in "
@@ -199,9 +196,6 @@ def _shown(command: Command) -> str:
     """A program as messages call it, with `-c` or `-` where that is what it is about."""
     first, *rest = command.argv
     return named(" ".join((first, *(word for word in rest[:1] if word.startswith("-") and len(word) < 8))))
-
-
-# -- front ends --------------------------------------------------------------------------------
 
 
 # Options of launchers that speak of other nodes.

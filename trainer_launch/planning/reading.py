@@ -1,6 +1,6 @@
-"""What is read before a plan is made: the live pod or a snapshot, its job, its command, and this machine.
+"""The input of a plan: the live pod or a snapshot, its job, its command, and this machine.
 
-Whether what the command needs is there and may be run is found here, before anything is started.
+Whether the command's program is there and may be run is checked here, before anything is started.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from trainer_launch.contracts import read_job
-from trainer_launch.contracts.source import MAX_FILE_BYTES, Pod
+from trainer_launch.contracts.source import MAX_FILE_BYTES, PodInput
 from trainer_launch.host import dns, executables, network, socket_folders
 from trainer_launch.host.files import JOB_SECRET, LiveFiles
 from trainer_launch.host.machine import probe
@@ -35,7 +35,7 @@ from trainer_launch.planning.command import (
     CommandKind,
     is_shell,
     parse_command,
-    runs_one_program,
+    runs_single_program,
     see_through,
     starts_launchers,
     unexpanded,
@@ -56,10 +56,10 @@ _ANYWHERE = ("192.0.2.1", "2001:db8::1")  # of documentation: the default route 
 _EXEC_LINE = re.compile(rb'exec\' "?([^"\n]+?)"? "\$0"')  # where a path is too long for a first line
 
 
-def live_pod(argv: Sequence[str]) -> Pod:
-    """This container's injected input."""
+def live_pod(argv: Sequence[str]) -> PodInput:
+    """The input injected into this container."""
     env = dict(os.environ)
-    return Pod(
+    return PodInput(
         env=env,
         files=LiveFiles(MAX_FILE_BYTES + 1),
         hostname=env.get("HOSTNAME") or os.uname().nodename,
@@ -71,7 +71,7 @@ def live_pod(argv: Sequence[str]) -> Pod:
 class Reading(Struct, frozen=True, kw_only=True):
     """A pod, read once: its job, its command if it has one, and this machine."""
 
-    pod: Pod
+    pod: PodInput
     command: Command | None
     job: Job
     host: Host
@@ -86,7 +86,7 @@ class Reading(Struct, frozen=True, kw_only=True):
         return self.command is not None and switch != "off" and starts_launchers(self.command)
 
 
-def read(pod: Pod, settings: Settings) -> Reading:
+def read(pod: PodInput, settings: Settings) -> Reading:
     """Read the pod, and look at this machine.
 
     Raises:
@@ -108,8 +108,8 @@ def read(pod: Pod, settings: Settings) -> Reading:
     )
 
 
-def _job(pod: Pod, settings: Settings, command: Command | None) -> Job:
-    """The job as the platform told it, under torchrun's typed options, under our own flags."""
+def _job(pod: PodInput, settings: Settings, command: Command | None) -> Job:
+    """The job as the platform describes it, under torchrun's typed options, under our own flags."""
     if settings.ssh_dir is not None:
         pod = replace(pod, env={**pod.env, "TRAINER_LAUNCH_SSH_DIR": settings.ssh_dir})
     platform = job = read_job(pod, settings.contract)
@@ -128,7 +128,7 @@ def _job(pod: Pod, settings: Settings, command: Command | None) -> Job:
     return replace(job, warnings=(*job.warnings, *filter(None, warnings)))
 
 
-def _with_secret(job: Job, pod: Pod, given: str | None) -> Job:
+def _with_secret(job: Job, pod: PodInput, given: str | None) -> Job:
     """The job with the path of its secret: the given one, what is mounted by convention, or the job's ssh key."""
     key = f"{job.ssh_dir}/{_SSH_KEY}"
     mounted = (path for path in (JOB_SECRET, key) if path.startswith("/") and pod.files.exists(path))
@@ -180,7 +180,7 @@ def has_name(hostname: str, host: str) -> bool:
 
 
 def look_at_network(topology: Topology, host: Host, env: Mapping[str, str]) -> NodeNetwork:
-    """What torch workers find on this machine: the own name and the way to node 0 only where they matter."""
+    """The network that torch workers use; the own name and the way to node 0 only where they matter."""
     meets, cards = topology.coordinator, host.gpus
     are_several = topology.pods != 1 or (topology.local_world_size or 1) > 1
     node = NodeNetwork(
@@ -235,16 +235,16 @@ def interpreter(program: str, path: str | None) -> str | None:
 
 def _shells_script(argv: Sequence[str], path: str | None) -> str | None:
     """The script in a command that a shell runs; "": a shell without one; None: there is no shell."""
-    shell, wrapped = None, runs_one_program(argv)
+    shell, wrapped = None, runs_single_program(argv)
     for word in argv:
-        found = shutil.which(word, path=path) or word
+        file = shutil.which(word, path=path) or word
         if is_shell(word):
             shell = ""
         elif shell == "" and word.startswith("-") and not word.endswith("c"):
             continue
-        elif os.path.isfile(found) and (shell == "" or is_shell(interpreter(found, path) or "")):
-            with contextlib.suppress(OSError), open(found, encoding="utf-8", errors="replace") as file:
-                shell = file.read(_SCRIPT_BYTES)
+        elif os.path.isfile(file) and (shell == "" or is_shell(interpreter(file, path) or "")):
+            with contextlib.suppress(OSError), open(file, encoding="utf-8", errors="replace") as script:
+                shell = script.read(_SCRIPT_BYTES)
             break
         elif shell == "" or not wrapped:
             break
@@ -303,23 +303,23 @@ def check_torch(engine: str) -> None:
 
 def is_our_python(word: str, path: str | None) -> bool:
     """Whether an interpreter as typed is the very one that runs us, of the same virtual environment."""
-    found = shutil.which(word, path=path)
-    if found is None:
+    program = shutil.which(word, path=path)
+    if program is None:
         return False
-    same_folder = os.path.dirname(os.path.abspath(found)) == os.path.dirname(sys.executable)
-    return same_folder and os.path.realpath(found) == os.path.realpath(sys.executable)
+    same_folder = os.path.dirname(os.path.abspath(program)) == os.path.dirname(sys.executable)
+    return same_folder and os.path.realpath(program) == os.path.realpath(sys.executable)
 
 
 def _check_executable(name: str, path: str | None) -> None:
-    found = shutil.which(name, path=path)
-    obstacle = executables.obstacle(found or name, path)
-    if obstacle is not None and (found is not None or "/" in name):
-        raise NotRunnableError(f"{found or name!r} cannot be executed: {obstacle}", exists=True)
-    if found is not None:
+    program = shutil.which(name, path=path)
+    obstacle = executables.obstacle(program or name, path)
+    if obstacle is not None and (program is not None or "/" in name):
+        raise NotRunnableError(f"{program or name!r} cannot be executed: {obstacle}", exists=True)
+    if program is not None:
         return
     if "/" not in name:
         here = f"the working directory has it: write ./{name}" if os.path.isfile(name) else ""
-        usual = did_you_mean(name, (one for one in _USUAL if shutil.which(one, path=path)))
+        usual = did_you_mean(name, (program for program in _USUAL if shutil.which(program, path=path)))
         raise NotRunnableError(
             f"{name!r} was not found in PATH ({path or 'not set'}); "
             f"{here or usual or 'install it in the image, or give its full path'}",

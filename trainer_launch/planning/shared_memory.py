@@ -50,12 +50,12 @@ _YAML = (
 
 
 class Need(Struct, frozen=True, kw_only=True):
-    """What the workers of one node may need."""
+    """The need for shared memory of a node's workers."""
 
     workers: int = 1
     on_gpus: bool = False
     is_mpi: bool = False
-    is_guess: bool = False  # nobody said how many: an MPI worker, where only the launcher knows
+    is_guess: bool = False  # the number is unknown: an MPI worker, where only the launcher knows
 
     @property
     def size_bytes(self) -> int:
@@ -68,17 +68,17 @@ class Need(Struct, frozen=True, kw_only=True):
 
     @property
     def least_bytes(self) -> int:
-        """What the engines take before a program has done anything; below it they are told to use less."""
+        """The bytes that engines take before a program has done anything; below it they have to use less."""
         if self.workers < 2:
             return 0
         return self.workers * (self.on_gpus * NCCL_LEAST_BYTES + self.is_mpi * MPI_BYTES)
 
 
 class Decision(Struct, frozen=True, kw_only=True):
-    """What to do about shared memory."""
+    """The decision about shared memory."""
 
     enlarge_to: int | None = None  # bytes; None: leave it
-    is_short: bool = False  # the engines have to be told to use less
+    is_short: bool = False  # the engines have to use less
     text: str = ""  # for `explain`
     warning: str = ""
 
@@ -138,7 +138,7 @@ def _estimate(need: Need) -> str:
         return "one worker needs no more" if need.workers else "no worker runs in this pod"
     parts = [] if need.is_guess else ["data loaders, a rule of thumb"]
     parts += ["NCCL"] * need.on_gpus + ["MPI"] * need.is_mpi
-    parts += ["how many there will be is not known"] * need.is_guess
+    parts += ["their number is unknown"] * need.is_guess
     return f"{counted(need.workers, 'worker')} may need {in_mib(need.size_bytes)} ({'; '.join(parts)})"
 
 
@@ -155,7 +155,7 @@ def _warning(host: Host, need: Need, wanted: int, *, gained: int) -> str:
 
 
 def decided(reading: Reading, settings: Settings) -> Decision:
-    """What to do about the size of /dev/shm; nothing is done yet.
+    """Decide about the size of /dev/shm; nothing is done yet.
 
     Raises:
         LaunchError: --shm-size is no size, or this node has no place in the job.

@@ -1,4 +1,4 @@
-"""What an engine plans, as one value, and the environment of what it starts. Pure."""
+"""The task that an engine plans, and the environment of the processes that it starts. Pure."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ _PATIENCE_S = 30.0  # for a lost node, where --min-nodes lets a fixed job go on 
 
 
 class MachineTrial(Struct, frozen=True, kw_only=True):
-    """What was tried out on this machine for a plan, and what was made there."""
+    """Results of trials on this machine for a plan, and the files made for it."""
 
     scratch: str  # a private folder for this run's files
     python: str = ""  # the interpreter that has trainer_launch
@@ -57,7 +57,7 @@ class Task(Struct, frozen=True, kw_only=True):
 
     @property
     def signals(self) -> Mapping[int, SignalAction]:
-        """What signals are for, where that is not what it is by default."""
+        """The actions of signals that differ from the defaults."""
         return signal_policy.parse(self.settings.signals or "")
 
     @property
@@ -84,7 +84,7 @@ class Task(Struct, frozen=True, kw_only=True):
 
     @property
     def node(self) -> str:
-        """This node in the prefix of a line."""
+        """The rank of this node, in the prefix of a line."""
         return "?" if self.topology.node_rank is None else str(self.topology.node_rank)
 
 
@@ -102,7 +102,7 @@ def grace(settings: Settings, command: Command | None, env: Mapping[str, str]) -
 
 
 def ports_of(settings: Settings) -> PortRange | None:
-    """What may be opened beside the port that the nodes meet at; None: anything.
+    """The ports that may be opened besides the port where the nodes meet; None: any.
 
     Raises:
         UsageError: --port-range makes no sense.
@@ -116,9 +116,6 @@ def ports_of(settings: Settings) -> PortRange | None:
     return ports
 
 
-# -- a child's environment: ours, with the platform's known traps repaired ----------------------
-
-
 _MPI = ("mpirun", "sshd")
 _OPEN_MPI = "OMPI_MCA_btl_"
 # Large messages go through shared memory, without process_vm_readv. Open MPI 3 and 4 would log "Read -1, expected
@@ -128,7 +125,7 @@ _TWO_COPIES = {"OMPI_MCA_btl_vader_single_copy_mechanism": "none", "OMPI_MCA_sms
 
 
 def env_of_workers(task: Task) -> dict[str, str]:
-    """What torch workers have in common, but for what torchrun's options and a generation add."""
+    """The environment that all torch workers have, before torchrun's options and a generation add to it."""
     env = repaired(task.env)
     threads, _ = usable_threads(task.host, task.topology.local_world_size, env.get("OMP_NUM_THREADS"))
     if threads is not None:
@@ -151,7 +148,7 @@ def env_of_program(task: Task) -> dict[str, str]:
 
 
 def sparing(task: Task, env: dict[str, str]) -> dict[str, str]:
-    """What makes engines do without what this container lacks; the user's own words stand.
+    """The environment in which engines do without what this container lacks; the user's own values stand.
 
     Where /dev/shm is too small, NCCL goes through sockets or InfiniBand instead where GPUs cannot reach each other
     directly (its user guide, NCCL_SHM_DISABLE; NVIDIA/nccl#525). Open MPI puts the files that it maps elsewhere
@@ -185,7 +182,7 @@ def past_proxies(task: Task, env: dict[str, str]) -> dict[str, str]:
 
 
 def _domains(members: Sequence[Member]) -> list[str]:
-    """What stands for very many names; addresses have none."""
+    """The domains of very many names; addresses have none."""
     domains = (member.host.partition(".")[2] for member in members if not value_parsers.is_address(member.host))
     return sorted({f".{domain}" for domain in domains if domain})
 
@@ -206,6 +203,6 @@ def with_log_level(env: Mapping[str, str], settings: Settings) -> Mapping[str, s
 
 
 def _for_children(task: Task, env: dict[str, str]) -> dict[str, str]:
-    """Who is watched for output must not keep it in a buffer."""
+    """The environment of a child: one that is watched for output must not keep it in a buffer."""
     env = past_proxies(task, sparing(task, env))
     return {"PYTHONUNBUFFERED": "1", **env} if task.settings.hang_timeout is not None else env

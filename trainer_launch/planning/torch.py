@@ -59,7 +59,7 @@ def serves(job: Job, command: Command) -> str | None:
 
 
 def serves_any_program(job: Job, command: Command) -> str | None:
-    """Why it starts workers of a program that no engine knows: the user said how many."""
+    """Why it starts workers of a program that no engine knows: the user gave their number."""
     if workers_asked_for(job) is None:
         return None
     is_free = job.engine in (None, _CONTRACTS) and launcher_in(command.argv) is None
@@ -181,14 +181,11 @@ def _modules(words: str | None) -> tuple[str, ...]:
     return names
 
 
-# -- the image's own torchrun ------------------------------------------------------------------
-
-
 _SHUTDOWN_TIMEOUT = "TORCH_ELASTIC_SHUTDOWN_TIMEOUT"
 
 
 def plan_of_torchrun(task: Task, reason: str) -> Plan:
-    """One torchrun with every option spelled out.
+    """Plan a torchrun with every option spelled out.
 
     Raises:
         ContractError: a job of several nodes lacks this node's rank or the address to meet at.
@@ -314,9 +311,6 @@ TORCH = Engine("torch", serves, plan)
 TORCHRUN = Engine("torchrun", lambda _job, _command: None, plan_of_torchrun)  # asked for, or in place of the other
 
 
-# -- what torchrun's options mean --------------------------------------------------------------
-
-
 # Variables by which the user asks torch's agent for something that no launcher without torch has, and why.
 _AGENTS = {
     "TORCHELASTIC_ENABLE_FILE_TIMER": "torchrun serves the timers of torch.distributed.elastic.timer",
@@ -371,7 +365,7 @@ def signals_of(options: Mapping[str, str], given: Mapping[int, SignalAction]) ->
 
 
 def form_of_program(task: Task) -> dict[str, str]:
-    """Whether torch starts a script, a module, or a program without Python; a torchrun command said it itself."""
+    """Whether torch starts a script, a module, or a program without Python; torchrun has options for it."""
     command = task.command
     if command.kind is CommandKind.TORCHRUN:
         return {}
@@ -455,7 +449,7 @@ def check_placement(task: Task, reason: str) -> None:
 
 
 def warnings(task: Task) -> Iterator[str]:
-    """What is allowed, and probably not meant."""
+    """Warnings about what is allowed, and probably not meant."""
     gpus, is_alone = task.host.gpus, task.topology.local_world_size == 1
     if gpus.count > 1 and is_alone and task.job.nproc_per_node is None:
         yield (
@@ -471,14 +465,11 @@ def warnings(task: Task) -> Iterator[str]:
         )
 
 
-# -- where the nodes meet ----------------------------------------------------------------------
-
-
 _FIRST = re.compile(r"(?P<stem>[^.]*-)0")  # the first of some hosts with an index each
 
 
 def nodes_of(task: Task) -> NodeRange:
-    """How many nodes the job has; nobody having said so is an error."""
+    """The number of nodes of the job; an unknown number is an error."""
     if task.topology.nodes is None:
         raise ContractError(f"the number of nodes is unknown {_to_set(task)}")
     return task.topology.nodes
@@ -492,20 +483,20 @@ def meets_here(task: Task) -> bool:
 
 
 def job_name(topology: Topology, hostname: str, coordinator: Endpoint) -> str:
-    """What tells this job from another at the same address: the user's run id, else host and port of node 0."""
+    """The name that distinguishes jobs at the same address: the user's run id, else host and port of node 0."""
     rendezvous = topology.rendezvous
     if rendezvous is not None and rendezvous.run_id:
         return rendezvous.run_id
     if coordinator.is_loopback and topology.pods not in (None, 1):
-        # Operators up to 1.3 tell node 0 that it is localhost, and the others its name; who else is told localhost
-        # is on the same machine.
+        # Operators up to 1.3 give node 0 localhost as its address, and its name to the others; any other node that
+        # gets localhost is on the same machine.
         coordinator = Endpoint(hostname, coordinator.port)
     # Without colons and brackets: workers see it as TORCHELASTIC_RUN_ID, and torch names folders after it.
     return re.sub(r"[^\w.-]+", "-", str(coordinator)).strip("-")
 
 
 def _to_set(task: Task) -> str:
-    """What shows that there are several nodes, and the options that say what is unknown, with their variables."""
+    """Advice: the proof that there are several nodes, and the options for what is unknown, with their variables."""
     topology, shown = task.topology, task.job.several_nodes_shown_by
     values = {"nodes": topology.nodes, "node-rank": topology.node_rank, "master-addr": topology.coordinator}
     names = [name for name, value in values.items() if value is None]
@@ -516,7 +507,7 @@ def _to_set(task: Task) -> str:
 
 
 def own_place(task: Task, nodes: NodeRange) -> tuple[int | None, Endpoint]:
-    """This node's rank, None where it gets one by its arrival, and where the nodes meet."""
+    """The rank of this node, None where its arrival decides, and the endpoint where the nodes meet."""
     topology = task.topology
     if topology.pods == 1:
         # One node meets nobody else: its own loopback will do, whatever address the platform names.
@@ -570,14 +561,14 @@ def _hosting(task: Task, meeting: _Meeting) -> Hosting | None:
 
 
 def _membership(task: Task, meeting: _Meeting, local_addr: str | None) -> Membership:
-    """This node as a member of the job that meets at our coordinator."""
-    is_on_one_machine = task.topology.by_arrival and meeting.coordinator.is_loopback
+    """The membership of this node in the job that meets at our coordinator."""
+    is_on_same_machine = task.topology.by_arrival and meeting.coordinator.is_loopback
     return Membership(
         job=meeting.job,
         coordinator=meeting.coordinator,
         node_rank=meeting.node_rank,
         host=task.host.hostname,
-        address=local_addr or ("127.0.0.1" if task.topology.pods == 1 or is_on_one_machine else None),
+        address=local_addr or ("127.0.0.1" if task.topology.pods == 1 or is_on_same_machine else None),
         patience_s=task.settings.wait_timeout,
         max_restarts=_budget(task),
         ports=_ports_of_store(task),

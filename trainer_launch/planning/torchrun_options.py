@@ -23,7 +23,7 @@ _DECIMAL = re.compile(r"[0-9]{1,9}(\.[0-9]{0,9})?")
 
 
 class TorchrunOption(Struct, frozen=True):
-    """One option, by its name with underscores."""
+    """An option of torchrun, by its name with underscores."""
 
     name: str
     form: str = "text"  # of the value: text, number, decimal, flag (which takes none), or a choice "a|b|c"
@@ -225,15 +225,15 @@ def check_value(option: TorchrunOption, value: str, where: str) -> str:
 
 def from_variables(env: Mapping[str, str]) -> dict[str, str]:
     """Every PET_<OPTION> that torchrun reads, checked, by option name."""
-    found: dict[str, str] = {}
+    options: dict[str, str] = {}
     for option in OPTIONS.values():
         value = env.get(option.variable) if option.env else None
         if value is None:
             continue
         checked = check_value(option, value, option.variable)
         if checked != "" and not (option.form == "flag" and checked == "0"):
-            found[option.name] = checked
-    return found
+            options[option.name] = checked
+    return options
 
 
 def render(options: Mapping[str, str]) -> tuple[str, ...]:
@@ -249,9 +249,6 @@ def render(options: Mapping[str, str]) -> tuple[str, ...]:
 def visible_devices(env: Mapping[str, str]) -> tuple[str, ...] | None:
     """The devices that --virtual-local-rank gives to the workers, in their order; None: all of the machine's."""
     return tuple(device.strip() for device in env[DEVICES].split(",")) if DEVICES in env else None
-
-
-# -- where torchrun sends its workers' output --------------------------------------------------
 
 
 _TEMPLATE = "log_line_prefix_template"
@@ -303,12 +300,12 @@ def destinations(
     """
     if not attempt_folder:
         return {}
-    found = {}
+    by_rank = {}
     for local_rank, rank in ranks.items():
         prefix = _prefix(options.get(_TEMPLATE) or env.get(PREFIX_VARIABLE), role, local_rank, rank)
         both = {stream: _destination(options, attempt_folder, local_rank, stream, prefix) for stream in _STREAMS}
-        found[local_rank] = {stream: to for stream, to in both.items() if to != PLAIN}
-    return {local_rank: streams for local_rank, streams in found.items() if streams}
+        by_rank[local_rank] = {stream: to for stream, to in both.items() if to != PLAIN}
+    return {local_rank: streams for local_rank, streams in by_rank.items() if streams}
 
 
 def _destination(

@@ -37,7 +37,6 @@ from trainer_launch.preflight.gpu_collect import Cards, collect
 from trainer_launch.preflight.rules import Observed, judged
 
 LIMIT_S = 5.0  # for a check that does not say otherwise
-STATE_FILE = "preflight.json"  # the report, in --state-dir
 _SHARED = "shared:"  # before a folder of --storage
 _THREAD = "check "  # and the check's name
 _NO_LIMITS = Limits(nofile_soft=None, nofile_hard=None, memlock_bytes=None)

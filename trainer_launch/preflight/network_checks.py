@@ -30,7 +30,7 @@ _SLOW_S = 2.0  # of a look-up that is answered; a lost packet costs glibc 5 s
 
 # Whose Services name only pods that are ready; their main containers have names some seconds after they start.
 HIDING = frozenset(("pytorchjob-v1", "pytorchjob-v1-elastic", "tfjob-v1", "xgboostjob-v1", "paddlejob-v1"))
-HIDING |= {"jaxjob-v1", "mxjob-v1", "mpijob-v1", "mpijob-v2beta1", "flyte-elastic", "flyte-kfmpi"}
+HIDING |= {"jaxjob-v1", "mpijob-v1", "mpijob-v2beta1", "flyte-elastic", "flyte-kfmpi"}
 HIDDEN_S = 3.0  # how long to hope there
 
 _BOTH_ABSENT = (

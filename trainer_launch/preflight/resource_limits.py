@@ -10,6 +10,7 @@ import os
 from collections.abc import Iterator, Mapping
 from typing import Any
 
+from msgspec import Struct, json
 from msgspec.structs import replace
 
 from trainer_launch.host import socket_folders
@@ -18,7 +19,7 @@ from trainer_launch.host.files import LiveFiles
 from trainer_launch.model.units import MIB, counted, in_mib, in_units
 from trainer_launch.planning import shared_memory
 from trainer_launch.preflight import report_formats
-from trainer_launch.preflight.check import STATE_FILE, Subject, at_once, check
+from trainer_launch.preflight.check import Subject, at_once, check
 from trainer_launch.preflight.rules import Observed
 
 # What one process that imports torch surely takes: 146 MB (2.13, CPU), CUDA more. Forked workers share most of it,
@@ -213,11 +214,24 @@ def _room(folder: str, values: Mapping[str, float]) -> Observed:
     return Observed(facts={"low": "; ".join((text, *problems)) if problems else ""}, good=text, more=more)
 
 
-def fault_of(folder: str, host: str) -> str:
-    """The faults that the init container's preflight proved of this node itself; "": none, or no report."""
-    left = LiveFiles(report_formats.MAX_BYTES + 1).read(os.path.join(folder, STATE_FILE))
+class _Writer(Struct, frozen=True):
+    host: str
+
+
+class _ReportOfNode(Struct, frozen=True):
+    node: _Writer
+
+
+def fault_of(path: str, host: str) -> str:
+    """What the init container's preflight found faulty on this node itself; "": nothing, or not known.
+
+    Nodes that share a volume may have written over each other's report.
+    """
+    left = LiveFiles(report_formats.MAX_BYTES + 1).read(path) or b""
     try:
-        findings = report_formats.parse(left or b"")
+        findings = report_formats.parse(left)
+        if json.decode(left, type=_ReportOfNode).node.host != host:
+            return ""
     except ValueError:
         return ""
     faulty = [finding for finding in findings if finding.proves_a_fault]

@@ -62,11 +62,11 @@ def stacks(data: bytes) -> None:
 def mpi_output(data: bytes) -> None:
     """Lines of mpirun, horovodrun and ssh, and versions of mpirun."""
     text = data.decode("utf-8", "replace")
-    said, elastic = mpirun_messages.Said(), mpirun_messages.Said()
+    said, elastic = mpirun_messages.MpirunReport(), mpirun_messages.MpirunReport()
     for line in text.split("\n"):
-        said = mpirun_messages.heard(said, line)
-        elastic = mpirun_messages.heard_of_horovod(elastic, line, is_elastic=True)
-        mpirun_messages.heard_of_horovod(said, line, is_elastic=False)
+        said = mpirun_messages.with_line(said, line)
+        elastic = mpirun_messages.with_line_of_horovod(elastic, line, is_elastic=True)
+        mpirun_messages.with_line_of_horovod(said, line, is_elastic=False)
     for one in (said, elastic):
         assert one.rank is None or one.rank >= 0
         assert len(one.words) <= 400
@@ -142,10 +142,10 @@ def ending(data: bytes) -> None:
         assert len(outcome.summary(ended).splitlines()) == 1
         assert len(outcome.termination_message(ended).encode()) <= outcome.TERMINATION_MESSAGE_BYTES
         assert outcome.termination_message(ended).startswith("reason=")
-    said = elastic = mpirun_messages.Said()
+    said = elastic = mpirun_messages.MpirunReport()
     for line in lines:
-        said = mpirun_messages.heard(said, line)
-        elastic = mpirun_messages.heard_of_horovod(elastic, line, is_elastic=True)
+        said = mpirun_messages.with_line(said, line)
+        elastic = mpirun_messages.with_line_of_horovod(elastic, line, is_elastic=True)
     for one in (said, elastic):
         end = mpirun_messages.first_failure(mpirun_messages.MpirunEnd(Death(process="mpirun", code=1), one, lines))
         found = failure.classify(mpirun_messages.death_of(end, 1), failure.Evidence())

@@ -32,9 +32,6 @@ def gone(pid: int) -> bool:
         return True
 
 
-# -- daemons and orphans ----------------------------------------------------------------------
-
-
 def test_an_orphaned_daemon_is_reaped(tmp_path, mount) -> None:
     with worker(tmp_path, mount) as it:
         it.output(f"(setsid sh -c 'echo $$ >{tmp_path}/pid; exec sleep 0.2' </dev/null >/dev/null 2>&1 &)")
@@ -67,9 +64,6 @@ def test_a_daemon_left_behind_on_purpose_stays(tmp_path, mount) -> None:
         daemon = int(noted(tmp_path / "pid"))
         eventually(lambda: looked_at(it), "the worker has looked twice")
         assert not gone(daemon)
-
-
-# -- SIGTERM ----------------------------------------------------------------------------------
 
 
 def test_ranks_that_do_not_listen_are_killed_when_the_grace_is_over(tmp_path, mount) -> None:

@@ -76,15 +76,6 @@ def test_mpirun_as_typed_runs_its_ranks_on_all_pods(tmp_path) -> None:
     assert os.listdir(tmp_path) == []
 
 
-def test_mpichs_mpiexec_does_so_too(tmp_path) -> None:
-    require(shutil.which("mpiexec.mpich"), "needs mpich")
-    words = ("--nodes", "2", "--nproc-per-node", "2", "--", "mpiexec.mpich", "sh", "-c", "echo $PMI_RANK $PMI_SIZE")
-    ended = rehearse(*words, env={"TMPDIR": str(tmp_path)})
-    assert ended.returncode == 0, ended.stderr
-    assert sorted(ended.stdout.split("\n")) == ["", *(f"{rank} 4" for rank in range(4))]
-    assert os.listdir(tmp_path) == []
-
-
 OWN_HOME = """
 apiVersion: kubeflow.org/v2beta1
 kind: MPIJob

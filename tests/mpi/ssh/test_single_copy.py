@@ -15,7 +15,6 @@ from tests.conftest import require
 from tests.mpi.ssh import seccomp
 from tests.mpi.ssh.secrets import agent_of, client_of, require_openssh, worker
 from trainer_launch.host import runtime_directory
-from trainer_launch.planning.shared_memory import copying_error
 
 pytestmark = [pytest.mark.process, pytest.mark.timeout(300)]
 FILTER = (sys.executable, str(Path(seccomp.__file__)))
@@ -48,16 +47,6 @@ def train(tmp_path: Path) -> str:
     path = tmp_path / "train.py"
     path.write_text(TRAIN)
     return str(path)
-
-
-def test_what_the_profile_refuses_is_found_out() -> None:
-    require(platform.machine() in seccomp.CALLS, "needs a processor whose system calls are known")
-    assert copying_error() == 0
-    script = "from trainer_launch.planning.shared_memory import copying_error; print(copying_error())"
-    done = subprocess.run(
-        (*FILTER, sys.executable, "-c", script), capture_output=True, text=True, timeout=DEADLINE_S
-    )
-    assert done.stdout == "1\n", done.stderr
 
 
 def test_mpirun_on_this_host_does_not_try_what_is_refused(train) -> None:

@@ -6,6 +6,7 @@ import os
 import shutil
 import socket
 import subprocess
+from pathlib import Path
 
 import pytest
 
@@ -19,13 +20,11 @@ from tests.mpi.ssh.secrets import (
     ssh,
     worker,
 )
+from tests.planning.requests import given
 from tests.ports import free_port
 from tests.waiting import eventually
 
 pytestmark = [pytest.mark.process, pytest.mark.usefixtures("openssh")]
-
-
-# -- the environment --------------------------------------------------------------------------
 
 
 def test_a_rank_has_the_containers_environment(tmp_path, mount) -> None:
@@ -51,9 +50,6 @@ def test_a_rank_has_the_containers_environment(tmp_path, mount) -> None:
         assert "because they look like secrets: HF_TOKEN" in it.log()
         assert "because sshd cannot pass them on: FUNCTION" in it.log()
         assert env["HF_TOKEN"] not in it.log()
-
-
-# -- who comes in -----------------------------------------------------------------------------
 
 
 def test_only_the_jobs_key_comes_in(tmp_path, mount) -> None:
@@ -125,9 +121,6 @@ def listens(port: int) -> bool:
         return tried.connect_ex(("127.0.0.1", port)) == 0
 
 
-# -- what is refused, in one sentence ---------------------------------------------------------
-
-
 def sentence(it: Worker, code: int) -> str:
     assert it.process.returncode == code, it.log()
     lines = [line for line in it.log().splitlines() if "error:" in line]
@@ -167,9 +160,6 @@ def test_insecure_host_keys_are_said_loudly(tmp_path, mount) -> None:
         assert "the hosts' keys are NOT checked" in it.log()
 
 
-# -- what is told -----------------------------------------------------------------------------
-
-
 def test_the_key_is_seen_nowhere(tmp_path, mount) -> None:
     with worker(tmp_path, mount, "--log-level", "debug") as it:
         it.output("true")
@@ -199,3 +189,38 @@ def test_explain_shows_what_a_worker_would_run(tmp_path, mount) -> None:
     assert "2222" in done.stdout
     assert "HF_TOKEN" in done.stdout
     assert "hf_abc" not in done.stdout
+
+
+def test_a_start_up_file_that_ends_each_shell_ends_no_rank(tmp_path: Path, mount: Path) -> None:
+    for name in (".bashrc", ".profile", ".bash_profile"):
+        (tmp_path / name).write_text("exit 0\n")
+    with worker(tmp_path, mount, env={"HOME": str(tmp_path)}) as it:
+        assert it.output("echo a rank") == "a rank"
+
+
+def test_an_agent_with_more_keys_than_a_server_lets_anyone_try_is_not_asked(
+    tmp_path: Path, mount: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    agent = tmp_path / "a"
+    monkeypatch.setenv("SSH_AUTH_SOCK", str(agent))
+    with subprocess.Popen(("ssh-agent", "-D", "-a", str(agent)), stdout=subprocess.PIPE) as process:
+        try:
+            given(process.stdout).readline()  # it listens
+            for number in range(8):
+                key = tmp_path / f"key-{number}"
+                subprocess.run(("ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-f", key), check=True, timeout=60)
+                subprocess.run(("ssh-add", "-q", key), check=True, timeout=60)
+            with worker(tmp_path, mount) as it:
+                assert it.output("echo a rank") == "a rank"
+        finally:
+            process.terminate()
+
+
+def test_a_proxy_of_the_users_own_configuration_is_not_used(
+    tmp_path: Path, mount: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / ".ssh").mkdir(mode=0o700)
+    (tmp_path / ".ssh" / "config").write_text("Host *\n  ProxyCommand false\n  Port 1\n")
+    monkeypatch.setenv("HOME", str(tmp_path))
+    with worker(tmp_path, mount) as it:
+        assert it.output("echo a rank") == "a rank"

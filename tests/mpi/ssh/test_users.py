@@ -50,9 +50,6 @@ def sentence(it: Worker, code: int = 2) -> str:
     return lines[0]
 
 
-# -- an ordinary user -------------------------------------------------------------------------
-
-
 def test_an_ordinary_user_without_a_home_on_a_read_only_root(folder, mount) -> None:
     lines = (pods.opened(folder), pods.made_up_user(folder), pods.READ_ONLY)
     with worker(folder, mount, env=AS_USER, wrap=pods.wrapped(*lines, user=pods.UID)) as it:
@@ -107,9 +104,6 @@ def test_a_user_that_may_not_have_the_port_is_told_so(folder, mount) -> None:
         assert "may not listen on port 22; set --ssh-port" in sentence(it)
 
 
-# -- root -------------------------------------------------------------------------------------
-
-
 def test_root_with_a_writable_root_gets_the_folder_that_sshd_wants(folder, mount) -> None:
     with worker(folder, mount, wrap=pods.wrapped(pods.ANOTHER_RUN)) as it:
         assert it.output("id -u; stat -c %a:%u /run/sshd") == "0\n755:0"
@@ -152,9 +146,6 @@ def test_a_locked_account_is_told_how_to_be_opened(folder, mount) -> None:
     shadow.chmod(stat.S_IRUSR)
     with refused(folder, mount, wrap=pods.wrapped(f"mount --bind '{shadow}' /etc/shadow")) as it:
         assert "usermod -p '*' root" in sentence(it)
-
-
-# -- the port ---------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(

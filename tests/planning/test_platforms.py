@@ -1,15 +1,18 @@
-"""A pod that shows several nodes never trains alone: it lacks something, so it is refused, or flags complete it."""
+"""Pods of each platform, through to their plans; a pod that shows several nodes never trains alone."""
 
 from __future__ import annotations
 
 import pytest
 
 from tests.contracts.pods import CASES, pod_of
+from tests.contracts.test_cases import read
 from tests.planning.requests import GPU_MACHINE, MACHINE, request
 from trainer_launch.contracts import read_job
+from trainer_launch.contracts.snapshot import pod_from_snapshot
 from trainer_launch.model import Host, Origin
-from trainer_launch.model.errors import ContractError
+from trainer_launch.model.errors import ContractError, LaunchError
 from trainer_launch.planning import engines
+from trainer_launch.planning.command import parse_command, starts_launchers
 from trainer_launch.planning.job import overlay
 
 SKYPILOT = {"SKYPILOT_NUM_NODES": "2", "SKYPILOT_NODE_IPS": "10.0.0.4\n10.0.0.5"}
@@ -96,3 +99,57 @@ def test_a_replica_of_vertex_with_tf_config_runs_a_program_as_tensorflow_needs_i
     assert engines.plan(request(line, job, env)).engine == engine
     torch = request(line, job, env, engine="torch")
     assert engines.plan(torch).engine == "torch"
+
+
+POD = CASES["flyte-clustered/third-of-four"]["pod"]
+NODE_0 = "f-abc123-workers-0-0.f-abc123.project-development.svc.cluster.local"
+TORCHRUN = (
+    "torchrun --nnodes=4 --nproc-per-node=8 --node-rank=2 --rdzv-backend=static --rdzv-id=f-abc123-1 "
+    f"--rdzv-endpoint={NODE_0}:29500 --no-python -- a0 --inputs x"
+)
+
+
+@pytest.mark.parametrize("command", ["train.py", "torchrun train.py", TORCHRUN])
+@pytest.mark.parametrize("backend", ["static", "c10d"])
+def test_all_nodes_of_the_task_meet_at_its_first_pod(command: str, backend: str) -> None:
+    env = {**POD["env"], "RDZV_BACKEND": backend}
+    job = read_job(pod_from_snapshot({**POD, "env": env}))
+    plan = engines.plan(request(command.replace("=static", f"={backend}"), job, env))
+    assert plan.engine == "torch"
+    assert plan.workers is not None
+    assert plan.workers.count == 8
+    assert plan.membership is not None
+    member = plan.membership
+    assert (member.nodes, member.node_rank, str(member.coordinator)) == (4, 2, f"{NODE_0}:29500")
+    assert member.job == "f-abc123-1", "another in each attempt, as Flyte has it"
+
+
+def test_flytes_entry_point_finds_the_shim_of_torchrun() -> None:
+    assert starts_launchers(parse_command(["clustered", "--inputs", "x"]))
+
+
+READABLE = [pytest.param(case, id=name) for name, case in CASES.items() if "error" not in case]
+
+
+@pytest.mark.parametrize("case", READABLE)
+def test_any_program_can_be_run_in_every_pod(case: dict[str, object]) -> None:
+    plan = engines.plan(request("sshd -De", read(case), case["pod"]["env"], host=GPU_MACHINE))  # type: ignore[index]
+    assert plan.engine == "plain"
+
+
+@pytest.mark.parametrize("case", READABLE)
+def test_a_training_script_is_planned_or_refused_with_what_to_set(case: dict[str, object]) -> None:
+    job, env = read(case), case["pod"]["env"]  # type: ignore[index]
+    refused, plan = "", None
+    try:
+        plan = engines.plan(request("python train.py", job, env, host=GPU_MACHINE))
+    except LaunchError as problem:
+        refused = str(problem)
+    if plan is None:
+        assert "set --" in refused
+    else:
+        assert (plan.workers or plan.processes[0]).argv[-1] == "train.py"
+        assert (
+            plan.engine == ({"torchrun": plan.engine, "mpirun": "mpi"}.get(str(job.engine), "plain"))
+            or job.engine is None
+        )
