@@ -38,7 +38,7 @@ SAYS_PURE = re.compile(r"\b(Pure|No effects|Values only)\b|, purely|as a pure")
 FIRST_WORDS = re.compile(r'r?"""(.*?)(?:"""|\n\n)', re.DOTALL)  # of a module's docstring
 OUTSIDE_WORLD = {"os", "subprocess", "socket", "time", "pathlib"}
 OF_WORKERS = (
-    *("pytorch/forked_process.py", "pytorch/first_import.py", "pytorch/caller_fork.py", "pytorch/front_end.py"),
+    *("pytorch/forked_process.py", "pytorch/first_import.py", "pytorch/front_end.py"),
     "pytorch/generations.py",
 )
 OF_CHILDREN = ("preflight/children/",)

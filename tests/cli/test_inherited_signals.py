@@ -45,7 +45,7 @@ def shown(folder: Path, *launcher: str, blocked: str = "12") -> str:
     return str(found[0])
 
 
-@pytest.mark.parametrize("method", ["forkserver", "exec"])
+@pytest.mark.parametrize("method", ["auto", "exec"])
 def test_a_worker_finds_what_it_finds_under_torchrun(tmp_path: Path, method: str) -> None:
     theirs = shown(tmp_path, *TORCHRUN)
     assert theirs == "blocked SIGUSR1 SIGUSR2 ignored SIGUSR2 SIGWINCH"
@@ -54,7 +54,7 @@ def test_a_worker_finds_what_it_finds_under_torchrun(tmp_path: Path, method: str
     assert ours.replace(" SIGINT", "") == theirs
 
 
-@pytest.mark.parametrize("method", ["forkserver", "exec"])
+@pytest.mark.parametrize("method", ["auto", "exec"])
 def test_a_request_to_stop_reaches_a_worker_whatever_was_blocked(tmp_path: Path, method: str) -> None:
     ours = shown(tmp_path, *LAUNCHER, method, "--", "torchrun", blocked="15,2,17")
     assert ours == "blocked SIGUSR1 ignored SIGINT SIGUSR2 SIGWINCH"

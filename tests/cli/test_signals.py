@@ -74,7 +74,7 @@ def test_who_leaves_only_when_it_is_asked_again_was_stopped_like_the_others(tmp_
 @pytest.mark.parametrize(
     "options",
     [
-        ("run", "--nproc-per-node", "2", "--prefix", "--start-method", "forkserver", "--grace", "1"),
+        ("run", "--nproc-per-node", "2", "--prefix", "--start-method", "auto", "--grace", "1"),
         pytest.param(
             ("run", "--nproc-per-node", "2", "--prefix", "--start-method", "exec", "--grace", "1"),
             marks=pytest.mark.long("tests/cli/test_signals.py"),

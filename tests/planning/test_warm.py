@@ -8,7 +8,6 @@ import pytest
 
 from tests.planning.requests import given, request
 from trainer_launch.model import Job, NodeRange
-from trainer_launch.model.errors import UsageError
 from trainer_launch.planning import engines
 from trainer_launch.planning.task import Task
 
@@ -21,14 +20,10 @@ def asked(line: str, **changes: Any) -> Task:
 
 def test_a_script_and_a_module_are_forked() -> None:
     script = given(engines.plan(asked("train.py --lr 1", preload="numpy,a.b")).workers)
-    assert (script.forks, script.script, script.preload, script.must_fork) == (
-        True,
-        "train.py",
-        ("numpy", "a.b"),
-        False,
-    )
-    module = given(engines.plan(asked("torchrun -m pkg.train", start_method="forkserver")).workers)
-    assert (module.forks, module.script, module.must_fork) == (True, None, True)
+    assert (script.forks, script.script, script.preload) == (True, "train.py", ("numpy", "a.b"))
+    assert not script.serve_store
+    module = given(engines.plan(asked("torchrun -m pkg.train")).workers)
+    assert (module.forks, module.script) == (True, None)
 
 
 @pytest.mark.parametrize(
@@ -52,8 +47,5 @@ def test_others_start_the_ordinary_way_and_the_plan_says_why(
     line: str, changes: dict[str, object], reason: str
 ) -> None:
     plan = engines.plan(asked(line, **changes))
-    assert plan.workers is None or not plan.workers.forks
+    assert plan.workers is None or (not plan.workers.forks and plan.workers.serve_store)
     assert reason in " ".join(plan.reasons)
-    if changes.get("start_method") != "exec":
-        with pytest.raises(UsageError, match="--start-method is forkserver, but"):
-            engines.plan(asked(line, **{**changes, "start_method": "forkserver"}))

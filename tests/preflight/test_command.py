@@ -347,7 +347,9 @@ print("went on")
 
 
 @pytest.mark.parametrize(("number", "code"), [(signal.SIGTERM, 143), (signal.SIGINT, 130)])
-def test_a_preflight_that_is_asked_to_stop_while_it_joins_says_so_once_it_has_joined(number: int, code: int) -> None:
+def test_a_preflight_that_is_asked_to_stop_while_it_joins_says_so_once_it_has_joined(
+    number: int, code: int
+) -> None:
     argv = [sys.executable, "-c", _ASKED_WHILE_HELD, str(int(number))]
     done = subprocess.run(argv, capture_output=True, text=True, timeout=60)
     assert done.returncode == code

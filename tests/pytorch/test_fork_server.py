@@ -1,4 +1,4 @@
-"""The fork server proves that it can be forked, serves, is renewed when files change, and leaves nothing behind."""
+"""The fork server proves that it can be forked, serves, and leaves nothing behind."""
 
 from __future__ import annotations
 
@@ -26,14 +26,9 @@ from tests.cli.launching import clean_env
 from tests.conftest import require
 from tests.pytorch.forks import PYTHON, Forks, are_gone, wait_until_gone
 from tests.waiting import eventually
-from trainer_launch.diagnosis.recorder_questions import Recorders
-from trainer_launch.diagnosis.worker_samples import WorkerPlace
-from trainer_launch.model import Process, Workers
+from trainer_launch.model import Workers
 from trainer_launch.model.errors import NodeError
 from trainer_launch.pytorch.fork_server import ForkServer, Starter
-from trainer_launch.pytorch.survivors import Survivors
-from trainer_launch.pytorch.worker_group import WorkerGroup
-from trainer_launch.supervisor.processes import Processes
 from trainer_launch.supervisor.system import System
 
 pytestmark = [pytest.mark.torch, pytest.mark.process]
@@ -92,8 +87,6 @@ def test_the_server_tells_why_workers_cannot_be_forked_from_it(
     forks = make(preload=["mine"])
     assert forks.reason == reason
     if reason:
-        argv = [*PYTHON, script(tmp_path, "print('never')")]
-        assert forks.ask("fork", argv=argv, workers=[{}], cwd=str(tmp_path))["error"] == reason
         assert forks.ask("store", ports=None)["parent"] == forks.pid, "it still opens stores"
 
 
@@ -103,9 +96,7 @@ def test_a_torch_that_cannot_be_imported_is_the_reason(make: Make, tmp_path: Pat
         "raise OSError('libcudart.so.12: cannot open shared object file')"
     )
     forks = make(env={"PYTHONPATH": f"{tmp_path}/broken:{os.getcwd()}"})
-    reason = "importing torch failed (OSError: libcudart.so.12: cannot open shared object file)"
-    assert forks.reason == reason
-    assert forks.ask("fork", argv=[*PYTHON, "train.py"], workers=[{}], cwd=str(tmp_path))["error"] == reason
+    assert forks.reason == "importing torch failed (OSError: libcudart.so.12: cannot open shared object file)"
 
 
 def test_a_server_that_ends_in_its_imports_is_an_error(make: Make, tmp_path: Path) -> None:
@@ -341,7 +332,7 @@ def test_a_launcher_with_more_than_1024_open_files_hears_its_server(tmp_path: Pa
     with contextlib.ExitStack() as many:
         for _ in range(1100):
             many.callback(os.close, os.dup(0))
-        server = ForkServer(workers, forks=False)
+        server = ForkServer(workers)
         try:
             assert server.fd > 1024
             assert eventually(server.answer, "it is ready")
@@ -386,26 +377,11 @@ def test_a_launcher_that_is_killed_while_the_server_imports_leaves_nothing(tmp_p
     wait_until_gone([int((tmp_path / "is").read_text())])
 
 
-@pytest.mark.long("tests/pytorch/test_fork_server.py")
-def test_a_server_is_renewed_when_a_loaded_file_has_changed(make: Make, tmp_path: Path) -> None:
-    (tmp_path / "mine.py").write_text("value = 'first'\n")
-    forks = make(preload=["mine"])
-    path = script(tmp_path, "import mine\nprint(mine.value)")
-    assert forks.run(tmp_path, path).out == "first\n"
-    assert forks.ask("changed")["why"] is None
-    (tmp_path / "mine.py").write_text("value = 'second edition'\n")
-    assert forks.ask("changed")["why"] == f"{tmp_path}/mine.py has changed"
-    forks.server = forks.ask("renew")["pid"]
-    assert forks.run(tmp_path, path).out == "second edition\n"
-    (tmp_path / "mine.py").unlink()
-    assert forks.ask("changed")["why"] == f"{tmp_path}/mine.py is gone"
-
-
 def test_what_is_no_request_ends_the_server(tmp_path: Path) -> None:
     """Only a launcher that is broken sends it; nothing of a request is guessed."""
     require(importlib.util.find_spec("torch") is not None, "torch is not installed")
     workers = workers_of(tmp_path)
-    server = ForkServer(workers, forks=False)
+    server = ForkServer(workers)
     try:
         with socket.socket(fileno=os.dup(server.fd)) as connection:
             connection.sendall(b"\0\0\0\2{}")
@@ -459,12 +435,3 @@ def test_a_server_that_could_not_be_started_while_nobody_waited_is_tried_again(s
     starter.begin()
     assert starter.prepare() is False, "it runs, and is not ready yet"
     starter._end_server()
-
-
-def test_workers_of_a_callers_fork_that_ended_after_it_was_ready_are_not_started_as_programs() -> None:
-    workers = Workers(count=1, argv=("/bin/false",), env={}, forks=True, must_fork=True, caller=(0, 1))
-    group: Any = create_autospec(WorkerGroup, instance=True, workers=workers, system=create_autospec(System))
-    group.processes, group.recorders = create_autospec(Processes, kept={}), create_autospec(Recorders)
-    group.survivors, place = create_autospec(Survivors), WorkerPlace(0, 0, None, "")
-    with pytest.raises(NodeError, match=r"forked from the caller of launch\(\) to start workers has ended"):
-        Starter(group).start([Process(name="rank 0", argv=workers.argv, env={})], {"rank 0": place})

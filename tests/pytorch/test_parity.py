@@ -53,7 +53,7 @@ ONLY_OURS = {
 }
 GIVEN = ("--rdzv-id=job", "--max-restarts=2")
 # Arguments of the script. torchrun substitutes the second, for which each worker has to be a new interpreter.
-ARGUMENTS = {"forkserver": ("x", ""), "exec": ("x", "$$y", "${local_rank}")}
+ARGUMENTS = {"auto": ("x", ""), "exec": ("x", "$$y", "${local_rank}")}
 # What a forked worker has besides. On the descriptors it answers PID 1, and writes its stacks when a signal asks
 # for them; glibc has two signals of its own, and uses one of them once a process has had threads.
 DESCRIPTORS = {"1000": r"socket:", "1001": r"socket:", "1002": r"/.*/stacks\.\d+"}
@@ -219,7 +219,7 @@ def help_of_torchrun() -> str:
     return subprocess.run([*TORCHRUN, "--help"], capture_output=True, text=True, timeout=120, check=True).stdout
 
 
-@pytest.mark.parametrize("method", ["forkserver", pytest.param("exec", marks=LONG)])
+@pytest.mark.parametrize("method", ["auto", pytest.param("exec", marks=LONG)])
 @pytest.mark.parametrize("name", quick_first(ONE_NODE, 1, LONG))
 def test_on_one_node(tmp_path: Path, name: str, method: str) -> None:
     case = ONE_NODE[name]
@@ -266,7 +266,7 @@ def by_role(found: dict[int, Any]) -> dict[int, Any]:
 
 
 @LONG
-@pytest.mark.parametrize("method", ["exec", "forkserver"])
+@pytest.mark.parametrize("method", ["exec", "auto"])
 def test_the_launchers_own_error_file_tells_the_first_failure(tmp_path: Path, method: str) -> None:
     script = tmp_path / "train.py"
     script.write_text(RECORDED)
@@ -291,7 +291,7 @@ def test_each_start_after_a_failure_counts(tmp_path: Path) -> None:
     script.write_text(text)
     nodes = [("--nproc-per-node=1", *GIVEN)]
     theirs, ours = (
-        ran(start, tmp_path / folder, nodes, "forkserver", program=(str(script),))
-        for folder, start in {"torchrun": TORCHRUN, "ours": (*OURS, "forkserver", "--", "torchrun")}.items()
+        ran(start, tmp_path / folder, nodes, "auto", program=(str(script),))
+        for folder, start in {"torchrun": TORCHRUN, "ours": (*OURS, "auto", "--", "torchrun")}.items()
     )
     compare(theirs, ours)

@@ -114,7 +114,6 @@ def _workers(task: Task, options: Mapping[str, str]) -> tuple[Workers, str]:
         env=env,
         role=options.get("role", "default"),
         forks=forks,
-        must_fork=settings.start_method == "forkserver",
         records=forks and settings.hang_report_after != "off",
         script=None if "module" in options else words[0],
         preload=_modules(settings.preload),
@@ -124,7 +123,7 @@ def _workers(task: Task, options: Mapping[str, str]) -> tuple[Workers, str]:
         node_label=task.node if settings.prefix else None,
         bindings=trial.bindings[0],
         virtual_local_rank="virtual_local_rank" in options,
-        serve_store=task.env.get(_UNSHARED) == "1",
+        serve_store=not forks or task.env.get(_UNSHARED) == "1",  # no process beside the workers has torch
         of_deepspeed=task.command.is_deepspeed,
         logs={name: value for name, value in options.items() if name in torchrun_options.NAMES},
     )
@@ -132,17 +131,11 @@ def _workers(task: Task, options: Mapping[str, str]) -> tuple[Workers, str]:
 
 
 def _way_to_start(task: Task, options: Mapping[str, str], words: tuple[str, ...]) -> tuple[bool, str]:
-    """Whether workers are forked from the fork server, and why or why not.
-
-    Raises:
-        UsageError: it is asked for, but cannot be.
-    """
-    method = task.settings.start_method
-    reason = "--start-method is exec" if method == "exec" else _obstacle(task, options, words)
+    """Whether workers are forked from the fork server, and why or why not."""
+    is_exec = task.settings.start_method == "exec"
+    reason = "--start-method is exec" if is_exec else _obstacle(task, options, words)
     if reason is None:
         return True, "the fork server, which has imported torch, forks the workers"
-    if method == "forkserver":
-        raise UsageError(f"--start-method is forkserver, but {reason}; set it to auto")
     return False, f"workers start without the fork server: {reason}"
 
 

@@ -41,11 +41,11 @@ from trainer_launch.model import Death, Failure, GivenUp, Outcome, exit_codes
 from trainer_launch.model.errors import LaunchError, NodeError
 from trainer_launch.model.signal_policy import SignalAction, action_of
 from trainer_launch.model.units import counted
-from trainer_launch.pytorch import worker_ends, worker_processes
+from trainer_launch.pytorch import worker_ends
 from trainer_launch.pytorch.fork_server import ServerError, Starter
 from trainer_launch.pytorch.generations import LostPeer, OutOfGroups, Outside, SharedState
 from trainer_launch.pytorch.worker_group import WorkerGroup
-from trainer_launch.pytorch.worker_processes import LogFolders
+from trainer_launch.pytorch.worker_processes import LogFolders, worker_places, worker_processes
 from trainer_launch.supervisor import error_lines, failure
 from trainer_launch.supervisor.failure import Evidence, how
 from trainer_launch.supervisor.processes import Rung
@@ -465,8 +465,8 @@ class TorchNode(RunLoop):
         if formed is None or go is None or not self._is_prepared:
             return
         workers, group = self._workers, self._group
-        specs = worker_processes.of(workers, self._membership, formed, go, folder)
-        group.places = worker_processes.places(workers, formed, folder, are_forked=self._starter.forks)
+        specs = worker_processes(workers, self._membership, formed, go, folder)
+        group.places = worker_places(workers, formed, folder, are_forked=self._starter.forks)
         started = {"workers": len(specs), "first_rank": formed.first_rank}
         runtime_directory.tell(workers.run_dir, "workers_started", **started)
         if self._starts:

@@ -1,4 +1,4 @@
-"""This node's workers of the present generation: what each is, and how those that have ended did so."""
+"""This node's workers of the present generation, and how those that have ended did so."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _AT_END_S = 0.01  # to read what workers have written at their ends
 
 
 class WorkerGroup:
-    """What the node keeps of its workers, and whoever diagnoses them reads."""
+    """The workers of this node, for itself and for diagnosis."""
 
     def __init__(self, plan: Plan, system: System, processes: Processes) -> None:
         if plan.workers is None or plan.membership is None:
@@ -74,10 +74,10 @@ class WorkerGroup:
 
     def ended(self) -> list[RankState]:
         """The ranks of this generation that have no process any more, with what each reported at its end."""
-        seen_s = self.system.now() - SHOW_RANKS_S / 2  # what other nodes tell may be as old
-        return [self._ended(death, seen_s) for death in self.deaths]
+        as_of_s = self.system.now() - SHOW_RANKS_S / 2  # what other nodes tell may be as old
+        return [self._ended(death, as_of_s) for death in self.deaths]
 
-    def _ended(self, death: Death, seen_s: float) -> RankState:
+    def _ended(self, death: Death, as_of_s: float) -> RankState:
         has_finished, report = death.exit_code == 0, self.recorders.at_end.get(f"rank {death.rank}")
         return RankState(
             rank=death.rank or 0,
@@ -85,5 +85,5 @@ class WorkerGroup:
             life=Life.FINISHED if has_finished else Life.DEAD,
             how=how(death),
             groups=report.groups if report is not None else {},
-            quiet_s=max(0.0, seen_s - death.at_s) if has_finished else None,
+            quiet_s=max(0.0, as_of_s - death.at_s) if has_finished else None,
         )
