@@ -34,7 +34,7 @@ def main(folder: str, task: str) -> None:
     try:
         report = _report_of(_carry_out(spec))
     except LaunchError as problem:
-        report = LauncherReport(refused=type(problem).__name__, message=_in_callers_words(str(problem)))
+        report = LauncherReport(refused=type(problem).__name__, message=in_callers_words(str(problem)))
     if os.getppid() == spec.parent:
         files.replace(f"{folder}/{function_launch.REPORT}", codec.encode(report))
     else:  # it was killed: nobody is left to read, and to remove the directory
@@ -89,11 +89,12 @@ def settings_of(spec: FunctionLaunchSpec) -> Settings:
     return load(flags)
 
 
-def _in_callers_words(message: str) -> str:
+def in_callers_words(message: str) -> str:
     """With the fields of Elastic in place of our options."""
     for name, field in JOB_FLAGS.items():
         if field in Elastic.__struct_fields__:
             message = message.replace(f"{flag_of(name)} 0", f"{field}=0").replace(flag_of(name), field)
+            message = message.replace(f"--{field}", field)
     return message
 
 
@@ -101,6 +102,6 @@ def _report_of(ended: Outcome) -> LauncherReport:
     job, failure = ended.given_up, ended.failure
     return LauncherReport(
         verdict=ended.verdict,
-        failure=failure and replace(failure, message=_in_callers_words(failure.message)),
-        given_up=job and replace(job, reason=_in_callers_words(job.reason)),
+        failure=failure and replace(failure, message=in_callers_words(failure.message)),
+        given_up=job and replace(job, reason=in_callers_words(job.reason)),
     )

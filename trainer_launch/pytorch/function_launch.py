@@ -25,7 +25,7 @@ from typing import Any, NoReturn
 from msgspec import Struct, field
 
 from trainer_launch.host import files, runtime_directory
-from trainer_launch.model import Failure, GivenUp, Verdict, codec, errors, exit_codes, value_parsers
+from trainer_launch.model import Failure, GivenUp, Verdict, codec, errors, exit_codes
 from trainer_launch.model.errors import LaunchError, NodeError, UsageError
 from trainer_launch.model.signal_policy import STOP_SIGNALS
 from trainer_launch.model.suggestions import did_you_mean
@@ -38,7 +38,6 @@ REPORT = f"{runtime_directory.FUNCTION}report.json"  # from the launcher
 RECOVERABLE = "RecoverableError: "  # begins the message of an error that Flyte retries
 _importing: list[bool] = []  # not empty while a worker imports the user's script
 START_METHODS = ("spawn", "fork", "forkserver")
-_BACKENDS = ("c10d", "static")
 PATIENCE_S = 900.0  # that nodes wait for each other, as in Flyte, where nothing else is set
 _WAITS = ("patience", "join_timeout", "timeout")  # the first that is there
 _OURS = ("node_rank", *_WAITS)
@@ -106,15 +105,24 @@ class Elastic(Struct, frozen=True):
         return cls(**{name: getattr(given, name) for name in names})
 
     def __post_init__(self) -> None:
-        """Refuse what does not fit.
+        """Refuse what does not fit; the launcher checks what is an option of its own.
 
         Raises:
-            UsageError: one sentence says which field and what was expected.
+            UsageError: a sentence names the field and what was expected.
         """
-        for name, (fits, expected) in _FITS.items():
-            if not fits(getattr(self, name)):
-                raise UsageError(f"Elastic({name}=) is {repr(getattr(self, name))[:60]}; expected {expected}")
-        _check_meeting(self.rdzv_configs)
+        if self.start_method not in START_METHODS:
+            expected = f"expected one of {', '.join(START_METHODS)}"
+            raise UsageError(f"Elastic(start_method=) is {repr(self.start_method)[:60]}; {expected}")
+        if not isinstance(self.rdzv_configs, Mapping):
+            raise UsageError(f"Elastic(rdzv_configs=) is {repr(self.rdzv_configs)[:60]}; expected a dictionary")
+        numbers = {f"{name} of Elastic(rdzv_configs=)": self.rdzv_configs.get(name, 0) for name in _OURS}
+        numbers["active_deadline_seconds of Elastic(run_policy=)"] = self.deadline_s or 0
+        for name, value in numbers.items():
+            if not isinstance(value, int | float) or value < 0:
+                raise UsageError(f"{name} is {str(value)[:60]!r}; expected a number from 0")
+        for name in self.rdzv_configs.keys() - {*_OURS, *_TORCHS}:
+            advice = did_you_mean(str(name), _OURS) or f"expected one of {', '.join(_OURS)}"
+            raise UsageError(f"unknown key {name!r} in Elastic(rdzv_configs=); {advice}")
 
     @property
     def deadline_s(self) -> float | None:
@@ -145,53 +153,6 @@ class Elastic(Struct, frozen=True):
             "node_rank": self.rdzv_configs.get("node_rank"),
         }
         return {name: str(value) for name, value in values.items() if value is not None}
-
-
-def _check_meeting(configs: Mapping[str, Any]) -> None:
-    for name, value in configs.items():
-        if name not in (*_OURS, *_TORCHS):
-            advice = did_you_mean(str(name), _OURS) or f"expected one of {', '.join(_OURS)}"
-            raise UsageError(f"unknown key {name!r} in Elastic(rdzv_configs=); {advice}")
-        if name in _OURS and not (_is_number(value) and value >= 0):
-            raise UsageError(f"{name} of Elastic(rdzv_configs=) is {str(value)[:60]!r}; expected a number from 0")
-
-
-def _parsed(parse: Any, value: object) -> bool:
-    return isinstance(value, int | str) and not isinstance(value, bool) and parse(str(value)) is not None
-
-
-def _is_number(value: object) -> bool:
-    return isinstance(value, int | float) and not isinstance(value, bool)
-
-
-def _is_count(value: object, least: int = 0) -> bool:
-    return isinstance(value, int) and not isinstance(value, bool) and value >= least
-
-
-def _is_limit(value: object) -> bool:
-    return value is None or _is_count(value, 1)
-
-
-# Whether a field's value fits, and what is expected.
-_FITS: Mapping[str, tuple[Callable[[Any], bool], str]] = {
-    "nnodes": (lambda v: v is None or _parsed(value_parsers.parse_node_range, v), "N or MIN:MAX"),
-    "nproc_per_node": (
-        lambda v: v is None or _parsed(value_parsers.parse_nproc, v),
-        "a number from 1, or auto, gpu, cpu",
-    ),
-    "start_method": (START_METHODS.__contains__, f"one of {', '.join(START_METHODS)}"),
-    "monitor_interval": (lambda v: _is_number(v) and v > 0, "seconds"),
-    "max_restarts": (lambda v: v is None or _is_count(v), "a number from 0"),
-    "rdzv_configs": (lambda v: isinstance(v, Mapping), "a dictionary"),
-    "increase_shared_mem": (lambda v: isinstance(v, bool), "True or False"),
-    "rdzv_backend": (_BACKENDS.__contains__, f"one of {', '.join(_BACKENDS)}"),
-    "nccl_heartbeat_timeout_sec": (_is_limit, "whole seconds above 0"),
-    "nccl_collective_timeout_sec": (_is_limit, "whole seconds above 0"),
-    "run_policy": (
-        lambda v: _is_limit(getattr(v, "active_deadline_seconds", None)),
-        "active_deadline_seconds above 0",
-    ),
-}
 
 
 def launch(fn: Callable[..., Any], elastic: Elastic | Any = None, /, *args: Any, **kwargs: Any) -> dict[int, Any]:
