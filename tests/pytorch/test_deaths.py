@@ -20,7 +20,6 @@ from tests.cli.launching import Started, launch, script, start
 from tests.conftest import require
 from tests.ports import free_port
 from tests.process.world import end_all, survivors
-from tests.pytorch.launch import script as api
 from tests.waiting import eventually
 
 pytestmark = [pytest.mark.torch, pytest.mark.process, pytest.mark.long("tests/survival/test_survival.py")]
@@ -285,25 +284,3 @@ def test_a_launcher_that_is_killed_leaves_no_worker_fork_server_or_store(job: Jo
     os.kill(job.here.pid, signal.SIGKILL)
     token = job.tokens[job.moment.here]
     eventually(lambda: survivors(token) == [], lambda: f"nothing of it is left: {survivors(token)}")
-
-
-LOSE_THE_FORK = """
-def lose_the_fork(code):
-    if os.environ["RANK"] == "1":  # the launcher's last word is the fork's pid
-        os.kill(int(open(f"/proc/{os.getppid()}/cmdline").read().split(chr(0))[-2]), signal.SIGKILL)
-        os._exit(code) if code else None
-    return os.environ["RANK"]
-"""
-
-
-@pytest.mark.parametrize("code", [0, 7], ids=["all-succeed", "a-restart-would-need-it"])
-def test_a_killed_fork_of_launchs_caller_is_named_where_it_is_missed(tmp_path: Path, code: int) -> None:
-    ask = (
-        f"failure(lose_the_fork, {code}, max_restarts=3)"
-        if code
-        else "trainer_launch.launch(lose_the_fork, quick(), 0)"
-    )
-    ended, told, output = api.end(api.start(tmp_path, f"{LOSE_THE_FORK}\nsay({ask})"))
-    assert ended == 0, output
-    lost = "the process that was forked from the caller of launch() to start workers has ended"
-    assert told == [["NodeError", lost, None] if code else {"0": "0", "1": "1"}], output
