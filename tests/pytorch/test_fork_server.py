@@ -184,18 +184,6 @@ def test_a_worker_shows_its_stacks_on_a_signal(make: Make, tmp_path: Path) -> No
     assert forks.ask("reap", pids=pids)["codes"] == [-signal.SIGKILL]
 
 
-def test_a_worker_that_cannot_become_the_program_is_started_with_exec_and_says_why(
-    make: Make, tmp_path: Path
-) -> None:
-    forks = make()
-    path = script(tmp_path, "import sys\nprint('ran', 'torch' in sys.modules)")
-    worker = {"stacks": f"{tmp_path}/no\0name", "out": f"{tmp_path}/out", "err": f"{tmp_path}/err"}
-    forks.ask("fork", argv=[*PYTHON, path], workers=[worker], cwd=str(tmp_path))
-    assert forks.hear()["codes"] == [0]
-    assert (tmp_path / "out").read_text() == "ran False\n"
-    assert "this worker starts without the fork server: ValueError" in (tmp_path / "err").read_text()
-
-
 REFUSES = """
 import os
 calls, fork = 0, os.fork

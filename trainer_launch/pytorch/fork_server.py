@@ -316,8 +316,6 @@ class Starter:
             server.close()
             self._system.forget(server.pid)
 
-    # -- the store ----------------------------------------------------------------------------
-
     def open_store(self, ports: PortRange | None) -> int:
         """Start the store process of a generation, unless rank 0 serves the store; its port.
 
@@ -349,8 +347,6 @@ class Starter:
     def store_ended(self) -> None:
         """The store process has ended, and not by us."""
         self._store = None
-
-    # -- workers ------------------------------------------------------------------------------
 
     def start(self, processes: Sequence[Process], places: Mapping[str, WorkerPlace]) -> list[Death]:
         """Begin a generation: survivors of the last one enter it, all others are started; who could not be.
@@ -428,31 +424,29 @@ class Starter:
         return []
 
     def _execute(self, processes: Sequence[Process], places: Mapping[str, WorkerPlace]) -> list[Death]:
-        prepare = inherited.dying_with_us()
-        deaths, pids = [], []
+        deaths = []
         for process in processes:
             try:
-                pids.append(self._system.spawn(process, self._bound(places[process.name].local_rank, prepare)))
-                self._group.processes.add(process, pids[-1])
+                pid = self._system.spawn(process, self._preparation(places[process.name].local_rank))
+                self._group.processes.add(process, pid)
             except NotRunnableError as error:  # noqa: PERF203  the others are started, and ended again
                 deaths.append(self._group.processes.not_started(process, error.exit_code, str(error)))
         return deaths
 
-    def _bound(self, local_rank: int, prepare: Callable[[], None] | None) -> Callable[[], None] | None:
-        """What a new process does before it becomes the worker."""
-        if not self._workers.bindings:
-            return prepare
-        bound = self._workers.bindings[local_rank]
-        from trainer_launch.host import process_attributes  # only who binds workers needs ctypes
+    def _preparation(self, local_rank: int) -> Callable[[], None] | None:
+        """Return the function that a new process calls before it becomes the worker."""
+        steps = [step for step in (inherited.dying_with_us(),) if step is not None]
+        if self._workers.bindings:
+            from trainer_launch.host import process_attributes  # only a node that binds workers needs ctypes
 
-        bind = process_attributes.binder(local_rank, bound.cpus, bound.node)
+            bound = self._workers.bindings[local_rank]
+            steps.append(process_attributes.binder(local_rank, bound.cpus, bound.node))
 
-        def prepare_and_bind() -> None:
-            if prepare is not None:
-                prepare()
-            bind()
+        def prepare() -> None:
+            for step in steps:
+                step()
 
-        return prepare_and_bind
+        return prepare if steps else None
 
     def close(self) -> None:
         """End what is left of ours."""

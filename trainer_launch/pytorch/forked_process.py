@@ -76,9 +76,8 @@ class Worker:
         """`fds` came for this worker; `go` is the pipe of `wait_for_go`."""
         self._before, self._request, self._worker, self._go = before_imports, request, worker, go
         self._streams = dict(zip(worker.streams, fds, strict=False))  # what is put in the place of 1 and 2
-        sockets = [*fds[len(worker.streams) :]]
-        self._recorder = sockets.pop(0) if worker.recorder else None  # where PID 1 asks torch's flight recorder
-        self._generations = sockets.pop(0) if worker.generations else None  # where it tells of generations
+        self._sockets = fds[len(worker.streams) :]
+        self._recorder: int | None = None  # where PID 1 asks torch's flight recorder
         self._answers = False  # a thread answers there
         self._pid = os.getpid()  # the program may fork
         self._umask = os.umask(0)
@@ -86,15 +85,15 @@ class Worker:
 
     def __call__(self) -> NoReturn:
         """Run the program; the interpreter then ends with its exit code."""
-        failed = ""
+        failure: OSError | None = None
         try:
             self._become()
-        except Exception as error:  # noqa: BLE001  whatever it is, the ordinary way is left
-            failed = f"{type(error).__name__}: {error}"
+        except OSError as error:  # such as a working directory that is gone
+            failure = error
         wait_for_go(self._before, self._go)
         signal.pthread_sigmask(signal.SIG_SETMASK, self._before.mask)
-        if failed:
-            self._execute(f"this worker starts without the fork server: {failed}")
+        if failure is not None:
+            self._cannot_run(failure)
         problem = self._run()
         finish(problem)
         self._tell_at_end()
@@ -113,15 +112,11 @@ class Worker:
             if handler is not None and signal.getsignal(number) != handler:
                 signal.signal(number, handler)
         files.take_streams(self._streams)
-        kept = {*before.descriptors, self._go}
-        if self._recorder is not None:
-            self._recorder = _out_of_the_way(self._recorder)
-            kept.add(self._recorder)
-        if self._generations is not None:
-            self._generations = _out_of_the_way(self._generations)
-            kept.add(self._generations)
-            generations.connect(self._generations)
-        files.close_descriptors(kept)
+        sockets = [_out_of_the_way(fd) for fd in self._sockets]
+        files.close_descriptors({*before.descriptors, self._go, *sockets})
+        self._recorder = sockets[0] if worker.recorder else None
+        if worker.generations:
+            generations.connect(sockets[-1])
         if worker.cpus:
             process_attributes.binder(worker.local_rank, worker.cpus, worker.memory)()
         os.chdir(request.cwd)
@@ -158,20 +153,18 @@ class Worker:
         """The program needs another import of torch than the fork server's: begin anew, as a new interpreter."""
         signal.pthread_sigmask(signal.SIG_SETMASK, self._before.mask)
         os.umask(self._umask)
-        text = f"workers start without the fork server: {reason}; what the program did before that runs again"
-        self._execute(text if self._worker.local_rank == 0 else "")  # the other workers do the same
-
-    def _execute(self, text: str) -> NoReturn:
-        """Start the program as a new interpreter in the same process."""
+        if self._worker.local_rank == 0:  # the other workers do the same
+            _write(f"workers start without the fork server: {reason}; what the program did before that runs again")
         request = self._request
-        if text:
-            _write(text)
         try:
             os.chdir(request.cwd)
             os.execve(request.argv[0], request.argv, self._worker.environment)
         except OSError as problem:
-            _write(f"cannot run {request.argv[0]!r}: {problem.strerror}")
-            os._exit(exit_codes.NOT_FOUND)
+            self._cannot_run(problem)
+
+    def _cannot_run(self, problem: OSError) -> NoReturn:
+        _write(f"cannot run {self._request.argv[0]!r}: {problem.strerror}")
+        os._exit(exit_codes.NOT_FOUND)
 
     def _answer_from_first_group(self, modules: Mapping[str, Any]) -> None:
         """Let the first process group start the thread that answers PID 1: without one there is nothing to tell.

@@ -182,8 +182,8 @@ def launch(fn: Callable[..., Any], elastic: Elastic | Any = None, /, *args: Any,
         stops.wait()
         if stops.asked is not None:
             _leave(stops.asked)
-        _judge(folder)
-        return {rank: load(rank, data) for rank, data in results(folder).items()}
+        raise_failure(folder)
+        return {rank: _load(rank, data) for rank, data in results(folder).items()}
 
 
 class FunctionLaunchSpec(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -210,9 +210,12 @@ def _start(
 ) -> int:
     """Start the launcher, out of reach of a terminal's Ctrl-C, which this process forwards; its pid."""
     name, timeout_s = getattr(fn, "__qualname__", type(fn).__name__), elastic.nccl_collective_timeout_sec
-    program = write(folder, name, call_pickled(fn, args, kwargs), timeout_s)
-    launcher, spec = f"{folder}/{_LAUNCHER}", codec.encode(FunctionLaunchSpec.of(elastic, program)).decode()
-    files.replace(launcher, program_text("trainer_launch.commands.function_launcher", folder, spec).encode())
+    data = {"main": _preparation(name), "call": _pickled(fn, args, kwargs), "timeout_s": timeout_s}
+    files.replace(f"{folder}/{_CALL}", pickle.dumps(data))
+    program, launcher = f"{folder}/{_WORKER}", f"{folder}/{_LAUNCHER}"
+    _write_program(program, "trainer_launch.pytorch.function_launch", folder)
+    spec = codec.encode(FunctionLaunchSpec.of(elastic, program)).decode()
+    _write_program(launcher, "trainer_launch.commands.function_launcher", folder, spec)
     argv, env = (sys.executable, launcher), {**elastic.variables(), **os.environ}
     null = (os.POSIX_SPAWN_OPEN, 0, os.devnull, os.O_RDONLY, 0)
     defaults = (signal.SIGPIPE, signal.SIGXFSZ)  # which Python ignores
@@ -279,7 +282,7 @@ class LauncherReport(Struct, frozen=True, kw_only=True):
     given_up: GivenUp | None = None
 
 
-def _judge(folder: str) -> None:
+def raise_failure(folder: str) -> None:
     """Raise the error that the launcher reports, if it does."""
     data = files.read(f"{folder}/{REPORT}", codec.MAX_FILE_BYTES)
     if data is None:
@@ -322,25 +325,14 @@ class RecoverableError(Exception):
     """A worker raised Flyte's FlyteRecoverableException; its name tells the launcher of every node."""
 
 
-def write(folder: str, name: str, call: bytes, timeout_s: int | None) -> str:
-    """Write the pickled (function, args, kwargs); the program that calls it in a new interpreter."""
-    data = {"main": preparation(name), "call": call, "timeout_s": timeout_s}
-    files.replace(f"{folder}/{_CALL}", pickle.dumps(data))
-    program = f"{folder}/{_WORKER}"
-    files.replace(program, program_text("trainer_launch.pytorch.function_launch", folder).encode())
-    return program
+def _write_program(path: str, module: str, *arguments: str) -> None:
+    """Write a program that calls `main` of a module of ours, which it looks for where this process does."""
+    paths = [entry for entry in sys.path if isinstance(entry, str)]
+    text = f"import sys\nsys.path += [path for path in {paths!a} if path not in sys.path]\n"
+    files.replace(path, f"{text}from {module} import main\nmain{arguments!a}\n".encode())
 
 
-def program_text(module: str, *arguments: str) -> str:
-    """A program that calls `main` of one of our modules, found where this process has found them."""
-    paths = [path for path in sys.path if isinstance(path, str)]
-    return (
-        f"import sys\nsys.path += [path for path in {paths!a} if path not in sys.path]\n"
-        f"from {module} import main\nmain{arguments!a}\n"
-    )
-
-
-def preparation(name: str) -> dict[str, Any]:
+def _preparation(name: str) -> dict[str, Any]:
     """Return multiprocessing's data for a new interpreter like this one: main module, arguments, paths."""
     was_chosen = multiprocessing.get_start_method(allow_none=True)
     data = spawn.get_preparation_data(name)
@@ -361,7 +353,7 @@ def results(folder: str) -> dict[int, bytes]:
     return dict(sorted(pickled.items()))
 
 
-def load(rank: int, data: bytes) -> Any:
+def _load(rank: int, data: bytes) -> Any:
     """Return the result of a worker.
 
     Raises:
@@ -374,7 +366,7 @@ def load(rank: int, data: bytes) -> Any:
         raise WorkerFailedError(text, rank, None, None) from None
 
 
-def call_pickled(fn: Callable[..., Any], args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> bytes:
+def _pickled(fn: Callable[..., Any], args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> bytes:
     """The call as a new interpreter can read it: by reference, else by value, where cloudpickle is installed.
 
     Raises:

@@ -1,4 +1,4 @@
-"""This node in the job: starts its torch workers, tells the coordinator how they end, joins again.
+"""A node in the job: starts its torch workers, tells the coordinator how they end, joins again.
 
 phase    | leaves it when
 ---------|--------------------------------------------------------------------------------------------------------
@@ -273,7 +273,7 @@ class TorchNode(RunLoop):
         self._leave()
 
     def _on_formed(self, formed: say.Formed) -> None:
-        """This node is in: the node that hosts the store opens it, all nodes get ready to start workers."""
+        """Enter a generation: the node that hosts the store opens it, all nodes get ready to start workers."""
         self.phase, self._formed, self._go, self._is_prepared = NodePhase.FORMED, formed, None, False
         self._is_store_tried_again = False
         self._ending = replace(self._ending, early=worker_ends.UNKNOWN)

@@ -1,4 +1,4 @@
-"""This node's workers of the present generation, and how those that have ended did so."""
+"""A node's workers of the present generation, and how those that have ended did so."""
 
 from __future__ import annotations
 

@@ -138,7 +138,7 @@ def test_what_has_not_the_fields_is_no_elastic(other: object) -> None:
         ({"rdzv_configs": {"patienc": 1}}, "did you mean patience?"),
         ({"rdzv_configs": {"patience": "long"}}, "patience of Elastic(rdzv_configs=) is 'long'"),
         ({"rdzv_configs": 3}, "expected a dictionary"),
-        ({"run_policy": RunPolicy(active_deadline_seconds="x")}, "active_deadline_seconds of Elastic(run_policy=)"),
+        ({"run_policy": RunPolicy(active_deadline_seconds=-1)}, "active_deadline_seconds of Elastic(run_policy=)"),
     ],
 )
 def test_what_does_not_fit_is_named(fields, said: str) -> None:
