@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import importlib.util
 import json
 import os
 import re
@@ -17,7 +16,6 @@ import psutil
 import pytest
 
 from tests.cli.launching import Started, launch, script, start
-from tests.conftest import require
 from tests.ports import free_port
 from tests.process.world import end_all, survivors
 from tests.waiting import eventually
@@ -174,7 +172,6 @@ MOMENTS = {
 @pytest.fixture
 def job(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Job]:
     """A job that has reached the moment."""
-    require(importlib.util.find_spec("torch") is not None, "torch is not installed")
     made = Job(tmp_path, MOMENTS[request.param])
     try:
         made.moment.reached(made)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 import os
 import resource
 from itertools import count
@@ -12,13 +11,11 @@ import psutil
 import pytest
 
 from tests.cli.launching import Started, script
-from tests.conftest import require
 
 pytestmark = [pytest.mark.torch, pytest.mark.process]
 
 
 def test_without_a_free_descriptor_a_failed_worker_ends_the_node_and_no_worker_is_left(tmp_path: Path) -> None:
-    require(importlib.util.find_spec("torch") is not None, "torch is not installed")
     words = ("run", "--nproc-per-node", "2", "--max-restarts", "3", "--incident-dir", "none", "--")
     waits = script(tmp_path, "import time\ntime.sleep(600)\n")
     launcher = Started((*words, waits), None, tmp_path)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -10,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.conftest import quick_first, require
+from tests.conftest import quick_first
 from tests.pytorch.forks import Forks, fresh
 from trainer_launch.pytorch import first_import
 
@@ -105,7 +104,6 @@ print('OMP_NUM_THREADS' in os.environ, nn.Linear)
 def test_a_worker_that_changes_a_variable_before_it_imports_torch_becomes_a_new_interpreter(
     tmp_path: Path, name: str
 ) -> None:
-    require(importlib.util.find_spec("torch") is not None, "torch is not installed")
     script, env = tmp_path / "train.py", {"OMP_NUM_THREADS": "1"}
     script.write_text(f"import os, sys\nprint(sorted(os.environ), os.getcwd(), os.umask(0o22)){CHANGES[name]}")
     forks = Forks(tmp_path, env=env)
@@ -166,7 +164,6 @@ assert F is torch.nn.functional is sys.modules['torch.nn.functional'], torch.nn
 
 @pytest.fixture(scope="module")
 def forks(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Forks]:
-    require(importlib.util.find_spec("torch") is not None, "torch is not installed")
     made = Forks(tmp_path_factory.mktemp("server"), env={"OMP_NUM_THREADS": "1"})
     assert made.reason is None
     yield made

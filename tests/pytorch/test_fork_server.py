@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import errno
-import importlib.util
 import os
 import resource
 import signal
@@ -38,7 +37,6 @@ Make = Callable[..., Forks]
 
 @pytest.fixture
 def make(tmp_path: Path) -> Iterator[Make]:
-    require(importlib.util.find_spec("torch") is not None, "torch is not installed")
     made: list[Forks] = []
 
     def make_one(**settings: Any) -> Forks:
@@ -367,7 +365,6 @@ def test_a_launcher_that_is_killed_while_the_server_imports_leaves_nothing(tmp_p
 
 def test_what_is_no_request_ends_the_server(tmp_path: Path) -> None:
     """Only a launcher that is broken sends it; nothing of a request is guessed."""
-    require(importlib.util.find_spec("torch") is not None, "torch is not installed")
     workers = workers_of(tmp_path)
     server = ForkServer(workers)
     try:

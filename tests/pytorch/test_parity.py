@@ -8,8 +8,6 @@ How a forked program ends is in test_endings.py, the guard of the import of torc
 from __future__ import annotations
 
 import functools
-import importlib.metadata
-import importlib.util
 import itertools
 import json
 import os
@@ -61,11 +59,6 @@ DESCRIPTORS = {"1000": r"socket:", "1001": r"socket:", "1002": r"/.*/stacks\.\d+
 MODULES = {"trainer_launch", "msgspec", "decimal", "_decimal"}
 SIGNALS = 1 << (signal.SIGRTMAX - 1 - 1) | 1 << (32 - 1) | 1 << (33 - 1)
 LATER = ("--signals-to-handle", "--virtual-local-rank")  # options that an older torchrun lacks
-
-
-@pytest.fixture(autouse=True)
-def need_torch() -> None:
-    require(importlib.util.find_spec("torch") is not None, "torch is not installed")
 
 
 def meeting(port: int, nnodes: str, rank: int, backend: str) -> list[str]:

@@ -16,7 +16,7 @@ import trainer_launch
 from trainer_launch import Elastic, RunPolicy, WorkerFailedError
 
 def quick(**fields):
-    return Elastic(**{"nproc_per_node": 2, "monitor_interval": 0.1, "start_method": "forkserver", **fields})
+    return Elastic(**{"nproc_per_node": 2, "monitor_interval": 0.1, "start_method": "spawn", **fields})
 
 def add(x, y=1):
     import torch, torch.distributed as dist

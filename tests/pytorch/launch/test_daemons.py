@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import importlib.util
 from pathlib import Path
 
 import psutil
 import pytest
 
 from tests.cli.launching import launch
-from tests.conftest import require
 from tests.pytorch.launch.script import end, start
 
 pytestmark = [pytest.mark.torch, pytest.mark.process]
@@ -43,11 +41,6 @@ def leave(become):
     if os.environ["TORCHELASTIC_RESTART_COUNT"] == "0":
         os._exit(3)
 """
-
-
-@pytest.fixture(autouse=True)
-def need_torch() -> None:
-    require(importlib.util.find_spec("torch") is not None, "torch is not installed")
 
 
 @pytest.fixture

@@ -2,28 +2,21 @@
 
 from __future__ import annotations
 
-import importlib.util
 import os
 from pathlib import Path
 
 import pytest
 
-from tests.conftest import require
 from tests.pytorch.launch.script import end, program, start
 from tests.waiting import eventually
 
 pytestmark = [pytest.mark.torch, pytest.mark.process]
 
 
-@pytest.fixture(autouse=True)
-def need_torch() -> None:
-    require(importlib.util.find_spec("torch") is not None, "torch is not installed")
-
-
 @pytest.mark.long("tests/pytorch/launch/test_processes.py")
 def test_workers_that_all_die_of_sigabrt_at_once_fail_the_job_and_nothing_hangs(tmp_path: Path) -> None:
-    main = """say(failure(os.abort, max_restarts=1))
-say(failure(os.abort, start_method="spawn"))"""
+    main = """say(failure(os.abort, max_restarts=1, start_method="forkserver"))
+say(failure(os.abort))"""
     code, said, output = end(start(tmp_path, main))
     assert code == 0, output
     for kind, text, rank in said:
@@ -63,7 +56,7 @@ say([found[0], "exit code 3" in found[1]])"""
 def test_a_script_without_a_guard_is_told_so(tmp_path: Path) -> None:
     argv = program(tmp_path, "pass")
     path = Path(argv[1])
-    path.write_text(path.read_text() + "\nprint(failure(os.getpid, start_method='spawn'))\n")
+    path.write_text(path.read_text() + "\nprint(failure(os.getpid))\n")
     process = start(tmp_path, "", argv=argv)
     code, _, output = end(process)
     assert code == 0, output
