@@ -112,26 +112,30 @@ def test_modules_of_the_users_working_directory_are_not_taken_for_pythons_own(ma
     assert forks.run(tmp_path, script(tmp_path / "job", "print('ran')")).out == "ran\n"
 
 
-@pytest.mark.parametrize("name", ["json.py", "logging/__init__.py", "typing_extensions.py", "torch.py"])
 def test_a_file_beside_the_script_that_has_the_name_of_an_imported_module_is_the_reason(
-    name: str, make: Make, tmp_path: Path
+    make: Make, tmp_path: Path
 ) -> None:
     """The program would import this file: it needs an interpreter of its own."""
-    shadow = tmp_path / name
-    shadow.parent.mkdir(exist_ok=True)
-    shadow.write_text("print('imported')")
+    (tmp_path / "json.py").write_text("print('imported')")
     forks = make()
-    beside = tmp_path / name.partition("/")[0]
-    assert forks.reason == f"{beside} has the name of a module that the fork server has imported"
+    assert forks.reason == f"{tmp_path}/json.py has the name of a module that the fork server has imported"
     assert forks.ask("store", ports=None)["parent"] == forks.pid, "it still opens stores"
 
 
-@pytest.mark.parametrize("name", ["test.py", "json.txt", "logging/main.py", "sys.py", "mine.py"])
-def test_a_file_that_takes_no_imported_modules_place_is_none(name: str, make: Make, tmp_path: Path) -> None:
-    """Nothing here imports `test`, a folder without `__init__.py` comes last, and `sys` is built in."""
+@pytest.mark.parametrize(
+    ("name", "is_shadow"),
+    [
+        *((name, True) for name in ("json.py", "logging/__init__.py", "_json.cpython-311-x86_64-linux-gnu.so")),
+        # Nothing here imports `mine`, a folder without `__init__.py` comes last, and `sys` is built in.
+        *((name, False) for name in ("mine.py", "json.txt", "logging/main.py", "sys.py")),
+    ],
+)
+def test_only_a_file_that_takes_the_place_of_an_imported_module_is_one(
+    name: str, is_shadow: bool, tmp_path: Path
+) -> None:
     (tmp_path / name).parent.mkdir(exist_ok=True)
-    (tmp_path / name).write_text("print('imported')")
-    assert make().reason is None
+    (tmp_path / name).touch()
+    assert (fork_server_process.shadowed(str(tmp_path)) is not None) == is_shadow
 
 
 def test_what_is_preloaded_stays_imported(make: Make, tmp_path: Path) -> None:

@@ -37,6 +37,8 @@ if TYPE_CHECKING:
 def main(place: str) -> None:
     """Import, tell, serve until the launcher closes the connection; `place` in sys.path is where our package is."""
     fd, launcher, folder, *preload = sys.argv[1:]
+    if getattr(sys.flags, "safe_path", False):
+        folder = ""  # the program does not look there
     process_attributes.die_with_parent(signal.SIGKILL)
     if os.getppid() != int(launcher):
         return
@@ -66,7 +68,7 @@ def main(place: str) -> None:
 
 def _import(names: Sequence[str], folder: str = "") -> str | None:
     """Import these as a script in this folder would ("": in none); why that failed."""
-    if folder and not _is_safe():
+    if folder:
         sys.path.insert(0, folder)
     try:
         for name in names:
@@ -76,14 +78,14 @@ def _import(names: Sequence[str], folder: str = "") -> str | None:
                 return f"importing {name} failed ({type(problem).__name__}: {problem})"
         return None
     finally:
-        if folder and not _is_safe():
+        if folder:
             with contextlib.suppress(ValueError):
                 sys.path.remove(folder)
 
 
 def _shadowed(folder: str) -> str | None:
     """Name the file of the script's folder that the program would import in place of a module of this process."""
-    if not folder or _is_safe():
+    if not folder:
         return None
     with contextlib.suppress(OSError):  # a folder that cannot be listed has no modules for the script either
         for file in os.listdir(folder):
@@ -95,10 +97,6 @@ def _shadowed(folder: str) -> str | None:
             if kind == "py" or kind.endswith("so") or os.path.isfile(os.path.join(folder, file, "__init__.py")):
                 return f"{os.path.join(folder, file)} has the name of a module that the fork server has imported"
     return None
-
-
-def _is_safe() -> bool:
-    return getattr(sys.flags, "safe_path", False)
 
 
 def _descriptors() -> set[int]:
