@@ -27,6 +27,7 @@ from tests.pytorch.forks import PYTHON, Forks, are_gone, wait_until_gone
 from tests.waiting import eventually
 from trainer_launch.model import Workers
 from trainer_launch.model.errors import NodeError
+from trainer_launch.pytorch import fork_server_process
 from trainer_launch.pytorch.fork_server import ForkServer, Starter
 from trainer_launch.supervisor.system import System
 
@@ -331,10 +332,10 @@ def test_a_launcher_with_more_than_1024_open_files_hears_its_server(tmp_path: Pa
             server.popen.wait()
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT, signal.SIGUSR1])
-def test_signals_for_the_workers_do_not_end_the_server(make: Make, tmp_path: Path, number: int) -> None:
+def test_signals_for_the_workers_do_not_end_the_server(make: Make) -> None:
     forks = make(script=None)
-    os.kill(forks.server, number)
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT, signal.SIGUSR1):
+        os.kill(forks.server, number)
     assert os.getsid(forks.server) == forks.server, "a terminal's Ctrl-C does not reach it"
     assert is_reachable(forks.ask("store", ports=None)["port"])
 

@@ -48,7 +48,7 @@ def main(place: str) -> None:
     for number in _IGNORED:
         signal.signal(number, signal.SIG_IGN)
     gc.disable()  # imports make nothing but what stays: looking for garbage meanwhile is a tenth of their time
-    reason = _import(_NEEDED) or _shadowed(folder) or _import(preload, folder) or unfit()
+    reason = _import(_NEEDED) or shadowed(folder) or _import(preload, folder) or unfit()
 
     from trainer_launch.pytorch import first_import, forked_process, messages
 
@@ -83,7 +83,7 @@ def _import(names: Sequence[str], folder: str = "") -> str | None:
                 sys.path.remove(folder)
 
 
-def _shadowed(folder: str) -> str | None:
+def shadowed(folder: str) -> str | None:
     """Name the file of the script's folder that the program would import in place of a module of this process."""
     if not folder:
         return None
