@@ -80,7 +80,6 @@ class Moment:
     reached: Callable[[Job], object]  # waits for it
     body: str = TRAINS
     nodes: int = 1
-    at_first: int = 2  # nodes that are started before the fault
     held: int | None = None  # the node whose fork server does not get to the end of its imports
     here: int = 0  # the node whose processes are killed
 
@@ -96,7 +95,7 @@ class Job:
         self._open = contextlib.ExitStack()
         (folder / "mine.py").write_text(IMPORTED)
         self._script = script(folder, TRAIN + moment.body)
-        for _ in range(min(moment.at_first, moment.nodes)):
+        for _ in range(moment.nodes):
             self.start_next()
 
     def start_next(self) -> None:
@@ -118,8 +117,6 @@ class Job:
 
     def finish(self) -> str:
         """Let it end well everywhere; all that was said."""
-        while len(self.launchers) < self.moment.nodes:
-            self.start_next()
         self.touch("imported", "saved", "enough")
         ends = [launcher.end() for launcher in self.launchers]
         output = "\n".join(output for _, output in ends)
@@ -161,7 +158,6 @@ def node_0_is_done(job: Job) -> None:
 
 MOMENTS = {
     "importing": Moment(lambda job: eventually((job.folder / "importing").exists, "it imports"), held=0),
-    "joining": Moment(said("1 of 2 nodes, waiting up to"), nodes=2, at_first=1),
     "formed": Moment(only_node_0_trains, nodes=2, held=1, here=1),
     "running": Moment(both_train),
     "stopping": Moment(said("saving"), body=RANK_1_FAILS),
@@ -244,7 +240,6 @@ def is_dead(process: psutil.Process) -> bool:
     ("job", "victim", "named", "failures"),
     [
         ("importing", fork_server, IMPORTS, 0),
-        ("joining", fork_server, IMPORTS, 0),
         ("formed", fork_server, IMPORTS, 0),
         ("formed", store, KILLED, 1),
         ("running", first_worker, "rank 0 ended with signal SIGKILL", 1),
@@ -274,7 +269,7 @@ def test_a_killed_process_is_named_and_costs_at_most_one_restart(
     assert "Traceback" not in output, output
 
 
-@pytest.mark.parametrize("job", list(MOMENTS), indirect=True)
+@pytest.mark.parametrize("job", ["importing", "formed", "running", "stopping"], indirect=True)
 def test_a_launcher_that_is_killed_leaves_no_worker_fork_server_or_store(job: Job) -> None:
     below = children(job.here)
     assert below, "something runs below it"

@@ -23,7 +23,7 @@ from typing import Any
 import pytest
 
 from tests.cli.launching import LAUNCHER, RECORDED, clean_env, ended, shm_of_its_own
-from tests.conftest import quick_first, require
+from tests.conftest import require
 from tests.ports import free_port
 
 pytestmark = [pytest.mark.torch, pytest.mark.process]
@@ -211,8 +211,14 @@ def help_of_torchrun() -> str:
     return subprocess.run([*TORCHRUN, "--help"], capture_output=True, text=True, timeout=120, check=True).stdout
 
 
-@pytest.mark.parametrize("method", ["auto", pytest.param("exec", marks=LONG)])
-@pytest.mark.parametrize("name", quick_first(ONE_NODE, 1, LONG))
+@pytest.mark.parametrize(
+    ("name", "method"),
+    [
+        ("two workers", "auto"),
+        *(pytest.param(name, "auto", marks=LONG) for name in [*ONE_NODE][1:]),
+        *(pytest.param(name, "exec", marks=LONG) for name in ("two workers", "variables of Python's")),
+    ],
+)
 def test_on_one_node(tmp_path: Path, name: str, method: str) -> None:
     case = ONE_NODE[name]
     later = [option for option in LATER if any(word.startswith(option) for word in case.words)]
