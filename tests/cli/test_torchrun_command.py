@@ -42,6 +42,7 @@ MEETS = """
 import os
 import torch.distributed as dist
 dist.init_process_group('gloo')
+dist.barrier()  # all have left the store, which rank 0 may serve
 print(f"agent store {os.environ['TORCHELASTIC_USE_AGENT_STORE']} rank {dist.get_rank()}\\n", end='', flush=True)
 dist.destroy_process_group()
 """
@@ -168,10 +169,11 @@ def test_rank_0_serves_the_store_where_the_agents_shall_not(method: str, tmp_pat
     assert sorted(ended.stdout.splitlines()) == ["agent store False rank 0", "agent store False rank 1"]
 
 
-def test_where_workers_are_executed_nobody_else_imports_torch(tmp_path: Path) -> None:
+def test_where_rank_0_serves_the_store_and_workers_are_executed_nobody_else_imports_torch(tmp_path: Path) -> None:
+    env = {"TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1"}
     train = script(tmp_path, SAYS_RANK.replace("of", "is one of"))
     words = ("run", "--start-method", "exec", "--nproc-per-node", "2", "--", train)
-    with start(*words, cwd=tmp_path) as started:
+    with start(*words, env=env, cwd=tmp_path) as started:
         started.read_until(r"rank \d is", times=2)
         below = psutil.Process(started.pid).children(recursive=True)
         assert len(below) == 2

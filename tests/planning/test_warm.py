@@ -21,7 +21,6 @@ def asked(line: str, **changes: Any) -> Task:
 def test_a_script_and_a_module_are_forked() -> None:
     script = given(engines.plan(asked("train.py --lr 1", preload="numpy,a.b")).workers)
     assert (script.forks, script.script, script.preload) == (True, "train.py", ("numpy", "a.b"))
-    assert not script.serve_store
     module = given(engines.plan(asked("torchrun -m pkg.train")).workers)
     assert (module.forks, module.script) == (True, None)
 
@@ -47,5 +46,5 @@ def test_others_start_the_ordinary_way_and_the_plan_says_why(
     line: str, changes: dict[str, object], reason: str
 ) -> None:
     plan = engines.plan(asked(line, **changes))
-    assert plan.workers is None or (not plan.workers.forks and plan.workers.serve_store)
+    assert plan.workers is None or not plan.workers.forks
     assert reason in " ".join(plan.reasons)

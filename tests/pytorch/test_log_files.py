@@ -103,13 +103,16 @@ def test_a_log_file_that_cannot_be_opened_at_a_restart_is_this_nodes_failure(tmp
     assert re.search(r"\| cannot start rank 0: cannot open \S+/attempt_1/0/stdout.log: Is a directory", said), said
 
 
-def test_a_torch_that_cannot_be_imported_is_the_cause_and_a_restart_will_not_help(tmp_path: Path) -> None:
+@pytest.mark.parametrize("method", ["auto", "exec"])
+def test_a_torch_that_cannot_be_imported_is_the_cause_and_a_restart_will_not_help(
+    tmp_path: Path, method: str
+) -> None:
     (tmp_path / "train.py").touch()
     (tmp_path / "torch").mkdir()
     broken = "importing torch failed (OSError: libcudart.so.12: cannot open shared object file)"
     (tmp_path / "torch" / "__init__.py").write_text(f"raise OSError({broken[33:-1]!r})")
     done = launch(
-        *("run", f"--termination-log={tmp_path / 'end'}", "--", "torchrun", "train.py"),
+        *("run", f"--termination-log={tmp_path / 'end'}", f"--start-method={method}", "--", "torchrun", "train.py"),
         env={"PYTHONPATH": f"{tmp_path}:{os.getcwd()}"},
         cwd=tmp_path,
     )

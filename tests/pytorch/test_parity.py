@@ -8,6 +8,7 @@ How a forked program ends is in test_endings.py, the guard of the import of torc
 from __future__ import annotations
 
 import functools
+import importlib.metadata
 import itertools
 import json
 import os
@@ -39,7 +40,6 @@ OTHERWISE = {
     "MASTER_ADDR": (r"[\w.-]+", "the store's node by its own name or address; one node uses loopback"),
     "TORCHELASTIC_RUN_ID": (r"[\w.-]+", "torchrun makes one up; ours is the job's name, unless --rdzv-id is given"),
     "TORCHELASTIC_ERROR_FILE": (r"/.*/attempt_\d+/\d+/error\.json", "it is in a folder of the run"),
-    "TORCHELASTIC_USE_AGENT_STORE": (r"True|False", "with exec rank 0 serves the store, as under torchrun 2.4"),
 }
 # Variables that only we set, and why.
 ONLY_OURS = {
@@ -149,6 +149,8 @@ def _compare_environments(their: dict[str, str], our: dict[str, str]) -> None:
         tail = re.search(r"/attempt_.*", our[name])
         assert tail is None or their[name].endswith(tail.group()), (name, our[name])
         their[name] = our[name]
+    if importlib.metadata.version("torch").startswith("2.4."):  # lets rank 0 serve the store that nodes meet by
+        their["TORCHELASTIC_USE_AGENT_STORE"] = our["TORCHELASTIC_USE_AGENT_STORE"]
     assert our.keys() - their.keys() <= ONLY_OURS.keys()
     assert {name: our[name] for name in their.keys() & our.keys()} == {
         **their,

@@ -123,7 +123,7 @@ def _workers(task: Task, options: Mapping[str, str]) -> tuple[Workers, str]:
         node_label=task.node if settings.prefix else None,
         bindings=trial.bindings[0],
         virtual_local_rank="virtual_local_rank" in options,
-        serve_store=not forks or task.env.get(_UNSHARED) == "1",  # no process beside the workers has torch
+        serve_store=task.env.get(_UNSHARED) == "1",
         of_deepspeed=task.command.is_deepspeed,
         logs={name: value for name, value in options.items() if name in torchrun_options.NAMES},
     )

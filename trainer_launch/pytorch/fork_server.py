@@ -164,7 +164,8 @@ def _command(workers: Workers, fd: int) -> tuple[str, ...]:
     cwd = folder = workers.cwd or os.getcwd()
     if workers.script is not None:
         folder = os.path.dirname(os.path.realpath(os.path.join(cwd, workers.script)))
-    return (workers.python, "-u", "-c", _CODE, str(fd), str(os.getpid()), folder, *workers.preload)
+    wanted = (folder, *workers.preload) if workers.forks else ("",)  # a store is torch's alone
+    return (workers.python, "-u", "-c", _CODE, str(fd), str(os.getpid()), *wanted)
 
 
 def _unexpected(answer: messages.Message) -> ServerError:

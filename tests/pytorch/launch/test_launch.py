@@ -67,8 +67,8 @@ def test_flytes_elastic_starts_the_workers_and_its_recoverable_exception_stays_r
     (tmp_path / "flytekit" / "exceptions" / "user.py").write_text(
         "class FlyteRecoverableException(Exception): pass\n"
     )
-    main = """from flytekit.exceptions.user import FlyteRecoverableException
-from torch.distributed import distributed_c10d
+    top = """
+from flytekit.exceptions.user import FlyteRecoverableException
 from types import SimpleNamespace
 
 class SpotGone(FlyteRecoverableException): pass
@@ -77,19 +77,21 @@ def fail(kind):
     if os.environ["RANK"] == "1": raise kind("lost the disk")
     time.sleep(60)
 
-def seen():
+def limits():
+    from torch.distributed import distributed_c10d
     timeout = distributed_c10d.default_pg_nccl_timeout.total_seconds()
     return [os.environ["TORCH_NCCL_HEARTBEAT_TIMEOUT_SEC"], timeout]
 
 flytes = dict(nnodes=1, nproc_per_node=2, rdzv_backend="c10d", monitor_interval=0.1, start_method="fork",
     max_restarts=0, rdzv_configs={}, nccl_heartbeat_timeout_sec=300, nccl_collective_timeout_sec=120)
-say(trainer_launch.launch(seen, SimpleNamespace(**flytes)))
+"""
+    main = """say(trainer_launch.launch(limits, SimpleNamespace(**flytes)))
 for kind in (FlyteRecoverableException, SpotGone, ValueError):
     try:
         trainer_launch.launch(fail, SimpleNamespace(**flytes), kind)
     except Exception as problem:
         say([type(problem).__name__, str(problem).splitlines()[0]])"""
-    code, (values, plain, derived, other), output = end(start(tmp_path, main))
+    code, (values, plain, derived, other), output = end(start(tmp_path, main, top=top))
     assert code == 0, output
     assert values == {"0": ["300", 120], "1": ["300", 120]}
     assert [plain[0], derived[0], other[0]] == [

@@ -64,12 +64,13 @@ def test_a_script_without_a_guard_is_told_so(tmp_path: Path) -> None:
 
 
 def test_a_killed_launcher_is_reported_and_leaves_no_worker(tmp_path: Path) -> None:
-    main = """def end_the_launcher():
+    top = """
+def end_the_launcher():
     os.write(1, b"worker %d\\n" % os.getpid())
     if os.environ["RANK"] == "1": os.kill(os.getppid(), signal.SIGKILL)
     time.sleep(60)
-say(failure(end_the_launcher))"""
-    code, (told,), output = end(start(tmp_path, main))
+"""
+    code, (told,), output = end(start(tmp_path, "say(failure(end_the_launcher))", top=top))
     assert code == 0, output
     assert told[:2] == ["NodeError", "the launcher of launch() was killed, and its workers with it"]
     eventually(lambda: not any(alive(pid) for pid in workers(output)), "the workers end")
