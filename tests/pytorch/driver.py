@@ -39,7 +39,8 @@ def main() -> None:
 
 
 def started(settings: dict[str, Any]) -> ForkServer:
-    workers = Workers(count=1, argv=(), env=dict(os.environ), python=sys.executable, **settings)
+    forks = settings["script"] is not None  # else it only opens stores
+    workers = Workers(count=1, argv=(), env=dict(os.environ), python=sys.executable, forks=forks, **settings)
     server = ForkServer(workers)
     select.select([server.fd], [], [])
     try:

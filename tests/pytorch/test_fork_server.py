@@ -356,7 +356,7 @@ def test_a_launcher_that_is_killed_while_the_server_imports_leaves_nothing(tmp_p
     code = (
         "import os, sys, time\nfrom trainer_launch.model import Workers\n"
         "from trainer_launch.pytorch.fork_server import ForkServer\n"
-        "wanted = {'python': sys.executable, 'script': 'train.py', 'preload': ('mine',)}\n"
+        "wanted = {'python': sys.executable, 'forks': True, 'script': 'train.py', 'preload': ('mine',)}\n"
         "server = ForkServer(Workers(count=1, argv=(), env=dict(os.environ), **wanted))\ntime.sleep(60)"
     )
     launcher = subprocess.Popen([*PYTHON, "-c", code], cwd=tmp_path, env={**os.environ, "PYTHONPATH": os.getcwd()})
