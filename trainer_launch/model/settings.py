@@ -324,6 +324,7 @@ def validated(given: Mapping[str, Any], flags: Collection[str] = ()) -> dict[str
         first = problem.errors()[0]
         name = str(first["loc"][0])
         where = flag_of(name) if name in flags else variable_of(name)
+        removed.refuse(f"{flag_of(name)} {first['input']}", f"{where} {first['input']}")
         expected = Settings.model_fields[name].expected
         raise UsageError(f"invalid value {str(first['input'])[:60]!r} for {where}: expected {expected}") from None
 
