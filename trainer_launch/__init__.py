@@ -9,14 +9,13 @@ TYPE_CHECKING = False  # typing itself would be the dearest import of this file
 if TYPE_CHECKING:
     from trainer_launch.observability.report import report
     from trainer_launch.observability.stopping import stopping
-    from trainer_launch.pytorch.elastic import Elastic, RunPolicy, WorkerFailedError
-    from trainer_launch.pytorch.function_launch import launch
+    from trainer_launch.pytorch.function_launch import Elastic, RunPolicy, WorkerFailedError, launch
     from trainer_launch.pytorch.generations import generations
 
 _HOMES = {
-    "Elastic": "pytorch.elastic",
-    "RunPolicy": "pytorch.elastic",
-    "WorkerFailedError": "pytorch.elastic",
+    "Elastic": "pytorch.function_launch",
+    "RunPolicy": "pytorch.function_launch",
+    "WorkerFailedError": "pytorch.function_launch",
     "generations": "pytorch.generations",
     "launch": "pytorch.function_launch",
     "report": "observability.report",

@@ -37,7 +37,7 @@ SAYS_PURE = re.compile(r"\b(Pure|No effects|Values only)\b|, purely|as a pure")
 FIRST_WORDS = re.compile(r'r?"""(.*?)(?:"""|\n\n)', re.DOTALL)  # of a module's docstring
 OUTSIDE_WORLD = {"os", "subprocess", "socket", "time", "pathlib"}
 OF_WORKERS = (
-    *("pytorch/forked_process.py", "pytorch/first_import.py", "pytorch/caller_fork.py", "pytorch/front_end.py"),
+    *("pytorch/forked_process.py", "pytorch/first_import.py", "pytorch/front_end.py"),
     "pytorch/generations.py",
 )
 OF_CHILDREN = ("preflight/children/",)
@@ -50,13 +50,11 @@ READS_ENVIRONMENT = (
 )
 WRITES_ENVIRONMENT = (*OF_CHILDREN, *OF_WORKERS)  # its own process's, before the program begins
 
-each_file = pytest.mark.parametrize("path", FILES, ids=name_of)
-
 
 def is_pure(path: Path) -> bool:
     """Whether a file is in a folder of deciders, or says of itself in its first lines that it is one."""
-    found = FIRST_WORDS.match(path.read_text(encoding="utf-8"))  # quick: each process of pytest asks for all
-    words = found[1] if found else ""
+    first = FIRST_WORDS.match(path.read_text(encoding="utf-8"))
+    words = first[1] if first else ""
     return name_of(path).startswith(PURE_FOLDERS) or SAYS_PURE.search(words) is not None
 
 
@@ -95,10 +93,11 @@ def files_imported_by(path: Path) -> set[str]:
     return found
 
 
-@pytest.mark.parametrize("path", [path for path in FILES if name_of(path) in BASE], ids=name_of)
-def test_the_base_imports_nothing_but_itself(path: Path) -> None:
-    ours = {name.removeprefix(f"{OURS}.model.") for name in imports_of(path) if name.startswith(OURS)}
-    assert {name.split(".")[0] for name in ours - {f"{OURS}.model"}} <= BASE[name_of(path)]
+def test_the_base_imports_nothing_but_itself() -> None:
+    for path in FILES:
+        if name_of(path) in BASE:
+            ours = {name.removeprefix(f"{OURS}.model.") for name in imports_of(path) if name.startswith(OURS)}
+            assert {name.split(".")[0] for name in ours - {f"{OURS}.model"}} <= BASE[name_of(path)], path
 
 
 @pytest.mark.parametrize("folder", PLUGIN_FOLDERS)
@@ -110,30 +109,30 @@ def test_siblings_never_import_each_other(folder: str) -> None:
             assert not others, f"{name_of(path)} imports {others}; share by a helper module without NAME"
 
 
-@pytest.mark.parametrize("path", [path for path in FILES if is_pure(path)], ids=name_of)
-def test_deciders_cannot_do_anything(path: Path) -> None:
-    names = imports_of(path)
-    if all(name.startswith("pathlib.Pure") for name in names if name.startswith("pathlib.")):
-        names -= {"pathlib", "pathlib.PurePath", "pathlib.PurePosixPath"}
-    assert not {name.split(".")[0] for name in names} & OUTSIDE_WORLD
+def test_deciders_cannot_do_anything() -> None:
+    for path in filter(is_pure, FILES):
+        names = imports_of(path)
+        if all(name.startswith("pathlib.Pure") for name in names if name.startswith("pathlib.")):
+            names -= {"pathlib", "pathlib.PurePath", "pathlib.PurePosixPath"}
+        assert not {name.split(".")[0] for name in names} & OUTSIDE_WORLD, path
 
 
-@each_file
-def test_nothing_imports_what_runs_in_children(path: Path) -> None:
-    found = {name for name in imports_of(path) if f"{name}.".startswith(f"{OURS}.preflight.children.")}
-    assert not found, "these programs are started by path, never imported"
+def test_nothing_imports_what_runs_in_children() -> None:
+    """These programs are started by path."""
+    for path in FILES:
+        assert [name for name in imports_of(path) if f"{name}.".startswith(f"{OURS}.preflight.children.")] == [], (
+            path
+        )
 
 
-@each_file
-def test_the_environment_is_read_in_one_place(path: Path) -> None:
-    if not name_of(path).startswith(READS_ENVIRONMENT):
-        assert list(uses_of_environment(tree_of(path))) == []
+def test_the_environment_is_read_in_one_place() -> None:
+    others = [path for path in FILES if not name_of(path).startswith(READS_ENVIRONMENT)]
+    assert {name_of(path): uses for path in others if (uses := [*uses_of_environment(tree_of(path))])} == {}
 
 
-@each_file
-def test_the_environment_is_written_nowhere(path: Path) -> None:
-    if not name_of(path).startswith(WRITES_ENVIRONMENT):
-        assert list(writes_to_environment(tree_of(path))) == []
+def test_the_environment_is_written_nowhere() -> None:
+    others = [path for path in FILES if not name_of(path).startswith(WRITES_ENVIRONMENT)]
+    assert {name_of(path): uses for path in others if (uses := [*writes_to_environment(tree_of(path))])} == {}
 
 
 ONE_PLACE = {
@@ -145,8 +144,8 @@ ONE_PLACE = {
 
 @pytest.mark.parametrize("words", ONE_PLACE)
 def test_what_has_one_place_is_done_there(words: str) -> None:
-    found = {name_of(path) for path in FILES if words in path.read_text(encoding="utf-8")}
-    assert found == set(ONE_PLACE[words]), "use the function that is there"
+    places = {name_of(path) for path in FILES if words in path.read_text(encoding="utf-8")}
+    assert places == set(ONE_PLACE[words]), "use the function that is there"
 
 
 def uses_of_environment(tree: ast.AST) -> Iterator[str]:

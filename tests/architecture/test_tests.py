@@ -11,8 +11,6 @@ from collections.abc import Iterator
 from functools import cache
 from pathlib import Path
 
-import pytest
-
 from tests.architecture.package import ROOT
 
 MARK = "pytest.mark.long"
@@ -77,23 +75,24 @@ def marks() -> Iterator[tuple[str, ast.Call]]:
                     yield f"{path.relative_to(ROOT)}:{node.lineno}", node
 
 
-@pytest.mark.parametrize(("where", "mark"), [pytest.param(*one, id=one[0]) for one in marks()])
-def test_a_long_test_names_a_quick_one_of_its_kind_or_says_what_only_it_shows(where: str, mark: ast.Call) -> None:
-    said = [ast.literal_eval(value) for value in mark.args]
-    only = {word.arg: ast.literal_eval(word.value) for word in mark.keywords}
-    assert len(said) + len(only) == 1, f"{where}: name a quick test, or say only=..."
-    if only:
-        assert set(only) == {"only"}
-        assert only["only"].strip()
-        return
-    path = ROOT / said[0]
-    assert path.is_file(), f"{where}: there is no {said[0]}"
-    whole = [
-        node
-        for node in ast.parse(text_of(path)).body
-        if isinstance(node, ast.Assign) and ast.unparse(node.targets[0]) == "pytestmark"
-    ]
-    assert not any(MARK in ast.unparse(node) for node in whole), f"{where}: {said[0]} is long itself"
+@cache
+def is_long(path: Path) -> bool:
+    """Whether all tests of a file are long."""
+    assignments = [node for node in ast.parse(text_of(path)).body if isinstance(node, ast.Assign)]
+    marked = [node for node in assignments if ast.unparse(node.targets[0]) == "pytestmark"]
+    return any(MARK in ast.unparse(node) for node in marked)
+
+
+def test_a_long_test_names_a_quick_one_of_its_kind_or_says_what_only_it_shows() -> None:
+    for where, mark in marks():
+        words = [ast.literal_eval(value) for value in mark.args]
+        only = {word.arg: ast.literal_eval(word.value) for word in mark.keywords}
+        assert len(words) + len(only) == 1, f"{where}: name a quick test, or say only=..."
+        if only:
+            assert only["only"].strip(), where
+        else:
+            assert (ROOT / words[0]).is_file(), f"{where}: there is no {words[0]}"
+            assert not is_long(ROOT / words[0]), f"{where}: {words[0]} is long itself"
 
 
 def test_every_mark_is_a_call() -> None:

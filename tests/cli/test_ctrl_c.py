@@ -52,7 +52,7 @@ while True:
 """
 pytestmark = pytest.mark.process
 IN_TORCHRUN = ("--engine", "torchrun", "--", "torchrun", "--nproc-per-node", "2")
-FORKED = ("--nproc-per-node", "2", "--start-method", "forkserver", "--")
+FORKED = ("--nproc-per-node", "2", "--start-method", "auto", "--")
 EXECUTED = ("--nproc-per-node", "2", "--start-method", "exec", "--")
 
 

@@ -110,7 +110,7 @@ os._exit(0)
 def test_a_heartbeat_of_one_rank_does_not_hide_another_and_a_download_that_stalls_is_no_hang(
     tmp_path: Path,
 ) -> None:
-    _, said, stacks = run(tmp_path, HEARTBEAT, "--hang-timeout", "2", "--start-method", "forkserver")
+    _, said, stacks = run(tmp_path, HEARTBEAT, "--hang-timeout", "2", "--start-method", "auto")
     assert re.search(
         r"hang: rank 1 .*never entered all_reduce #2 .*; rank 1 is in train\.py:\d+ \(read_batch\)", said
     )

@@ -75,7 +75,7 @@ def test_who_leaves_only_when_it_is_asked_again_was_stopped_like_the_others(tmp_
 @pytest.mark.parametrize(
     "options",
     [
-        ("run", "--nproc-per-node", "2", "--prefix", "--start-method", "forkserver", "--grace", "1"),
+        ("run", "--nproc-per-node", "2", "--prefix", "--start-method", "auto", "--grace", "1"),
         pytest.param(
             ("run", "--nproc-per-node", "2", "--prefix", "--start-method", "exec", "--grace", "1"),
             marks=pytest.mark.long("tests/cli/test_signals.py"),
@@ -184,7 +184,7 @@ def shown(folder: Path, *launcher: str, blocked: str = "12") -> str:
 
 @pytest.mark.torch
 @pytest.mark.process
-@pytest.mark.parametrize("method", ["forkserver", "exec"])
+@pytest.mark.parametrize("method", ["auto", "exec"])
 def test_a_worker_finds_what_it_finds_under_torchrun(tmp_path: Path, method: str) -> None:
     theirs = shown(tmp_path, *TORCHRUN)
     assert theirs == "blocked SIGUSR1 SIGUSR2 ignored SIGUSR2 SIGWINCH"
@@ -195,7 +195,7 @@ def test_a_worker_finds_what_it_finds_under_torchrun(tmp_path: Path, method: str
 
 @pytest.mark.torch
 @pytest.mark.process
-@pytest.mark.parametrize("method", ["forkserver", "exec"])
+@pytest.mark.parametrize("method", ["auto", "exec"])
 def test_a_request_to_stop_reaches_a_worker_whatever_was_blocked(tmp_path: Path, method: str) -> None:
     ours = shown(tmp_path, *RUN, method, "--", "torchrun", blocked="15,2,17")
     assert ours == "blocked SIGUSR1 ignored SIGINT SIGUSR2 SIGWINCH"

@@ -18,7 +18,7 @@ pytestmark = [pytest.mark.torch, pytest.mark.process]
 
 RANK = "import os, signal, sys, time\nrank = int(os.environ['RANK'])\n"
 WAIT = "time.sleep(60)\n"
-both_ways = pytest.mark.parametrize("method", ["forkserver", "exec"])
+both_ways = pytest.mark.parametrize("method", ["auto", "exec"])
 
 
 @pytest.mark.parametrize(
@@ -443,9 +443,7 @@ print("left:", *sorted(os.path.relpath(path, run) for path in glob.glob(run + "/
 def test_failures_leave_no_files_behind(tmp_path: Path) -> None:
     """A job may fail and go on for weeks, and what lies in /tmp takes memory or its node's disk."""
     train = script(tmp_path, RANK + FAILS.format(starts=str(tmp_path / "starts")))
-    ended = launch(
-        "run", "--nproc-per-node", "1", "--max-restarts", "9", "--start-method", "forkserver", "--", train
-    )
+    ended = launch("run", "--nproc-per-node", "1", "--max-restarts", "9", "--start-method", "auto", "--", train)
     assert ended.returncode == 0, ended.stderr
     assert " attempt=5 " in ended.stderr
     (line,) = [line for line in ended.stdout.splitlines() if line.startswith("left:")]

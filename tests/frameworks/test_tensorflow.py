@@ -44,7 +44,7 @@ def test_a_job_of_all_roles_ends_with_its_chief_and_its_checkpoints_are_looked_a
     assert [lives(output, f"tfjob-ps-{role}") for role in ROLES] == [(1, 0)] * len(ROLES)
 
 
-@pytest.mark.parametrize("lost", ["worker-1", "chief-0", "evaluator-0"])
+@pytest.mark.parametrize("lost", ["worker-1", "chief-0"])
 def test_a_job_of_all_roles_gets_over_the_loss_of_any(lost: str, tmp_path: Path) -> None:
     """The other worker does a lost one's work; a new chief goes on from the checkpoint."""
     output = succeeded("tensorflow", longer("tfjob-ps.yaml", tmp_path), f"kill pod pod={lost} {AT_100}")

@@ -9,7 +9,6 @@ from pathlib import Path
 
 import pytest
 
-from tests.cli.launching import Started
 from tests.frameworks import frameworks
 from tests.frameworks.rehearsals import RUN_S, assert_all_left_after_one_step, changed, got_over, lives, losses
 
@@ -70,28 +69,3 @@ def test_sigterm_to_one_pod_stops_all_after_the_same_round_and_they_go_on_there(
     assert_all_left_after_one_step(output)
     assert_all_started_again(output, V1)
     assert_trained(output)
-
-
-def test_alone_it_goes_on_where_it_was_stopped(tmp_path: Path) -> None:
-    script, model = str(frameworks.EXAMPLES / "train_xgboost.py"), str(tmp_path / "model.ubj")
-    words = ("run", "--", "python", script, "--rounds", "200", "--log-every", "1", "--checkpoint", model)
-    path = Path(frameworks.python("xgboost")).parent
-    env = frameworks.env({"OMP_NUM_THREADS": "1", "PATH": f"{path}:/usr/bin:/bin"})
-    launcher = frameworks.launcher("xgboost")
-    first = Started(words, env, None, launcher=launcher)
-    try:
-        first.read_until(r"step 5/")
-        first.signal(signal.SIGTERM)
-        code, output = first.end(RUN_S)
-    finally:
-        first.close()
-    assert code == 143, output
-    last = int(re.findall(r"step (\d+)/", output)[-1])
-    second = Started(words, env, None, launcher=launcher)
-    try:
-        code, output = second.end(RUN_S)
-    finally:
-        second.close()
-    assert code == 0, output
-    assert f"resumed at step {last} from" in output
-    assert re.findall(r"step (\d+)/", output)[-1] == "200"

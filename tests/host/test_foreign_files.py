@@ -126,7 +126,7 @@ def test_what_launch_reads_of_its_workers_holds_nobody_up(tmp_path: Path, kind: 
         MAKE[kind](tmp_path / name)
     assert function_launch.results(str(tmp_path)) == {3: b"the third's"}
     with pytest.raises(NodeError, match="was killed"):
-        function_launch.reported(str(tmp_path))
+        function_launch.raise_failure(str(tmp_path))
 
 
 @pytest.mark.timeout(30)

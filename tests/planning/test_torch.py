@@ -187,14 +187,9 @@ def warm(line: str, **changes: Any) -> Task:
 
 def test_a_script_and_a_module_are_forked() -> None:
     script = given(engines.plan(warm("train.py --lr 1", preload="numpy,a.b")).workers)
-    assert (script.forks, script.script, script.preload, script.must_fork) == (
-        True,
-        "train.py",
-        ("numpy", "a.b"),
-        False,
-    )
-    module = given(engines.plan(warm("torchrun -m pkg.train", start_method="forkserver")).workers)
-    assert (module.forks, module.script, module.must_fork) == (True, None, True)
+    assert (script.forks, script.script, script.preload) == (True, "train.py", ("numpy", "a.b"))
+    module = given(engines.plan(warm("torchrun -m pkg.train")).workers)
+    assert (module.forks, module.script) == (True, None)
 
 
 @pytest.mark.parametrize(
@@ -220,6 +215,3 @@ def test_others_start_the_ordinary_way_and_the_plan_says_why(
     plan = engines.plan(warm(line, **changes))
     assert plan.workers is None or not plan.workers.forks
     assert reason in " ".join(plan.reasons)
-    if changes.get("start_method") != "exec":
-        with pytest.raises(UsageError, match="--start-method is forkserver, but"):
-            engines.plan(warm(line, **{**changes, "start_method": "forkserver"}))

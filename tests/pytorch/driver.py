@@ -13,12 +13,9 @@ import sys
 from typing import Any
 
 from trainer_launch.model import PortRange, Workers
-from trainer_launch.pytorch import fork_server
 from trainer_launch.pytorch.fork_server import ForkServer, ServerError
 from trainer_launch.pytorch.messages import ForkedWorker, ForkWorkers
 from trainer_launch.supervisor.inherited import adopt_orphans
-
-FILES: dict[str, tuple[int, int]] = {}  # that the server has loaded
 
 
 def main() -> None:
@@ -42,8 +39,9 @@ def main() -> None:
 
 
 def started(settings: dict[str, Any]) -> ForkServer:
-    workers = Workers(count=1, argv=(), env=dict(os.environ), python=sys.executable, **settings)
-    server = ForkServer(workers, forks=workers.script is not None)
+    forks = settings["script"] is not None  # else it only opens stores
+    workers = Workers(count=1, argv=(), env=dict(os.environ), python=sys.executable, forks=forks, **settings)
+    server = ForkServer(workers)
     select.select([server.fd], [], [])
     try:
         told = server.answer()
@@ -51,8 +49,6 @@ def started(settings: dict[str, Any]) -> ForkServer:
         say(reason=str(problem), pid=server.pid)
         return server
     assert told is not None
-    FILES.clear()
-    FILES.update(told.files)
     say(reason=told.unfit, pid=server.pid)
     return server
 
@@ -96,10 +92,6 @@ def store(server: ForkServer, ports: list[int] | None) -> None:
     say(pid=pid, port=port, parent=parent_of(pid))
 
 
-def changed(_server: ForkServer) -> None:
-    say(why=fork_server.changed(FILES))
-
-
 def answer(server: ForkServer) -> None:
     say(kind=type(server.answer()).__name__)
 
@@ -115,7 +107,7 @@ def close(server: ForkServer) -> None:
     say(code=server.popen.wait())
 
 
-DEEDS: dict[str, Any] = {deed.__name__: deed for deed in (fork, reap, store, changed, answer, kill, close)}
+DEEDS: dict[str, Any] = {deed.__name__: deed for deed in (fork, reap, store, answer, kill, close)}
 
 
 def say(**values: object) -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import importlib.util
 import json
 import os
 import re
@@ -17,10 +16,8 @@ import psutil
 import pytest
 
 from tests.cli.launching import Started, launch, script, start
-from tests.conftest import require
 from tests.ports import free_port
 from tests.process.world import end_all, survivors
-from tests.pytorch.launch import script as api
 from tests.waiting import eventually
 
 pytestmark = [pytest.mark.torch, pytest.mark.process, pytest.mark.long("tests/survival/test_survival.py")]
@@ -83,7 +80,6 @@ class Moment:
     reached: Callable[[Job], object]  # waits for it
     body: str = TRAINS
     nodes: int = 1
-    at_first: int = 2  # nodes that are started before the fault
     held: int | None = None  # the node whose fork server does not get to the end of its imports
     here: int = 0  # the node whose processes are killed
 
@@ -99,7 +95,7 @@ class Job:
         self._open = contextlib.ExitStack()
         (folder / "mine.py").write_text(IMPORTED)
         self._script = script(folder, TRAIN + moment.body)
-        for _ in range(min(moment.at_first, moment.nodes)):
+        for _ in range(moment.nodes):
             self.start_next()
 
     def start_next(self) -> None:
@@ -121,8 +117,6 @@ class Job:
 
     def finish(self) -> str:
         """Let it end well everywhere; all that was said."""
-        while len(self.launchers) < self.moment.nodes:
-            self.start_next()
         self.touch("imported", "saved", "enough")
         ends = [launcher.end() for launcher in self.launchers]
         output = "\n".join(output for _, output in ends)
@@ -164,7 +158,6 @@ def node_0_is_done(job: Job) -> None:
 
 MOMENTS = {
     "importing": Moment(lambda job: eventually((job.folder / "importing").exists, "it imports"), held=0),
-    "joining": Moment(said("1 of 2 nodes, waiting up to"), nodes=2, at_first=1),
     "formed": Moment(only_node_0_trains, nodes=2, held=1, here=1),
     "running": Moment(both_train),
     "stopping": Moment(said("saving"), body=RANK_1_FAILS),
@@ -175,7 +168,6 @@ MOMENTS = {
 @pytest.fixture
 def job(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Job]:
     """A job that has reached the moment."""
-    require(importlib.util.find_spec("torch") is not None, "torch is not installed")
     made = Job(tmp_path, MOMENTS[request.param])
     try:
         made.moment.reached(made)
@@ -248,7 +240,6 @@ def is_dead(process: psutil.Process) -> bool:
     ("job", "victim", "named", "failures"),
     [
         ("importing", fork_server, IMPORTS, 0),
-        ("joining", fork_server, IMPORTS, 0),
         ("formed", fork_server, IMPORTS, 0),
         ("formed", store, KILLED, 1),
         ("running", first_worker, "rank 0 ended with signal SIGKILL", 1),
@@ -278,32 +269,10 @@ def test_a_killed_process_is_named_and_costs_at_most_one_restart(
     assert "Traceback" not in output, output
 
 
-@pytest.mark.parametrize("job", list(MOMENTS), indirect=True)
+@pytest.mark.parametrize("job", ["importing", "formed", "running", "stopping"], indirect=True)
 def test_a_launcher_that_is_killed_leaves_no_worker_fork_server_or_store(job: Job) -> None:
     below = children(job.here)
     assert below, "something runs below it"
     os.kill(job.here.pid, signal.SIGKILL)
     token = job.tokens[job.moment.here]
     eventually(lambda: survivors(token) == [], lambda: f"nothing of it is left: {survivors(token)}")
-
-
-LOSE_THE_FORK = """
-def lose_the_fork(code):
-    if os.environ["RANK"] == "1":  # the launcher's last word is the fork's pid
-        os.kill(int(open(f"/proc/{os.getppid()}/cmdline").read().split(chr(0))[-2]), signal.SIGKILL)
-        os._exit(code) if code else None
-    return os.environ["RANK"]
-"""
-
-
-@pytest.mark.parametrize("code", [0, 7], ids=["all-succeed", "a-restart-would-need-it"])
-def test_a_killed_fork_of_launchs_caller_is_named_where_it_is_missed(tmp_path: Path, code: int) -> None:
-    ask = (
-        f"failure(lose_the_fork, {code}, max_restarts=3)"
-        if code
-        else "trainer_launch.launch(lose_the_fork, quick(), 0)"
-    )
-    ended, told, output = api.end(api.start(tmp_path, f"{LOSE_THE_FORK}\nsay({ask})"))
-    assert ended == 0, output
-    lost = "the process that was forked from the caller of launch() to start workers has ended"
-    assert told == [["NodeError", lost, None] if code else {"0": "0", "1": "1"}], output

@@ -18,7 +18,6 @@ pytestmark = [pytest.mark.torch, pytest.mark.process]
 
 @pytest.fixture(scope="module")
 def forks(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Forks]:
-    require(importlib.util.find_spec("torch") is not None, "torch is not installed")
     made = Forks(tmp_path_factory.mktemp("run"))
     try:
         assert made.reason is None

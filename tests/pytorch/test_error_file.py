@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 import json
 import logging
 import os
@@ -12,7 +11,6 @@ from pathlib import Path
 
 import pytest
 
-from tests.conftest import require
 from trainer_launch.supervisor.error_lines import hand_up, read_error_file
 
 ERROR = {"message": {"message": "ValueError: x", "extraInfo": {"py_callstack": "…", "timestamp": "1"}}}
@@ -27,7 +25,6 @@ ErrorHandler().dump_error_file(sys.argv[1], int(sys.argv[2]))
 @pytest.mark.parametrize("error", [ERROR, {"message": "text", "timestamp": 1}, {"other": 1}], ids=str)
 @pytest.mark.parametrize("code", [1, pytest.param(-9, marks=pytest.mark.long("tests/pytorch/test_error_file.py"))])
 def test_it_has_what_torchruns_has(tmp_path: Path, error: dict[str, object], code: int) -> None:
-    require(importlib.util.find_spec("torch") is not None, "torch is not installed")
     theirs, ours, workers = tmp_path / "theirs.json", tmp_path / "ours.json", tmp_path / "worker.json"
     workers.write_text(json.dumps(error))
     env = {**os.environ, "TORCHELASTIC_ERROR_FILE": str(theirs)}

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -10,8 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.cli.launching import launch
-from tests.conftest import quick_first, require
+from tests.conftest import quick_first
 from tests.pytorch.forks import Forks, fresh
 from trainer_launch.pytorch import first_import
 
@@ -106,8 +104,6 @@ print('OMP_NUM_THREADS' in os.environ, nn.Linear)
 def test_a_worker_that_changes_a_variable_before_it_imports_torch_becomes_a_new_interpreter(
     tmp_path: Path, name: str
 ) -> None:
-    """By itself, in the same process; the fork server forks no other worker of it."""
-    require(importlib.util.find_spec("torch") is not None, "torch is not installed")
     script, env = tmp_path / "train.py", {"OMP_NUM_THREADS": "1"}
     script.write_text(f"import os, sys\nprint(sorted(os.environ), os.getcwd(), os.umask(0o22)){CHANGES[name]}")
     forks = Forks(tmp_path, env=env)
@@ -118,25 +114,9 @@ def test_a_worker_that_changes_a_variable_before_it_imports_torch_becomes_a_new_
         said = [line for line in forked.err.splitlines() if line.startswith("[trainer-launch]")]
         assert len(said) == 1
         assert said[0].endswith("; what the program did before that runs again")
-        with pytest.raises(AssertionError, match="the program changes"):
-            forks.run(tmp_path, str(script))
+        assert forks.run(tmp_path, str(script)).code == 0, "so does the next generation"
     finally:
         forks.close()
-
-
-@pytest.mark.torch
-@pytest.mark.process
-def test_who_asks_for_forked_workers_gets_an_error_where_a_worker_needs_a_new_interpreter(tmp_path: Path) -> None:
-    """Nothing runs twice."""
-    require(importlib.util.find_spec("torch") is not None, "torch is not installed")
-    change = CHANGES["a variable whose name is computed"]
-    (tmp_path / "train.py").write_text(f"print('begun'){change}print('never')")
-    words = ("--nproc-per-node", "1", "--start-method", "forkserver", "--max-restarts", "0", "--", "train.py")
-    done = launch("run", *words, cwd=tmp_path)
-    assert done.returncode == 2, done.stderr
-    why = "the program changes OMP_NUM_THREADS before it imports torch"
-    assert f"--start-method is forkserver, but {why}; set it to auto, or remove the cause" in done.stderr
-    assert done.stdout == "begun\n"
 
 
 UNCHANGED = {
@@ -184,7 +164,6 @@ assert F is torch.nn.functional is sys.modules['torch.nn.functional'], torch.nn
 
 @pytest.fixture(scope="module")
 def forks(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Forks]:
-    require(importlib.util.find_spec("torch") is not None, "torch is not installed")
     made = Forks(tmp_path_factory.mktemp("server"), env={"OMP_NUM_THREADS": "1"})
     assert made.reason is None
     yield made

@@ -1,10 +1,9 @@
-"""The fork server proves that it can be forked, serves, is renewed when files change, and leaves nothing behind."""
+"""The fork server proves that it can be forked, serves, and leaves nothing behind."""
 
 from __future__ import annotations
 
 import contextlib
 import errno
-import importlib.util
 import os
 import resource
 import signal
@@ -26,14 +25,10 @@ from tests.cli.launching import clean_env
 from tests.conftest import require
 from tests.pytorch.forks import PYTHON, Forks, are_gone, wait_until_gone
 from tests.waiting import eventually
-from trainer_launch.diagnosis.recorder_questions import Recorders
-from trainer_launch.diagnosis.worker_samples import WorkerPlace
-from trainer_launch.model import Process, Workers
+from trainer_launch.model import Workers
 from trainer_launch.model.errors import NodeError
+from trainer_launch.pytorch import fork_server_process
 from trainer_launch.pytorch.fork_server import ForkServer, Starter
-from trainer_launch.pytorch.survivors import Survivors
-from trainer_launch.pytorch.worker_group import WorkerGroup
-from trainer_launch.supervisor.processes import Processes
 from trainer_launch.supervisor.system import System
 
 pytestmark = [pytest.mark.torch, pytest.mark.process]
@@ -43,7 +38,6 @@ Make = Callable[..., Forks]
 
 @pytest.fixture
 def make(tmp_path: Path) -> Iterator[Make]:
-    require(importlib.util.find_spec("torch") is not None, "torch is not installed")
     made: list[Forks] = []
 
     def make_one(**settings: Any) -> Forks:
@@ -92,8 +86,6 @@ def test_the_server_tells_why_workers_cannot_be_forked_from_it(
     forks = make(preload=["mine"])
     assert forks.reason == reason
     if reason:
-        argv = [*PYTHON, script(tmp_path, "print('never')")]
-        assert forks.ask("fork", argv=argv, workers=[{}], cwd=str(tmp_path))["error"] == reason
         assert forks.ask("store", ports=None)["parent"] == forks.pid, "it still opens stores"
 
 
@@ -103,9 +95,7 @@ def test_a_torch_that_cannot_be_imported_is_the_reason(make: Make, tmp_path: Pat
         "raise OSError('libcudart.so.12: cannot open shared object file')"
     )
     forks = make(env={"PYTHONPATH": f"{tmp_path}/broken:{os.getcwd()}"})
-    reason = "importing torch failed (OSError: libcudart.so.12: cannot open shared object file)"
-    assert forks.reason == reason
-    assert forks.ask("fork", argv=[*PYTHON, "train.py"], workers=[{}], cwd=str(tmp_path))["error"] == reason
+    assert forks.reason == "importing torch failed (OSError: libcudart.so.12: cannot open shared object file)"
 
 
 def test_a_server_that_ends_in_its_imports_is_an_error(make: Make, tmp_path: Path) -> None:
@@ -123,26 +113,30 @@ def test_modules_of_the_users_working_directory_are_not_taken_for_pythons_own(ma
     assert forks.run(tmp_path, script(tmp_path / "job", "print('ran')")).out == "ran\n"
 
 
-@pytest.mark.parametrize("name", ["json.py", "logging/__init__.py", "typing_extensions.py", "torch.py"])
 def test_a_file_beside_the_script_that_has_the_name_of_an_imported_module_is_the_reason(
-    name: str, make: Make, tmp_path: Path
+    make: Make, tmp_path: Path
 ) -> None:
     """The program would import this file: it needs an interpreter of its own."""
-    shadow = tmp_path / name
-    shadow.parent.mkdir(exist_ok=True)
-    shadow.write_text("print('imported')")
+    (tmp_path / "json.py").write_text("print('imported')")
     forks = make()
-    beside = tmp_path / name.partition("/")[0]
-    assert forks.reason == f"{beside} has the name of a module that the fork server has imported"
+    assert forks.reason == f"{tmp_path}/json.py has the name of a module that the fork server has imported"
     assert forks.ask("store", ports=None)["parent"] == forks.pid, "it still opens stores"
 
 
-@pytest.mark.parametrize("name", ["test.py", "json.txt", "logging/main.py", "sys.py", "mine.py"])
-def test_a_file_that_takes_no_imported_modules_place_is_none(name: str, make: Make, tmp_path: Path) -> None:
-    """Nothing here imports `test`, a folder without `__init__.py` comes last, and `sys` is built in."""
+@pytest.mark.parametrize(
+    ("name", "is_shadow"),
+    [
+        *((name, True) for name in ("json.py", "logging/__init__.py", "_json.cpython-311-x86_64-linux-gnu.so")),
+        # Nothing here imports `mine`, a folder without `__init__.py` comes last, and `sys` is built in.
+        *((name, False) for name in ("mine.py", "json.txt", "logging/main.py", "sys.py")),
+    ],
+)
+def test_only_a_file_that_takes_the_place_of_an_imported_module_is_one(
+    name: str, is_shadow: bool, tmp_path: Path
+) -> None:
     (tmp_path / name).parent.mkdir(exist_ok=True)
-    (tmp_path / name).write_text("print('imported')")
-    assert make().reason is None
+    (tmp_path / name).touch()
+    assert (fork_server_process.shadowed(str(tmp_path)) is not None) == is_shadow
 
 
 def test_what_is_preloaded_stays_imported(make: Make, tmp_path: Path) -> None:
@@ -189,18 +183,6 @@ def test_a_worker_shows_its_stacks_on_a_signal(make: Make, tmp_path: Path) -> No
     eventually(lambda: line in (tmp_path / "stacks").read_text(), "stacks are written")
     os.kill(pids[0], signal.SIGKILL)
     assert forks.ask("reap", pids=pids)["codes"] == [-signal.SIGKILL]
-
-
-def test_a_worker_that_cannot_become_the_program_is_started_with_exec_and_says_why(
-    make: Make, tmp_path: Path
-) -> None:
-    forks = make()
-    path = script(tmp_path, "import sys\nprint('ran', 'torch' in sys.modules)")
-    worker = {"stacks": f"{tmp_path}/no\0name", "out": f"{tmp_path}/out", "err": f"{tmp_path}/err"}
-    forks.ask("fork", argv=[*PYTHON, path], workers=[worker], cwd=str(tmp_path))
-    assert forks.hear()["codes"] == [0]
-    assert (tmp_path / "out").read_text() == "ran False\n"
-    assert "this worker starts without the fork server: ValueError" in (tmp_path / "err").read_text()
 
 
 REFUSES = """
@@ -339,7 +321,7 @@ def test_a_launcher_with_more_than_1024_open_files_hears_its_server(tmp_path: Pa
     with contextlib.ExitStack() as many:
         for _ in range(1100):
             many.callback(os.close, os.dup(0))
-        server = ForkServer(workers, forks=False)
+        server = ForkServer(workers)
         try:
             assert server.fd > 1024
             assert eventually(server.answer, "it is ready")
@@ -348,10 +330,10 @@ def test_a_launcher_with_more_than_1024_open_files_hears_its_server(tmp_path: Pa
             server.popen.wait()
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT, signal.SIGUSR1])
-def test_signals_for_the_workers_do_not_end_the_server(make: Make, tmp_path: Path, number: int) -> None:
+def test_signals_for_the_workers_do_not_end_the_server(make: Make) -> None:
     forks = make(script=None)
-    os.kill(forks.server, number)
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT, signal.SIGUSR1):
+        os.kill(forks.server, number)
     assert os.getsid(forks.server) == forks.server, "a terminal's Ctrl-C does not reach it"
     assert is_reachable(forks.ask("store", ports=None)["port"])
 
@@ -372,7 +354,7 @@ def test_a_launcher_that_is_killed_while_the_server_imports_leaves_nothing(tmp_p
     code = (
         "import os, sys, time\nfrom trainer_launch.model import Workers\n"
         "from trainer_launch.pytorch.fork_server import ForkServer\n"
-        "wanted = {'python': sys.executable, 'script': 'train.py', 'preload': ('mine',)}\n"
+        "wanted = {'python': sys.executable, 'forks': True, 'script': 'train.py', 'preload': ('mine',)}\n"
         "server = ForkServer(Workers(count=1, argv=(), env=dict(os.environ), **wanted))\ntime.sleep(60)"
     )
     launcher = subprocess.Popen([*PYTHON, "-c", code], cwd=tmp_path, env={**os.environ, "PYTHONPATH": os.getcwd()})
@@ -384,26 +366,10 @@ def test_a_launcher_that_is_killed_while_the_server_imports_leaves_nothing(tmp_p
     wait_until_gone([int((tmp_path / "is").read_text())])
 
 
-@pytest.mark.long("tests/pytorch/test_fork_server.py")
-def test_a_server_is_renewed_when_a_loaded_file_has_changed(make: Make, tmp_path: Path) -> None:
-    (tmp_path / "mine.py").write_text("value = 'first'\n")
-    forks = make(preload=["mine"])
-    path = script(tmp_path, "import mine\nprint(mine.value)")
-    assert forks.run(tmp_path, path).out == "first\n"
-    assert forks.ask("changed")["why"] is None
-    (tmp_path / "mine.py").write_text("value = 'second edition'\n")
-    assert forks.ask("changed")["why"] == f"{tmp_path}/mine.py has changed"
-    forks.server = forks.ask("renew")["pid"]
-    assert forks.run(tmp_path, path).out == "second edition\n"
-    (tmp_path / "mine.py").unlink()
-    assert forks.ask("changed")["why"] == f"{tmp_path}/mine.py is gone"
-
-
 def test_what_is_no_request_ends_the_server(tmp_path: Path) -> None:
     """Only a launcher that is broken sends it; nothing of a request is guessed."""
-    require(importlib.util.find_spec("torch") is not None, "torch is not installed")
     workers = workers_of(tmp_path)
-    server = ForkServer(workers, forks=False)
+    server = ForkServer(workers)
     try:
         with socket.socket(fileno=os.dup(server.fd)) as connection:
             connection.sendall(b"\0\0\0\2{}")
@@ -457,12 +423,3 @@ def test_a_server_that_could_not_be_started_while_nobody_waited_is_tried_again(s
     starter.begin()
     assert starter.prepare() is False, "it runs, and is not ready yet"
     starter._end_server()
-
-
-def test_workers_of_a_callers_fork_that_ended_after_it_was_ready_are_not_started_as_programs() -> None:
-    workers = Workers(count=1, argv=("/bin/false",), env={}, forks=True, must_fork=True, caller=(0, 1))
-    group: Any = create_autospec(WorkerGroup, instance=True, workers=workers, system=create_autospec(System))
-    group.processes, group.recorders = create_autospec(Processes, kept={}), create_autospec(Recorders)
-    group.survivors, place = create_autospec(Survivors), WorkerPlace(0, 0, None, "")
-    with pytest.raises(NodeError, match=r"forked from the caller of launch\(\) to start workers has ended"):
-        Starter(group).start([Process(name="rank 0", argv=workers.argv, env={})], {"rank 0": place})

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import functools
 import importlib.metadata
-import importlib.util
 import itertools
 import json
 import os
@@ -25,7 +24,7 @@ from typing import Any
 import pytest
 
 from tests.cli.launching import LAUNCHER, RECORDED, clean_env, ended, shm_of_its_own
-from tests.conftest import quick_first, require
+from tests.conftest import require
 from tests.ports import free_port
 
 pytestmark = [pytest.mark.torch, pytest.mark.process]
@@ -53,18 +52,13 @@ ONLY_OURS = {
 }
 GIVEN = ("--rdzv-id=job", "--max-restarts=2")
 # Arguments of the script. torchrun substitutes the second, for which each worker has to be a new interpreter.
-ARGUMENTS = {"forkserver": ("x", ""), "exec": ("x", "$$y", "${local_rank}")}
+ARGUMENTS = {"auto": ("x", ""), "exec": ("x", "$$y", "${local_rank}")}
 # What a forked worker has besides. On the descriptors it answers PID 1, and writes its stacks when a signal asks
 # for them; glibc has two signals of its own, and uses one of them once a process has had threads.
 DESCRIPTORS = {"1000": r"socket:", "1001": r"socket:", "1002": r"/.*/stacks\.\d+"}
 MODULES = {"trainer_launch", "msgspec", "decimal", "_decimal"}
 SIGNALS = 1 << (signal.SIGRTMAX - 1 - 1) | 1 << (32 - 1) | 1 << (33 - 1)
 LATER = ("--signals-to-handle", "--virtual-local-rank")  # options that an older torchrun lacks
-
-
-@pytest.fixture(autouse=True)
-def need_torch() -> None:
-    require(importlib.util.find_spec("torch") is not None, "torch is not installed")
 
 
 def meeting(port: int, nnodes: str, rank: int, backend: str) -> list[str]:
@@ -219,8 +213,14 @@ def help_of_torchrun() -> str:
     return subprocess.run([*TORCHRUN, "--help"], capture_output=True, text=True, timeout=120, check=True).stdout
 
 
-@pytest.mark.parametrize("method", ["forkserver", pytest.param("exec", marks=LONG)])
-@pytest.mark.parametrize("name", quick_first(ONE_NODE, 1, LONG))
+@pytest.mark.parametrize(
+    ("name", "method"),
+    [
+        ("two workers", "auto"),
+        *(pytest.param(name, "auto", marks=LONG) for name in [*ONE_NODE][1:]),
+        *(pytest.param(name, "exec", marks=LONG) for name in ("two workers", "variables of Python's")),
+    ],
+)
 def test_on_one_node(tmp_path: Path, name: str, method: str) -> None:
     case = ONE_NODE[name]
     later = [option for option in LATER if any(word.startswith(option) for word in case.words)]
@@ -266,7 +266,7 @@ def by_role(found: dict[int, Any]) -> dict[int, Any]:
 
 
 @LONG
-@pytest.mark.parametrize("method", ["exec", "forkserver"])
+@pytest.mark.parametrize("method", ["exec", "auto"])
 def test_the_launchers_own_error_file_tells_the_first_failure(tmp_path: Path, method: str) -> None:
     script = tmp_path / "train.py"
     script.write_text(RECORDED)
@@ -291,7 +291,7 @@ def test_each_start_after_a_failure_counts(tmp_path: Path) -> None:
     script.write_text(text)
     nodes = [("--nproc-per-node=1", *GIVEN)]
     theirs, ours = (
-        ran(start, tmp_path / folder, nodes, "forkserver", program=(str(script),))
-        for folder, start in {"torchrun": TORCHRUN, "ours": (*OURS, "forkserver", "--", "torchrun")}.items()
+        ran(start, tmp_path / folder, nodes, "auto", program=(str(script),))
+        for folder, start in {"torchrun": TORCHRUN, "ours": (*OURS, "auto", "--", "torchrun")}.items()
     )
     compare(theirs, ours)

@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import importlib.util
 import re
 from pathlib import Path
 
 import pytest
 
 from tests.cli.launching import Started, script
-from tests.conftest import require
 from tests.ports import free_port
 
 pytestmark = [pytest.mark.torch, pytest.mark.process]
@@ -36,7 +34,6 @@ if not failed.exists():
 
 @pytest.mark.parametrize("nodes", [1, 2])
 def test_a_restart_logs_three_lines_on_each_node_and_names_the_exception(tmp_path: Path, nodes: int) -> None:
-    require(importlib.util.find_spec("torch") is not None, "torch is not installed")
     train, port = script(tmp_path, TRAIN.replace("{last}", str(2 * nodes - 1))), free_port()
     launchers = []
     for node in range(nodes):

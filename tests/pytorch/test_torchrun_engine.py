@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 import re
 import signal
 from pathlib import Path
@@ -11,7 +10,6 @@ import psutil
 import pytest
 
 from tests.cli.launching import RECORDED, launch, script, start
-from tests.conftest import require
 from tests.ports import free_port
 
 pytestmark = [pytest.mark.torch, pytest.mark.process]
@@ -31,11 +29,6 @@ say("up")
 while True:
     time.sleep(0.05)
 """
-
-
-@pytest.fixture(autouse=True)
-def need_torch() -> None:
-    require(importlib.util.find_spec("torch") is not None, "torch is not installed")
 
 
 @pytest.fixture

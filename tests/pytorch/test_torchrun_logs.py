@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import errno
-import importlib.util
 import itertools
 import json
 import os
@@ -13,7 +12,6 @@ from pathlib import Path
 
 import pytest
 
-from tests.conftest import require
 from trainer_launch.model import Destination, Workers
 from trainer_launch.model.errors import NodeError, UsageError
 from trainer_launch.planning.torchrun_options import destinations
@@ -39,7 +37,6 @@ print(json.dumps(said))
 
 @pytest.mark.torch
 def test_every_combination_of_options_goes_where_torch_sends_it(tmp_path: Path) -> None:
-    require(importlib.util.find_spec("torch") is not None, "torch is not installed")
     asked = [(*words, str(tmp_path)) for words in itertools.product(REDIRECTS, TEES, FILTERS)]
     asked += [("3", "1", "", "/dev/null"), ("0", "0", "1", "/dev/null")]
     answer = subprocess.run(

@@ -1,4 +1,4 @@
-"""What a node says while it waits for its coordinator or for other nodes, and when it is stopped meanwhile."""
+"""A node says what it waits for: its coordinator, other nodes, or its own import of torch."""
 
 from __future__ import annotations
 
@@ -9,12 +9,14 @@ from pathlib import Path
 import pytest
 from msgspec.structs import replace
 
-from tests.pytorch.nodes import MEMBER, PLAN, Here
+from tests.pytorch.nodes import MEMBER, PLAN, FakeStarter, Here
+from tests.supervisor.fakes import Program
 from trainer_launch.membership import protocol as say
 from trainer_launch.model import Plan, Verdict
 from trainer_launch.supervisor import outcome
 
 CLOSED = "the coordinator has closed the connection"
+ENDS = [Program(ends_s=1)]
 MISSING = say.Waiting(present=1, wanted=3, missing=("node 1 (job-node-0-1)", "node 2"))
 
 
@@ -67,3 +69,24 @@ def test_a_node_that_is_stopped_while_it_waits_says_for_what(
     line = outcome.summary(ended)
     assert line.startswith("reason=Stopped exit=143 ")
     assert line.endswith(f" | {said}")
+
+
+@pytest.mark.parametrize("forks", [False, True], ids=["only its store waits", "its workers wait, too"])
+def test_a_node_whose_fork_server_still_imports_says_so_and_then_that_it_is_ready(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, forks: bool
+) -> None:
+    monkeypatch.setattr(FakeStarter, "is_needed", True)
+    monkeypatch.setattr(FakeStarter, "forks", forks)
+    monkeypatch.setattr(FakeStarter, "begin", lambda _: False)
+    has_imported = iter((True,))
+    here = Here(tmp_path, rank_0=ENDS, rank_1=ENDS)
+    monkeypatch.setattr(here.starter, "answer", lambda: here.system.now() >= 300 and next(has_imported, False))
+    ended = here.does(300, lambda: None).run()
+    assert ended.verdict is Verdict.SUCCEEDED
+    assert [join.prepared for join in here.coordinator.joins] == [False, True]
+
+
+def test_a_node_that_waits_for_no_import_is_ready_at_once(tmp_path: Path) -> None:
+    here = Here(tmp_path, rank_0=ENDS, rank_1=ENDS)
+    here.run()
+    assert here.coordinator.joins[0].prepared

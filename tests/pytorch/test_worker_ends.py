@@ -12,7 +12,7 @@ from msgspec.structs import replace
 from trainer_launch.diagnosis.group_incidents import aborted
 from trainer_launch.membership import protocol as say
 from trainer_launch.model import Death
-from trainer_launch.pytorch.worker_ends import Ends, ends_of, failed_message, with_last_words
+from trainer_launch.pytorch.worker_ends import EarlyEnds, early_ends, failed_message, with_last_words
 from trainer_launch.supervisor.failure import Evidence, with_symptom
 
 CLOSED = "RuntimeError: [gloo/transport/tcp/pair.cc:553] Connection closed by peer [127.0.0.1]:23696"
@@ -31,34 +31,34 @@ def late(**ended: Any) -> Death:
 @pytest.mark.parametrize(
     ("deaths", "ends"),
     [
-        ([DONE, WAITED], Ends((1,))),
-        ([WAITED, DONE], Ends((1,))),  # nobody had asked it to
-        ([WAITED, late(code=0)], Ends()),  # the launcher had
-        ([DONE, OWN], Ends((1,), failed=True)),
-        ([DONE, WAITED, OWN], Ends((1,), failed=True)),
-        ([DONE, WAITED, late(signal=signal.SIGTERM)], Ends((1,))),
-        ([DONE, WAITED, late(code=1, message="ValueError: asked to stop")], Ends((1,))),
-        ([DONE, WAITED, Death(rank=2, signal=signal.SIGTERM, message="ValueError: x")], Ends((1,), True)),
+        ([DONE, WAITED], EarlyEnds((1,))),
+        ([WAITED, DONE], EarlyEnds((1,))),  # nobody had asked it to
+        ([WAITED, late(code=0)], EarlyEnds()),  # the launcher had
+        ([DONE, OWN], EarlyEnds((1,), failed=True)),
+        ([DONE, WAITED, OWN], EarlyEnds((1,), failed=True)),
+        ([DONE, WAITED, late(signal=signal.SIGTERM)], EarlyEnds((1,))),
+        ([DONE, WAITED, late(code=1, message="ValueError: asked to stop")], EarlyEnds((1,))),
+        ([DONE, WAITED, Death(rank=2, signal=signal.SIGTERM, message="ValueError: x")], EarlyEnds((1,), True)),
         (
             [DONE, WAITED, Death(rank=2, signal=signal.SIGTERM, message=CLOSED)],
-            Ends((1,)),
+            EarlyEnds((1,)),
         ),  # and lost a peer
-        ([DONE, Death(rank=2, signal=signal.SIGTERM), WAITED], Ends((1,), True)),
-        ([DONE, Death(rank=2, signal=signal.SIGKILL), WAITED], Ends((1,), True)),
-        ([DONE, WAITED, Death(rank=2, signal=signal.SIGSEGV)], Ends((1,), True)),
-        ([DONE, Death(rank=0, signal=signal.SIGABRT, message=CLOSED)], Ends((1,), True)),  # a crash at exit
-        ([DONE, Death()], Ends((1,), True)),  # nobody knows how it ended
-        ([], Ends()),
+        ([DONE, Death(rank=2, signal=signal.SIGTERM), WAITED], EarlyEnds((1,), True)),
+        ([DONE, Death(rank=2, signal=signal.SIGKILL), WAITED], EarlyEnds((1,), True)),
+        ([DONE, WAITED, Death(rank=2, signal=signal.SIGSEGV)], EarlyEnds((1,), True)),
+        ([DONE, Death(rank=0, signal=signal.SIGABRT, message=CLOSED)], EarlyEnds((1,), True)),  # a crash at exit
+        ([DONE, Death()], EarlyEnds((1,), True)),  # nobody knows how it ended
+        ([], EarlyEnds()),
     ],
 )
-def test_what_workers_did_before_they_were_stopped_counts(deaths: list[Death], ends: Ends) -> None:
-    assert ends_of(deaths, STOPPED_S, {DONE.process}) == ends
+def test_what_workers_did_before_they_were_stopped_counts(deaths: list[Death], ends: EarlyEnds) -> None:
+    assert early_ends(deaths, STOPPED_S, {DONE.process}) == ends
 
 
 def test_who_finished_and_is_not_known_to_have_done_so_by_itself_may_have_been_asked_to() -> None:
     deaths = [replace(DONE, process="rank 1"), WAITED]
-    assert ends_of(deaths, STOPPED_S, {"rank 1"}) == Ends((1,))
-    assert ends_of(deaths, STOPPED_S, {"rank 0"}) == Ends((1,), may_be_asked=True)
+    assert early_ends(deaths, STOPPED_S, {"rank 1"}) == EarlyEnds((1,))
+    assert early_ends(deaths, STOPPED_S, {"rank 0"}) == EarlyEnds((1,), may_be_asked=True)
 
 
 TIMED_OUT = "RuntimeError: [gloo/transport/tcp/unbound_buffer.cc:81] Timed out waiting 5000ms for recv operation"
@@ -89,19 +89,21 @@ WATCHDOG = (
     ids=["closed", "timed out", "aborted", "others had not joined", "hung", "own", "no store where it looks"],
 )
 def test_who_waited_for_a_peer_in_vain_is_a_victim(death: Death, is_victim: bool, timed_out: bool) -> None:
-    failed = failed_message(death, 1, Ends())
+    failed = failed_message(death, 1, EarlyEnds())
     assert (failed.lost_peer, failed.timed_out) == (is_victim, timed_out)
 
 
 def test_a_failure_is_told_as_a_lost_peer_only_if_nothing_else_failed_on_the_node() -> None:
-    assert failed_message(WAITED, 3, Ends((1,))) == say.Failed(3, 0, 1, None, CLOSED, "RuntimeError", True, (1,))
-    assert not failed_message(WAITED, 3, Ends((1,), failed=True)).lost_peer
-    assert not failed_message(OWN, 3, Ends((1,))).lost_peer
+    assert failed_message(WAITED, 3, EarlyEnds((1,))) == say.Failed(
+        3, 0, 1, None, CLOSED, "RuntimeError", True, (1,)
+    )
+    assert not failed_message(WAITED, 3, EarlyEnds((1,), failed=True)).lost_peer
+    assert not failed_message(OWN, 3, EarlyEnds((1,))).lost_peer
 
 
 def test_the_last_output_shows_a_victim_where_no_error_file_was_written() -> None:
     plain = replace(WAITED, message=None)
-    assert failed_message(with_last_words(plain, ("step 7", CLOSED)), 1, Ends()).lost_peer
+    assert failed_message(with_last_words(plain, ("step 7", CLOSED)), 1, EarlyEnds()).lost_peer
     for death, lines in ((plain, ("ValueError: x",)), (replace(DONE, code=0), (CLOSED,)), (OWN, (CLOSED,))):
         assert with_last_words(death, lines) == death
     killed = Death(rank=0, signal=signal.SIGKILL)
@@ -117,7 +119,7 @@ GLOO = (
 
 def test_gloos_abort_of_a_collective_of_another_size_ends_the_job_and_is_no_crash() -> None:
     death = aborted(Death(rank=3, signal=signal.SIGABRT), lambda: GLOO)
-    failed = failed_message(death, 1, Ends())
+    failed = failed_message(death, 1, EarlyEnds())
     assert (failed.cause, failed.rank) == ("ProgramError", 3)
     assert failed.message == (
         "rank 3 and its peers entered different collectives: gloo received 8 bytes where rank 3 expected at most "
@@ -131,7 +133,7 @@ def test_gloos_abort_of_a_collective_of_another_size_ends_the_job_and_is_no_cras
 def test_any_other_abort_stays_a_crash(lines: tuple[str, ...]) -> None:
     death = Death(rank=3, signal=signal.SIGABRT)
     assert aborted(death, lambda: lines) == death
-    assert failed_message(death, 1, Ends()).cause is None
+    assert failed_message(death, 1, EarlyEnds()).cause is None
 
 
 def test_the_last_output_of_many_workers_that_abort_together_is_waited_for_once() -> None:
@@ -145,7 +147,7 @@ def test_the_last_output_of_many_workers_that_abort_together_is_waited_for_once(
 @pytest.mark.parametrize("reason", ["ProgramError", "Misconfigured", "NotRunnable", None])
 def test_the_coordinator_is_told_what_no_restart_can_mend(reason: str | None) -> None:
     death = Death(rank=1, code=2, message="rank 1 refuses its arguments", reason=reason)
-    assert failed_message(death, 3, Ends(failed=True)).cause == reason
+    assert failed_message(death, 3, EarlyEnds(failed=True)).cause == reason
 
 
 def test_who_looks_for_the_others_at_an_address_of_its_own_has_lost_no_peer() -> None:
@@ -153,4 +155,4 @@ def test_who_looks_for_the_others_at_an_address_of_its_own_has_lost_no_peer() ->
     death = Death(rank=1, code=1, message=text)
     for port, reason in ((29500, "Failed"), (1, None)):
         told = with_symptom(death, Evidence(), store_port=port)
-        assert (told.reason, failed_message(told, 1, Ends()).lost_peer) == (reason, False)
+        assert (told.reason, failed_message(told, 1, EarlyEnds()).lost_peer) == (reason, False)

@@ -7,7 +7,7 @@ from msgspec.structs import replace
 
 from trainer_launch.membership import protocol as say
 from trainer_launch.model import Endpoint, Membership, Workers
-from trainer_launch.pytorch.worker_processes import arguments, environments, of
+from trainer_launch.pytorch.worker_processes import arguments, worker_processes
 
 WORKERS = Workers(count=2, argv=("python", "-u", "train.py"), env={"PATH": "/bin"}, role="trainer")
 MEMBERSHIP = Membership(
@@ -33,10 +33,14 @@ FORMED = say.Formed(
 GO = say.Go(4, "node-0.svc", 41234)
 
 
+def environments(workers: Workers, folder: str = "/run") -> list[dict[str, str]]:
+    return [dict(process.env) for process in worker_processes(workers, MEMBERSHIP, FORMED, GO, folder)]
+
+
 def test_each_worker_gets_what_torchrun_would_set() -> None:
-    both = environments(WORKERS, MEMBERSHIP, FORMED, GO, "/run/attempt_2")
-    assert list(both) == [0, 1]
+    both = environments(WORKERS, "/run/attempt_2")
     assert both[1] == {
+        "PATH": "/bin",
         "RANK": "5",
         "LOCAL_RANK": "1",
         "GROUP_RANK": "1",
@@ -63,12 +67,12 @@ def test_each_worker_gets_what_torchrun_would_set() -> None:
 
 def test_the_users_choice_of_nccl_error_handling_stands() -> None:
     workers = replace(WORKERS, env={"TORCH_NCCL_ASYNC_ERROR_HANDLING": "3"})
-    first = environments(workers, MEMBERSHIP, FORMED, GO, "/run")[0]
+    first = environments(workers)[0]
     assert first["TORCH_NCCL_ASYNC_ERROR_HANDLING"] == "3"
 
 
 def test_without_a_folder_there_are_no_error_files() -> None:
-    assert environments(WORKERS, MEMBERSHIP, FORMED, GO, "")[0]["TORCHELASTIC_ERROR_FILE"] == ""
+    assert environments(WORKERS, "")[0]["TORCHELASTIC_ERROR_FILE"] == ""
 
 
 @pytest.mark.parametrize(
@@ -81,15 +85,15 @@ def test_without_a_folder_there_are_no_error_files() -> None:
 )
 def test_with_a_virtual_local_rank_each_worker_sees_one_device(env: dict[str, str], devices: list[str]) -> None:
     workers = replace(WORKERS, env=env, virtual_local_rank=True)
-    both = environments(workers, MEMBERSHIP, FORMED, GO, "/run")
-    assert [one["CUDA_VISIBLE_DEVICES"] for one in both.values()] == devices
-    assert [one["LOCAL_RANK"] for one in both.values()] == ["0", "0"]
-    assert [one["RANK"] for one in both.values()] == ["4", "5"]
+    both = environments(workers)
+    assert [one["CUDA_VISIBLE_DEVICES"] for one in both] == devices
+    assert [one["LOCAL_RANK"] for one in both] == ["0", "0"]
+    assert [one["RANK"] for one in both] == ["4", "5"]
 
 
 def test_without_it_the_devices_stay_as_they_are() -> None:
     workers = replace(WORKERS, env={"CUDA_VISIBLE_DEVICES": "6,7"})
-    assert "CUDA_VISIBLE_DEVICES" not in environments(workers, MEMBERSHIP, FORMED, GO, "/run")[0]
+    assert environments(workers)[0]["CUDA_VISIBLE_DEVICES"] == "6,7"
 
 
 def test_arguments_are_substituted_as_torchruns_are() -> None:
@@ -99,10 +103,10 @@ def test_arguments_are_substituted_as_torchruns_are() -> None:
 
 def test_lines_of_a_node_that_came_without_a_rank_begin_with_the_one_that_it_got() -> None:
     workers = replace(WORKERS, node_label="?")
-    processes = of(workers, MEMBERSHIP, replace(FORMED, node_rank=3), GO, "/run")
+    processes = worker_processes(workers, MEMBERSHIP, replace(FORMED, node_rank=3), GO, "/run")
     assert processes[0].label == f"3:{FORMED.first_rank}"
 
 
 def test_where_rank_0_serves_the_store_workers_are_told_so() -> None:
     workers = replace(WORKERS, serve_store=True)
-    assert environments(workers, MEMBERSHIP, FORMED, GO, "")[0]["TORCHELASTIC_USE_AGENT_STORE"] == "False"
+    assert environments(workers, "")[0]["TORCHELASTIC_USE_AGENT_STORE"] == "False"

@@ -34,9 +34,10 @@ SAMPLES = {
 GONE = {flag for flag in removed.SUCCESSORS if " " not in flag}
 
 
-def values(metavar: str) -> list[str]:
-    """What 0.2 accepted in its place: each of the choices, or one value."""
-    return metavar.split("|") if metavar.islower() else [SAMPLES.get(metavar, "x")]
+def values(metavar: str, flag: str = "") -> list[str]:
+    """What 0.2 accepted in its place: each of the choices that are still there, or one value."""
+    choices = metavar.split("|") if metavar.islower() else [SAMPLES.get(metavar, "x")]
+    return [choice for choice in choices if f"{flag} {choice}" not in removed.SUCCESSORS]
 
 
 def name_of(flag: str) -> str:
@@ -46,7 +47,7 @@ def name_of(flag: str) -> str:
 @pytest.mark.parametrize("command", {command: None for command, *_ in OPTIONS})
 def test_the_options_of_0_2_that_stayed_are_accepted_with_each_of_their_values(command: str) -> None:
     own = [
-        (flag, values(metavar) if metavar else [""])
+        (flag, values(metavar, flag) if metavar else [""])
         for name, flag, metavar in OPTIONS
         if name == command and name_of(flag) not in GONE
     ]
@@ -73,6 +74,14 @@ def test_so_does_its_variable(flag: str) -> None:
         with pytest.raises(UsageError, match=f"^{variable} was removed in 0.3; "):
             settings.load({}, {variable: value})
     assert settings.load({}, {variable: ""}).model_fields_set == frozenset(), "an empty variable is as good as none"
+
+
+@pytest.mark.parametrize("where", ["--start-method", "TRAINER_LAUNCH_START_METHOD"])
+def test_a_choice_that_was_removed_names_its_successor_too(where: str) -> None:
+    method = {"start_method": "forkserver"} if where.startswith("--") else {}
+    env = {} if method else {where: "forkserver"}
+    with pytest.raises(UsageError, match=f"^{where} forkserver was removed in 0.3; use --start-method auto"):
+        settings.load(method, env)
 
 
 def test_a_removed_option_and_a_removed_variable_end_with_2_and_one_line() -> None:

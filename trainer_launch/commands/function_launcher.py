@@ -14,28 +14,27 @@ from trainer_launch.commands import run
 from trainer_launch.contracts import read_job
 from trainer_launch.host import files, logs, process_attributes, runtime_directory
 from trainer_launch.host.slow_files import within
-from trainer_launch.model import Outcome, Plan, Workers, codec, exit_codes
+from trainer_launch.model import Outcome, Plan, codec, exit_codes
 from trainer_launch.model.errors import LaunchError, UsageError
 from trainer_launch.model.settings import JOB_FLAGS, Settings, flag_of, load
 from trainer_launch.planning.reading import live_pod
 from trainer_launch.pytorch import function_launch
-from trainer_launch.pytorch.elastic import PATIENCE_S, Elastic
-from trainer_launch.pytorch.function_launch import FunctionLaunchSpec, Report
+from trainer_launch.pytorch.function_launch import PATIENCE_S, Elastic, FunctionLaunchSpec, LauncherReport
 from trainer_launch.supervisor import inherited
 
 
-def main(folder: str, request: str) -> None:
-    """Carry out the `request`, and leave the report in this directory."""
+def main(folder: str, task: str) -> None:
+    """Carry out the task, a FunctionLaunchSpec, and leave the report in this directory."""
     inherited.end_on_stop()
     inherited.open_streams()
-    spec = codec.parsed_spec(FunctionLaunchSpec, request)
+    spec = codec.parsed_spec(FunctionLaunchSpec, task)
     process_attributes.die_with_parent(signal.SIGTERM)  # the workers have their grace
     if os.getppid() != spec.parent:
         sys.exit(exit_codes.STOPPED)
     try:
-        report = _report(_carry_out(spec))
+        report = _report_of(_carry_out(spec))
     except LaunchError as problem:
-        report = Report(refused=type(problem).__name__, message=_in_callers_words(str(problem)))
+        report = LauncherReport(refused=type(problem).__name__, message=in_callers_words(str(problem)))
     if os.getppid() == spec.parent:
         files.replace(f"{folder}/{function_launch.REPORT}", codec.encode(report))
     else:  # it was killed: nobody is left to read, and to remove the directory
@@ -53,21 +52,13 @@ def _carry_out(spec: FunctionLaunchSpec) -> Outcome:
                 f"launch starts the workers itself, which is impossible here: {'; '.join(plan.reasons)}"
             )
         hosting = plan.hosting and replace(plan.hosting, deadline_s=spec.deadline_s)
-        return replace(plan, hosting=hosting, workers=_with_caller(plan.workers, spec))
+        return replace(plan, hosting=hosting)
 
     return run.to_the_end(settings, (sys.executable, spec.program), adjust=adjust)
 
 
-def _with_caller(workers: Workers, spec: FunctionLaunchSpec) -> Workers:
-    """The workers, forked from a fork of the caller if it asks for that: its connection and pid are arguments."""
-    if spec.start_method != "fork":
-        return workers
-    fd, pid = map(int, sys.argv[1:])
-    return replace(workers, forks=True, must_fork=True, caller=(fd, pid))
-
-
 def settings_of(spec: FunctionLaunchSpec) -> Settings:
-    """The settings of this pod under the caller's explicit options.
+    """The settings of this pod under what the caller said explicitly.
 
     Raises:
         LaunchError: they do not fit, or this process is a worker itself.
@@ -82,7 +73,7 @@ def settings_of(spec: FunctionLaunchSpec) -> Settings:
     flags: dict[str, Any] = {
         **{name: options[option] for name, option in JOB_FLAGS.items() if option in options},
         "engine": "torch",
-        "start_method": "auto" if spec.start_method == "forkserver" else "exec",
+        "start_method": "exec" if spec.start_method == "spawn" else "auto",
         "termination_log": os.devnull,  # the caller may go on after a failure
     }
     if job.max_restarts is None and given.max_restarts is None:
@@ -98,18 +89,19 @@ def settings_of(spec: FunctionLaunchSpec) -> Settings:
     return load(flags)
 
 
-def _in_callers_words(message: str) -> str:
+def in_callers_words(message: str) -> str:
     """With the fields of Elastic in place of our options."""
     for name, field in JOB_FLAGS.items():
         if field in Elastic.__struct_fields__:
             message = message.replace(f"{flag_of(name)} 0", f"{field}=0").replace(flag_of(name), field)
+            message = message.replace(f"--{field}", field)
     return message
 
 
-def _report(ended: Outcome) -> Report:
+def _report_of(ended: Outcome) -> LauncherReport:
     job, failure = ended.given_up, ended.failure
-    return Report(
+    return LauncherReport(
         verdict=ended.verdict,
-        failure=failure and replace(failure, message=_in_callers_words(failure.message)),
-        given_up=job and replace(job, reason=_in_callers_words(job.reason)),
+        failure=failure and replace(failure, message=in_callers_words(failure.message)),
+        given_up=job and replace(job, reason=in_callers_words(job.reason)),
     )

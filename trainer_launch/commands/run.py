@@ -115,10 +115,8 @@ def _fork_server(plan: Plan) -> ForkServer | None:
     workers = plan.workers
     if workers is None or not workers.forks:
         return None
-    from trainer_launch.pytorch.fork_server import CallerFork, ForkServer, ServerError
+    from trainer_launch.pytorch.fork_server import ForkServer, ServerError
 
-    if workers.caller is not None:
-        return CallerFork(*workers.caller)
     inherited.hear(())  # workers get from the server what hears a request to stop
     process_tree.mark_descendants()
     try:

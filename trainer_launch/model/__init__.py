@@ -255,10 +255,7 @@ class Workers(Struct, frozen=True, kw_only=True):
     cwd: str | None = None
     role: str = "default"
     forks: bool = False  # from the fork server; False: each is a new interpreter
-    must_fork: bool = False  # an error where that cannot be
     records: bool = False  # a forked worker answers what torch's flight recorder knows
-    # The connection to a fork of `launch`'s caller, which is there in place of a fork server, and its pid.
-    caller: tuple[int, int] | None = None
     script: str | None = None  # the program, for the fork server
     preload: tuple[str, ...] = ()
     python: str = ""  # the interpreter that has trainer_launch, and torch

@@ -11,6 +11,7 @@ SUCCESSORS: Mapping[str, str] = {
     "--rendezvous": "use --engine torchrun for torchrun with its own rendezvous",
     "--rdzv-backend trainer-launch": "remove it: torchrun's nodes meet at the launcher's coordinator; "
     "--engine torchrun runs the image's torchrun with its own rendezvous",
+    "--start-method forkserver": "use --start-method auto, which forks workers where that is safe",
     "--rejoin-timeout": "use --wait-timeout",
     "--deadline": "use --wait-timeout",
     "--recorder": "use --hang-report-after off to turn the flight recorder off",

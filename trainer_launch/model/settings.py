@@ -167,10 +167,10 @@ class Settings:
         description="file with the job's secret, the same in all pods; a node with another secret is refused; "
         "default: /etc/trainer-launch/job-secret if mounted, else a hash of the MPI job's SSH key",
     )
-    start_method: Literal["auto", "exec", "forkserver"] = _option(
+    start_method: Literal["auto", "exec"] = _option(
         "auto",
-        description="how torch workers start: forkserver forks them from a process that has imported torch, exec "
-        "starts each on its own, auto forks where it is safe; forkserver is an error where it is not",
+        description="how torch workers start: auto forks them from a process that has imported torch where that is "
+        "safe, exec starts each on its own",
     )
     topology_label: str | None = _option(
         None,
@@ -321,6 +321,7 @@ def validated(given: Mapping[str, Any], flags: Collection[str] = ()) -> dict[str
         first = problem.errors()[0]
         name = str(first["loc"][0])
         where = flag_of(name) if name in flags else variable_of(name)
+        removed.refuse(f"{flag_of(name)} {first['input']}", f"{where} {first['input']}")
         expected = Settings.model_fields[name].expected
         raise UsageError(f"invalid value {str(first['input'])[:60]!r} for {where}: expected {expected}") from None
 

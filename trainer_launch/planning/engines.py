@@ -46,8 +46,6 @@ def plan(task: Task) -> Plan:
     if engine in (TORCH, TORCHRUN):
         why = torch.handed_over(task)
         if why is not None and engine is TORCH:
-            if task.settings.start_method == "forkserver":
-                raise UsageError(f"--start-method is forkserver, but {why}; set it to auto")
             engine, reason = TORCHRUN, f"{reason}; torchrun runs it: {why}"
     if engine is not FRONT_END:
         torch.check_spares(task, runs_workers=engine is TORCH)

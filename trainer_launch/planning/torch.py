@@ -112,7 +112,6 @@ def _workers(task: Task, options: Mapping[str, str]) -> tuple[Workers, str]:
         env=env,
         role=options.get("role", "default"),
         forks=forks,
-        must_fork=settings.start_method == "forkserver",
         records=forks and settings.hang_report_after != "off",
         script=None if "module" in options else words[0],
         preload=_modules(settings.preload),
@@ -129,17 +128,11 @@ def _workers(task: Task, options: Mapping[str, str]) -> tuple[Workers, str]:
 
 
 def _way_to_start(task: Task, options: Mapping[str, str], words: tuple[str, ...]) -> tuple[bool, str]:
-    """Whether workers are forked from the fork server, and why or why not.
-
-    Raises:
-        UsageError: it is asked for, but cannot be.
-    """
-    method = task.settings.start_method
-    reason = "--start-method is exec" if method == "exec" else _obstacle(task, options, words)
+    """Whether workers are forked from the fork server, and why or why not."""
+    is_exec = task.settings.start_method == "exec"
+    reason = "--start-method is exec" if is_exec else _obstacle(task, options, words)
     if reason is None:
         return True, "the fork server, which has imported torch, forks the workers"
-    if method == "forkserver":
-        raise UsageError(f"--start-method is forkserver, but {reason}; set it to auto")
     return False, f"workers start without the fork server: {reason}"
 
 

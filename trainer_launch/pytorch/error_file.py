@@ -1,4 +1,4 @@
-"""What a worker leaves of its failure where torch's @record would, for PID 1; tracebacks without our frames."""
+"""A worker leaves its error where torch's @record would, for PID 1; tracebacks without our frames."""
 
 from __future__ import annotations
 

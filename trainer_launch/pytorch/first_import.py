@@ -6,16 +6,17 @@ changed such a variable before its first import, the worker replaces itself by a
 
 from __future__ import annotations
 
+import atexit
 import contextlib
 import copy
 import os
 import sys
+import weakref
 from collections.abc import Callable, Mapping
 from importlib.machinery import ModuleSpec
+from multiprocessing import util
 from types import ModuleType
 from typing import Any
-
-from trainer_launch.pytorch import process_reset
 
 # What importing each of them brings.
 BRINGS = {"numpy": ("numpy",), "torch": ("torch", "numpy")}
@@ -79,10 +80,12 @@ class FirstImport:
         self._replace, self._pid = replace, os.getpid()
         for name in self._modules:
             sys.modules.pop(name, None)
+        # Finalizers run where the program makes its first one, not where torch's import has made some.
+        finalize: Any = weakref.finalize
+        atexit.unregister(finalize._exitfunc)
+        finalize._registered_with_atexit = False
         finders: list[Any] = sys.meta_path
         finders.insert(0, self)
-
-    # -- what the import system calls -------------------------------------------------------------
 
     def find_spec(self, name: str, _path: object = None, target: object = None) -> ModuleSpec | None:
         """The specification of torch or numpy until they are imported; None for everything else."""
@@ -115,12 +118,18 @@ class FirstImport:
                 finders: list[Any] = sys.meta_path
                 finders.remove(self)
             self._register_exit_handlers()
-            process_reset.register_finalizers()
+            finalize: Any = weakref.finalize
+            if not finalize._registered_with_atexit:
+                atexit.register(finalize._exitfunc)
+                finalize._registered_with_atexit = True
             for variable, value in self._set_by_imports.items():
                 os.environ.setdefault(variable, value)
         self._given.update(BRINGS[name])
 
     def _register_exit_handlers(self) -> None:
+        """Have multiprocessing join its children at the end, before earlier handlers run."""
         if not self._has_exit_handlers:
             self._has_exit_handlers = True
-            process_reset.register_exit_handler()
+            handler = getattr(util, "_exit_function")  # noqa: B009
+            atexit.unregister(handler)
+            atexit.register(handler)

@@ -10,16 +10,15 @@ import signal
 import socket
 import subprocess
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, TypeAlias
+from typing import TYPE_CHECKING
 
-from trainer_launch.host import network, slow_files
+from trainer_launch.host import network
 from trainer_launch.model.codec import MessageError
 from trainer_launch.model.errors import (
     LIMITS,
     LaunchError,
     NodeError,
     NotRunnableError,
-    UsageError,
     explained,
     tells_of_limit,
 )
@@ -49,26 +48,18 @@ from trainer_launch.pytorch.fork_server_process import main
 main(place)
 """
 _NO_TORCH = "importing torch"  # begins why a server has no torch
-_CALLER_LOST = "the process that was forked from the caller of launch() to start workers has ended"
 _log = logging.getLogger(__name__)
-
-
-LoadedFiles: TypeAlias = Mapping[str, tuple[int, int]]  # times of change in ns and sizes
 
 
 class ServerError(Exception):
     """The fork server cannot do what it was asked for."""
 
 
-class UnfitError(ServerError):
-    """A worker of this program has found out that it must not be forked."""
-
-
 class ForkServer:
-    """One fork server, from its start until its connection is closed; the caller reaps `pid`."""
+    """A fork server, from its start until its connection is closed; the caller reaps `pid`."""
 
-    def __init__(self, workers: Workers, *, forks: bool = True) -> None:
-        """Start it; it imports torch meanwhile, and what these workers want, if it `forks` them.
+    def __init__(self, workers: Workers) -> None:
+        """Start it; it imports torch and what these workers want while all else goes on.
 
         Raises:
             ServerError: it cannot be started.
@@ -77,7 +68,7 @@ class ForkServer:
             with contextlib.ExitStack() as opened:
                 ours, theirs = (opened.enter_context(end) for end in socket.socketpair())
                 self.popen = subprocess.Popen(
-                    _command(workers, theirs.fileno(), forks=forks),
+                    _command(workers, theirs.fileno()),
                     env={**_HUGE_PAGES, **workers.env},
                     cwd=workers.cwd,
                     pass_fds=(theirs.fileno(),),
@@ -94,7 +85,7 @@ class ForkServer:
         return self._connection.fileno()
 
     def answer(self) -> Ready | None:
-        """What the server tells of itself when it has imported all; None until then. This never waits.
+        """Return what the server tells of itself when it has imported all; None until then. This never waits.
 
         Raises:
             ServerError: it has exited.
@@ -112,7 +103,6 @@ class ForkServer:
         """Start workers, which are our children then; their pids in the request's order.
 
         Raises:
-            UnfitError: workers of this program must not be forked.
             ServerError: no worker was started.
         """
         return self._started(request, fds, len(request.workers)).pids
@@ -146,7 +136,7 @@ class ForkServer:
                 os.close(wait)
             answer = self._receive(within_s)
             if isinstance(answer, RequestFailed):
-                raise (UnfitError if answer.is_final else ServerError)(answer.reason)
+                raise ServerError(answer.reason)
             if not isinstance(answer, Started) or len(answer.pids) != count:
                 raise _unexpected(answer)
             os.write(go, b"g" * count)
@@ -168,34 +158,13 @@ class ForkServer:
         return received[0]
 
 
-class CallerFork(ForkServer):
-    """A fork of the process that called `launch`: it serves likewise, and is there only once."""
-
-    def __init__(self, fd: int, pid: int) -> None:
-        """Take over its connection; it is our child already."""
-        self._connection, self.pid = socket.socket(fileno=fd), pid
-        self._connection.set_inheritable(False)
-
-
-def _command(workers: Workers, fd: int, *, forks: bool) -> tuple[str, ...]:
-    """The server's command line; `fd` is its end of the connection. A store is torch's alone."""
+def _command(workers: Workers, fd: int) -> tuple[str, ...]:
+    """The server's command line; `fd` is its end of the connection."""
     cwd = folder = workers.cwd or os.getcwd()
     if workers.script is not None:
         folder = os.path.dirname(os.path.realpath(os.path.join(cwd, workers.script)))
-    wanted = (folder, *workers.preload) if forks else ("",)
+    wanted = (folder, *workers.preload) if workers.forks else ("",)  # a store is torch's alone
     return (workers.python, "-u", "-c", _CODE, str(fd), str(os.getpid()), *wanted)
-
-
-def changed(files: LoadedFiles) -> str | None:
-    """Which file has changed since a server has loaded it; a new server would load it again."""
-    for name, (mtime_ns, size) in files.items():
-        try:
-            status = os.stat(name)
-        except OSError:
-            return f"{name} is gone"
-        if (status.st_mtime_ns, status.st_size) != (mtime_ns, size):
-            return f"{name} has changed"
-    return None
 
 
 def _unexpected(answer: messages.Message) -> ServerError:
@@ -222,7 +191,7 @@ class Starter:
         self.forks = workers.forks  # whether workers are forked
         self._first = server  # until it is in use
         self._server: ForkServer | None = None
-        self._files: LoadedFiles | None = None  # that it has loaded; None: it is not ready
+        self._is_ready = False  # it has imported everything
         self._tries = 0
         self._store: int | None = None  # its pid
 
@@ -245,14 +214,10 @@ class Starter:
         """Make sure of it; False: `answer` or `server_ended` will tell."""
         if not self.is_needed:
             return True
-        why = slow_files.in_time("loaded files", None, changed, self._files) if self._files else None
-        if why is not None:
-            _log.info("the fork server is restarted: %s", why)
-            self._end_server()
         if self._server is None:
             self._tries = 0
             self._start_server()
-        return self._files is not None
+        return self._is_ready
 
     def renew(self) -> bool:
         """Start another server in place of one that has failed; False: `answer` or `server_ended` will tell."""
@@ -261,7 +226,7 @@ class Starter:
 
     def answer(self) -> bool:
         """Whether the server has told since the last time that all can be started now."""
-        if self._server is None or self._files is not None:
+        if self._server is None or self._is_ready:
             return False
         try:
             ready = self._server.answer()
@@ -271,7 +236,7 @@ class Starter:
             return False
         if ready.unfit is not None:
             return self._start_without(ready.unfit, has_torch=not ready.unfit.startswith(_NO_TORCH))
-        return self._be_ready(ready.files)
+        return self._be_ready()
 
     def is_server(self, pid: int) -> bool:
         """Whether this process is the present fork server."""
@@ -280,7 +245,7 @@ class Starter:
     def server_ended(self, status: int) -> bool:
         """Start it again for the next generation; whether all can be started without it."""
         how = f"signal {-status}" if status < 0 else f"exit code {status}"
-        if self._files is None:
+        if not self._is_ready:
             return self._lost(f"the fork server ended during its imports ({how})")
         self._replace_server(f"the fork server ended ({how}); it is started again")
         return False
@@ -297,26 +262,22 @@ class Starter:
         return self._start_without(why)
 
     def _start_without(self, reason: str, *, has_torch: bool = False) -> bool:
-        """Workers are not forked; a store still needs a server, for which this one will do if it `has_torch`."""
-        if not self.forks and not has_torch:
-            self._end_server()
-            text, is_limit = f"the store cannot be opened: {reason}", tells_of_limit(reason)
-            # An import fails again; a process that ended, perhaps for memory, may not.
-            kind = LaunchError if reason.startswith(_NO_TORCH) and not is_limit else NodeError
-            raise kind(f"{text}; {LIMITS}" if is_limit else text)
-        if self.forks and self._workers.must_fork:
-            self._end_server()
-            raise UsageError(messages.cannot_fork(reason))
+        """Workers are not forked; a server that `has_torch` still opens stores."""
         if self.forks:
             _log.info("workers start without the fork server: %s", reason)
             self.forks = False
         if has_torch and self._needs_store:
-            return self._be_ready({})
+            return self._be_ready()
         self._end_server()
-        return self.prepare()
+        if not self._needs_store:
+            return True
+        text, is_limit = f"the store cannot be opened: {reason}", tells_of_limit(reason)
+        # An import fails again; a process that ended, perhaps for memory, may not.
+        kind = LaunchError if reason.startswith(_NO_TORCH) and not is_limit else NodeError
+        raise kind(f"{text}; {LIMITS}" if is_limit else text)
 
-    def _be_ready(self, files: LoadedFiles) -> bool:
-        self._files = files
+    def _be_ready(self) -> bool:
+        self._is_ready = True
         self._listen(wanted=False)
         return True
 
@@ -333,15 +294,12 @@ class Starter:
         """Start the server.
 
         Raises:
-            NodeError: it cannot be started. A fork of a caller has the state that its workers inherit: nothing can
-                take its place.
+            NodeError: it cannot be started.
         """
         first, self._first = self._first, None
-        if first is None and self._workers.caller is not None:
-            raise NodeError(_CALLER_LOST)
         self._tries += 1
         try:
-            self._server = first or ForkServer(self._workers, forks=self.forks)
+            self._server = first or ForkServer(self._workers)
         except ServerError as problem:
             raise NodeError(str(problem)) from None
         self._system.adopt(self._server.pid, keep=True)
@@ -353,12 +311,10 @@ class Starter:
 
     def _end_server(self) -> None:
         self._listen(wanted=False)
-        server, self._server, self._files = self._server, None, None
+        server, self._server, self._is_ready = self._server, None, False
         if server is not None:
             server.close()
             self._system.forget(server.pid)
-
-    # -- the store ----------------------------------------------------------------------------
 
     def open_store(self, ports: PortRange | None) -> int:
         """Start the store process of a generation, unless rank 0 serves the store; its port.
@@ -392,8 +348,6 @@ class Starter:
         """The store process has ended, and not by us."""
         self._store = None
 
-    # -- workers ------------------------------------------------------------------------------
-
     def start(self, processes: Sequence[Process], places: Mapping[str, WorkerPlace]) -> list[Death]:
         """Begin a generation: survivors of the last one enter it, all others are started; who could not be.
 
@@ -402,92 +356,64 @@ class Starter:
         """
         group = self._group
         group.processes.begin()
-        kept = self._kept(processes, places)
-        renamed = {old.name: new for _, old, new in kept}
-        names = {name: process.name for name, process in renamed.items()}
+        # Each in the place that it has on this node, by local rank.
+        kept = {pid: (old, processes[group.kept_places[old.name]]) for pid, old in group.processes.kept.items()}
+        names = {old.name: new.name for old, new in kept.values()}
         group.recorders.close(names)
         group.survivors.close(names)
-        if moved := {name: process for name, process in renamed.items() if name != process.name}:
-            self._system.rename(moved)
-        lost = [process for process in processes if all(process is not new for _, _, new in kept)]
+        self._system.rename({old.name: new for old, new in kept.values() if old.name != new.name})
+        lost = [process for process in processes if process.name not in names.values()]
         deaths = self._start(lost, places) if lost else []
-        for pid, old, process in kept:
+        for pid, (old, process) in kept.items():
             group.processes.take(pid, process)
             own = {name: value for name, value in process.env.items() if self._workers.env.get(name) != value}
             group.survivors.enter(process.name, own, has_state=old.name in group.holders)
         group.kept_places, group.holders = {}, set()
         return deaths
 
-    def _kept(
-        self, processes: Sequence[Process], places: Mapping[str, WorkerPlace]
-    ) -> list[tuple[int, Process, Process]]:
-        """The pids of survivors, what each was, and what it is now: in its place of this node."""
-        by_place = {places[process.name].local_rank: process for process in processes}
-        kept = self._group.processes.kept
-        return [(pid, process, by_place[self._group.kept_places[process.name]]) for pid, process in kept.items()]
-
     def _start(self, processes: Sequence[Process], places: Mapping[str, WorkerPlace]) -> list[Death]:
-        if not self.forks or self._server is None or self._files is None:
-            if self._workers.caller is not None:
-                raise NodeError(_CALLER_LOST)
-            return self._execute(processes, places)
-        try:
-            return self._fork(self._server, processes, places)
-        except NotRunnableError as problem:
-            return [self._not_started(process, problem) for process in processes]
-        except UnfitError as problem:
+        if self.forks and self._server is not None and self._is_ready:
             try:
-                self._start_without(str(problem), has_torch=True)
-            except UsageError as refusal:
-                return [self._not_started(process, refusal) for process in processes]
-        except ServerError as problem:
-            if self._workers.caller is not None:
-                raise NodeError(str(problem)) from None
-            _log.warning("workers start without the fork server this time: %s", problem)
-            self._end_server()
+                return self._fork(self._server, processes, places)
+            except NotRunnableError as problem:
+                not_started, code = self._group.processes.not_started, problem.exit_code
+                return [not_started(process, code, str(problem)) for process in processes]
+            except ServerError as problem:
+                _log.warning("workers start without the fork server this time: %s", problem)
+                self._end_server()
         return self._execute(processes, places)
-
-    def _not_started(self, process: Process, problem: LaunchError) -> Death:
-        return self._group.processes.not_started(process, problem.exit_code, str(problem))
 
     def _fork(
         self, server: ForkServer, processes: Sequence[Process], places: Mapping[str, WorkerPlace]
     ) -> list[Death]:
-        records = self._workers.records
-        numbers = [places[process.name].local_rank for process in processes]
+        records, names = self._workers.records, [process.name for process in processes]
         streams: list[dict[int, int]] = []
-        theirs: list[int] = []
+        sockets: list[int] = []
         try:
             for process in processes:
                 streams.append(self._system.streams(process))  # noqa: PERF401  those that are open are closed below
-            request = ForkWorkers(
-                argv=processes[0].argv,
-                cwd=self._workers.cwd or os.getcwd(),
-                workers=tuple(
-                    messages.ForkedWorker(
-                        local_rank=local_rank,
-                        environment=process.env,
-                        streams=tuple(sorted(own)),
-                        stacks=places[process.name].stacks,
-                        recorder=records,
-                        generations=True,
-                    )
-                    for local_rank, process, own in zip(numbers, processes, streams, strict=True)
-                ),
-                must_fork=self._workers.must_fork,
-            )
-            names = [process.name for process in processes]
-            asked = self._group.recorders.open(names if records else [])
-            theirs += asked
-            told = self._group.survivors.open(names)
-            theirs += told
-            fds = [
-                [own[stream] for stream in sorted(own)] + asked[n : n + 1] + told[n : n + 1]
-                for n, own in enumerate(streams)
+            recorders = self._group.recorders.open(names if records else [])
+            sockets += recorders
+            survivors = self._group.survivors.open(names)
+            sockets += survivors
+            forked = [
+                messages.ForkedWorker(
+                    local_rank=place.local_rank,
+                    environment=process.env,
+                    streams=tuple(sorted(own)),
+                    stacks=place.stacks,
+                    recorder=records,
+                    generations=True,
+                )
+                for process, place, own in zip(processes, map(places.__getitem__, names), streams, strict=True)
             ]
-            pids = server.fork(request, [fd for each in fds for fd in each])
+            fds: list[int] = []
+            for n, own in enumerate(streams):
+                fds += [*(own[stream] for stream in sorted(own)), *recorders[n : n + 1], survivors[n]]
+            cwd = self._workers.cwd or os.getcwd()
+            pids = server.fork(ForkWorkers(argv=processes[0].argv, cwd=cwd, workers=tuple(forked)), fds)
         finally:
-            for fd in {*theirs, *(fd for ours in streams for fd in ours.values())}:
+            for fd in {*sockets, *(fd for own in streams for fd in own.values())}:
                 os.close(fd)
         for process, pid in zip(processes, pids, strict=True):
             self._system.adopt(pid)
@@ -495,12 +421,11 @@ class Starter:
         return []
 
     def _execute(self, processes: Sequence[Process], places: Mapping[str, WorkerPlace]) -> list[Death]:
-        prepare = inherited.dying_with_us()
-        deaths, pids = [], []
+        deaths, prepare = [], inherited.dying_with_us()
         for process in processes:
             try:
-                pids.append(self._system.spawn(process, prepare))
-                self._group.processes.add(process, pids[-1])
+                pid = self._system.spawn(process, prepare)
+                self._group.processes.add(process, pid)
             except NotRunnableError as error:  # noqa: PERF203  the others are started, and ended again
                 deaths.append(self._group.processes.not_started(process, error.exit_code, str(error)))
         return deaths

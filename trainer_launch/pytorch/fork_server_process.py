@@ -30,44 +30,45 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
     from typing import Any, NoReturn
 
-    from trainer_launch.pytorch.forked_process import Become, Origin, Run
+    from trainer_launch.pytorch.forked_process import BeforeImports, Worker
     from trainer_launch.pytorch.messages import ForkWorkers, Message, OpenStore
 
 
 def main(place: str) -> None:
     """Import, tell, serve until the launcher closes the connection; `place` in sys.path is where our package is."""
     fd, launcher, folder, *preload = sys.argv[1:]
+    if getattr(sys.flags, "safe_path", False):
+        folder = ""  # the program does not look there
     process_attributes.die_with_parent(signal.SIGKILL)
     if os.getppid() != int(launcher):
         return
     handlers: dict[int, Any] = {number: signal.getsignal(number) for number in signal.valid_signals()}
     mask = frozenset(signal.pthread_sigmask(signal.SIG_BLOCK, []))
-    before, loaded = _descriptors(), dict(os.environ)
+    descriptors, environment = _descriptors(), dict(os.environ)
     for number in _IGNORED:
         signal.signal(number, signal.SIG_IGN)
     gc.disable()  # imports make nothing but what stays: looking for garbage meanwhile is a tenth of their time
-    reason = _import(_NEEDED) or _shadowed(folder) or _import(preload, folder) or unfit()
+    reason = _import(_NEEDED) or shadowed(folder) or _import(preload, folder) or unfit()
 
     from trainer_launch.pytorch import first_import, forked_process, messages
 
-    files = _files()
-    origin = forked_process.Origin(
+    before_imports = forked_process.BeforeImports(
         launcher=int(launcher),
         handlers=handlers,
         mask=mask,
-        descriptors=frozenset(_descriptors() - before),
+        descriptors=frozenset(_descriptors() - descriptors),
         path=tuple(entry for entry in sys.path if entry != place),
-        imported=first_import.FirstImport(loaded, os.environ),
+        imported=first_import.FirstImport(environment, os.environ),
     )
     connection = socket.socket(fileno=int(fd))
-    messages.send(connection, messages.Ready(files, reason))
+    messages.send(connection, messages.Ready(reason))
     gc.freeze()  # workers would otherwise copy what the collector marks
-    serve(connection, origin, forked_process.Worker, reason)()
+    serve(connection, before_imports)()
 
 
 def _import(names: Sequence[str], folder: str = "") -> str | None:
     """Import these as a script in this folder would ("": in none); why that failed."""
-    if folder and not _is_safe():
+    if folder:
         sys.path.insert(0, folder)
     try:
         for name in names:
@@ -77,14 +78,14 @@ def _import(names: Sequence[str], folder: str = "") -> str | None:
                 return f"importing {name} failed ({type(problem).__name__}: {problem})"
         return None
     finally:
-        if folder and not _is_safe():
+        if folder:
             with contextlib.suppress(ValueError):
                 sys.path.remove(folder)
 
 
-def _shadowed(folder: str) -> str | None:
-    """Which file of the script's folder the program would import in place of a module that this process has."""
-    if not folder or _is_safe():
+def shadowed(folder: str) -> str | None:
+    """Name the file of the script's folder that the program would import in place of a module of this process."""
+    if not folder:
         return None
     with contextlib.suppress(OSError):  # a folder that cannot be listed has no modules for the script either
         for file in os.listdir(folder):
@@ -98,31 +99,12 @@ def _shadowed(folder: str) -> str | None:
     return None
 
 
-def _is_safe() -> bool:
-    return getattr(sys.flags, "safe_path", False)
-
-
 def _descriptors() -> set[int]:
     return {int(word) for word in os.listdir("/proc/self/fd")}
 
 
-def _files() -> dict[str, tuple[int, int]]:
-    """The files of all loaded modules; the launcher renews this server when one changes."""
-    files = {}
-    for module in list(sys.modules.values()):
-        name = getattr(module, "__file__", None)
-        if isinstance(name, str) and os.path.isabs(name):
-            with contextlib.suppress(OSError):
-                status = os.stat(name)
-                files[name] = (status.st_mtime_ns, status.st_size)
-    return files
-
-
-# -- whether this process can be forked -------------------------------------------------------
-
-
 def unfit() -> str | None:
-    """What a fork of this process would break, or lack."""
+    """Return what a fork of this process would break, or lack."""
     torch = sys.modules["torch"]
     for name in ("cuda", "xpu"):
         device = getattr(torch, name, None)
@@ -156,14 +138,8 @@ def _comm(thread: int) -> str:
     return str(thread)
 
 
-# -- serving ----------------------------------------------------------------------------------
-
-
-def serve(connection: socket.socket, origin: Origin, become: Become, unfit: str | None = None) -> Run:
-    """Carry out one request after the other, and exit; in a forked worker, return what it runs.
-
-    `unfit` is why workers cannot be forked.
-    """
+def serve(connection: socket.socket, before_imports: BeforeImports) -> Worker:
+    """Carry out one request after the other, and exit; in a forked worker, return."""
     from trainer_launch.model.codec import MessageError
     from trainer_launch.pytorch import messages
 
@@ -172,29 +148,26 @@ def serve(connection: socket.socket, origin: Origin, become: Become, unfit: str 
         request, fds = received
         if not isinstance(request, messages.ForkWorkers | messages.OpenStore):
             raise MessageError(f"{type(request).__name__} is not a request")
-        is_fork = isinstance(request, messages.ForkWorkers)
-        answer: Message | Run
+        answer: Message | Worker
         if len(fds) != request.fds:
             answer = messages.RequestFailed(f"{len(fds)} descriptors came with a request for {request.fds}")
-        elif is_fork and (reason := unfit or origin.why_replaced()):
-            answer = messages.RequestFailed(reason, is_final=True)
         else:
-            answer = _carry_out(request, fds, origin, become, connection)
+            answer = _carry_out(request, fds, before_imports, connection)
             if callable(answer):
                 return answer
         for fd in fds:
             os.close(fd)
         with contextlib.suppress(OSError):  # the launcher is gone: the next look ends this process
             messages.send(connection, answer)
-        if is_fork and not is_small:  # now that nobody waits for us
+        if isinstance(request, messages.ForkWorkers) and not is_small:  # now that nobody waits for us
             is_small = True
             process_attributes.drop_mapped_files()
     os._exit(0)
 
 
 def _carry_out(
-    request: ForkWorkers | OpenStore, fds: Sequence[int], origin: Origin, become: Become, connection: socket.socket
-) -> Message | Run:
+    request: ForkWorkers | OpenStore, fds: Sequence[int], before_imports: BeforeImports, connection: socket.socket
+) -> Message | Worker:
     """Fork by a process between, which exits: the others are the launcher's children when this returns."""
     from trainer_launch.model.codec import MessageError
     from trainer_launch.pytorch import messages
@@ -207,11 +180,11 @@ def _carry_out(
             pid = os.fork()
             if pid == 0:
                 connection.close()
-                return _be_between(request, fds, origin, become, report)
+                return _be_between(request, fds, before_imports, report)
             report.close()
-            told = messages.receive(ours, _STORE_S if isinstance(request, messages.OpenStore) else None)
+            reply = messages.receive(ours, _STORE_S if isinstance(request, messages.OpenStore) else None)
             os.waitpid(pid, 0)
-            answer = messages.RequestFailed("processes ended while they were forked") if told is None else told[0]
+            answer = messages.RequestFailed("processes ended while they were forked") if reply is None else reply[0]
         except TimeoutError:
             answer = messages.RequestFailed(f"the store did not open within {_STORE_S:g} s")
         except (OSError, MessageError) as problem:
@@ -221,17 +194,17 @@ def _carry_out(
 
 
 def _be_between(
-    request: ForkWorkers | OpenStore, fds: Sequence[int], origin: Origin, become: Become, report: socket.socket
-) -> Run:
-    """Fork all, tell their pids, and exit; in a forked worker, return what it runs."""
-    from trainer_launch.pytorch import messages
+    request: ForkWorkers | OpenStore, fds: Sequence[int], before_imports: BeforeImports, report: socket.socket
+) -> Worker:
+    """Fork all, tell their pids, and exit; in a forked worker, return."""
+    from trainer_launch.pytorch import forked_process, messages
 
     given, go, pids = iter(fds), fds[-1], []
     try:
         process_attributes.die_with_parent(signal.SIGKILL)
         if isinstance(request, messages.OpenStore):
             if os.fork() == 0:
-                _be_store(request, origin, go, report)
+                _be_store(request, before_imports, go, report)
             os._exit(0)
         for worker in request.workers:
             theirs = tuple(itertools.islice(given, worker.fds))
@@ -239,7 +212,7 @@ def _be_between(
             if pid == 0:
                 for fd in {*fds} - {*theirs, go}:
                     os.close(fd)
-                return become(origin, request, worker, theirs, go)
+                return forked_process.Worker(before_imports, request, worker, theirs, go)
             pids.append(pid)
         messages.send(report, messages.Started(tuple(pids)))
     except BaseException as problem:  # noqa: BLE001  nobody above would see it
@@ -247,10 +220,7 @@ def _be_between(
     os._exit(0)
 
 
-# -- stores -----------------------------------------------------------------------------------
-
-
-def _be_store(request: OpenStore, origin: Origin, go: int, report: socket.socket) -> NoReturn:
+def _be_store(request: OpenStore, before_imports: BeforeImports, go: int, report: socket.socket) -> NoReturn:
     """In a process of its own: open a store, tell its port, and serve until the launcher ends this process."""
     from trainer_launch.pytorch import forked_process, messages
 
@@ -262,8 +232,8 @@ def _be_store(request: OpenStore, origin: Origin, go: int, report: socket.socket
         store = _open(request)
         messages.send(report, messages.Started((os.getpid(),), store.port))
         report.close()
-        forked_process.wait_for_go(origin, go)
-        signal.pthread_sigmask(signal.SIG_SETMASK, origin.mask)
+        forked_process.wait_for_go(before_imports, go)
+        signal.pthread_sigmask(signal.SIG_SETMASK, before_imports.mask)
         while True:
             time.sleep(1e6)
     except BaseException as problem:  # noqa: BLE001  nobody above would see it

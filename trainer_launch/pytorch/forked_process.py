@@ -2,6 +2,7 @@
 
 What a program may reasonably notice is as in `python -u train.py`: its names, streams, signals, seeds, tracebacks
 and exit codes. `first_import.py` guards the import of torch. `--start-method exec` is for everything else.
+Private names of Python's library are used in `_reset` alone.
 """
 
 from __future__ import annotations
@@ -10,24 +11,28 @@ import contextlib
 import faulthandler
 import fcntl
 import gc
+import importlib
 import io
-import mmap
+import itertools
 import os
 import resource
 import runpy
 import signal
 import sys
+import tempfile
+import threading
 import types
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from importlib.machinery import BuiltinImporter, SourceFileLoader
-from typing import Any, NoReturn, TypeAlias
+from multiprocessing import context, forkserver, process, resource_tracker, util
+from typing import Any, NoReturn
 
-from msgspec import Struct, field
+from msgspec import Struct
 
 from trainer_launch.diagnosis import flight_recorder
 from trainer_launch.host import files, process_attributes
 from trainer_launch.model import exit_codes
-from trainer_launch.pytorch import error_file, generations, messages, process_reset
+from trainer_launch.pytorch import error_file, generations
 from trainer_launch.pytorch.error_file import without_frames_of
 from trainer_launch.pytorch.first_import import FirstImport
 from trainer_launch.pytorch.messages import ForkedWorker, ForkWorkers
@@ -36,34 +41,24 @@ _HIGH_FD = 1000  # beyond what a program may expect to get for its own files
 _KEPT: list[object] = []  # what has to live as long as the process
 
 
-class Origin(Struct, frozen=True, kw_only=True):
-    """What the server was before it imported anything, which forked processes get back."""
+class BeforeImports(Struct, frozen=True, kw_only=True):
+    """The state of the server before it imported anything, which forked processes get back."""
 
     launcher: int
     handlers: Mapping[int, Any]
     mask: frozenset[Any]
-    descriptors: frozenset[int] = frozenset()  # those that loaded libraries hold open
-    path: tuple[str, ...] = ()  # sys.path without what the server itself needs
-    imported: FirstImport | None = None  # torch and numpy; None: workers do not run a program of their own
-    replaced: mmap.mmap = field(default_factory=lambda: mmap.mmap(-1, mmap.PAGESIZE))  # shared: why a worker was
-
-    def why_replaced(self) -> str | None:
-        """Why a worker has replaced itself by a new interpreter, if one has."""
-        return self.replaced[:].rstrip(b"\0").decode(errors="replace") or None
+    descriptors: frozenset[int]  # those that loaded libraries hold open
+    path: tuple[str, ...]  # sys.path without what the server itself needs
+    imported: FirstImport  # torch and numpy
 
 
-Run: TypeAlias = Callable[[], "NoReturn"]  # what a forked process does
-# Makes that of a request: whose worker it is, the descriptors that came for it, and the pipe of `wait_for_go`.
-Become: TypeAlias = Callable[[Origin, ForkWorkers, ForkedWorker, Sequence[int], int], Run]
-
-
-def wait_for_go(origin: Origin, go: int) -> None:
+def wait_for_go(before_imports: BeforeImports, go: int) -> None:
     """Wait until this process is the launcher's child, and see that it dies with it; exit where that cannot be."""
     if not os.read(go, 1):
         os._exit(exit_codes.INFRASTRUCTURE)  # not all workers could be forked, or nobody knows of this one
     os.close(go)
     process_attributes.die_with_parent(signal.SIGKILL)
-    if os.getppid() != origin.launcher:
+    if os.getppid() != before_imports.launcher:
         os._exit(exit_codes.INFRASTRUCTURE)
 
 
@@ -71,13 +66,18 @@ class Worker:
     """A forked worker: called once in the main thread, with nothing of the server's left above it."""
 
     def __init__(
-        self, origin: Origin, request: ForkWorkers, worker: ForkedWorker, fds: Sequence[int], go: int
+        self,
+        before_imports: BeforeImports,
+        request: ForkWorkers,
+        worker: ForkedWorker,
+        fds: Sequence[int],
+        go: int,
     ) -> None:
-        self._origin, self._request, self._worker, self._go = origin, request, worker, go
+        """`fds` came for this worker; `go` is the pipe of `wait_for_go`."""
+        self._before, self._request, self._worker, self._go = before_imports, request, worker, go
         self._streams = dict(zip(worker.streams, fds, strict=False))  # what is put in the place of 1 and 2
-        sockets = [*fds[len(worker.streams) :]]
-        self._recorder = sockets.pop(0) if worker.recorder else None  # where PID 1 asks torch's flight recorder
-        self._generations = sockets.pop(0) if worker.generations else None  # where it tells of generations
+        self._sockets = fds[len(worker.streams) :]
+        self._recorder: int | None = None  # where PID 1 asks torch's flight recorder
         self._answers = False  # a thread answers there
         self._pid = os.getpid()  # the program may fork
         self._umask = os.umask(0)
@@ -85,15 +85,15 @@ class Worker:
 
     def __call__(self) -> NoReturn:
         """Run the program; the interpreter then ends with its exit code."""
-        failed = ""
+        failure: OSError | None = None
         try:
             self._become()
-        except Exception as error:  # noqa: BLE001  whatever it is, the ordinary way is left
-            failed = f"{type(error).__name__}: {error}"
-        wait_for_go(self._origin, self._go)
-        signal.pthread_sigmask(signal.SIG_SETMASK, self._origin.mask)
-        if failed:
-            self._execute(f"this worker starts without the fork server: {failed}", failed)
+        except OSError as error:  # such as a working directory that is gone
+            failure = error
+        wait_for_go(self._before, self._go)
+        signal.pthread_sigmask(signal.SIG_SETMASK, self._before.mask)
+        if failure is not None:
+            self._cannot_run(failure)
         problem = self._run()
         finish(problem)
         self._tell_at_end()
@@ -106,23 +106,21 @@ class Worker:
 
     def _become(self) -> None:
         """Put everything in its place before the program begins."""
-        request, worker, origin = self._request, self._worker, self._origin
+        request, worker, before = self._request, self._worker, self._before
         os.setsid()
-        process_reset.restore_signals(origin.handlers)
+        for number, handler in before.handlers.items():  # all signals are still blocked
+            if handler is not None and signal.getsignal(number) != handler:
+                signal.signal(number, handler)
         files.take_streams(self._streams)
-        kept = {*origin.descriptors, self._go}
-        if self._recorder is not None:
-            self._recorder = _out_of_the_way(self._recorder)
-            kept.add(self._recorder)
-        if self._generations is not None:
-            self._generations = _out_of_the_way(self._generations)
-            kept.add(self._generations)
-            generations.connect(self._generations)
-        files.close_descriptors(kept)
+        sockets = [_out_of_the_way(fd) for fd in self._sockets]
+        files.close_descriptors({*before.descriptors, self._go, *sockets})
+        self._recorder = sockets[0] if worker.recorder else None
+        if worker.generations:
+            generations.connect(sockets[-1])
         os.chdir(request.cwd)
         os.environ.clear()  # the same object, which others have imported
         os.environ.update(self._worker.environment)
-        process_reset.reset({} if origin.imported is None else origin.imported.modules)
+        _reset(before.imported.modules)
         sys.orig_argv[:] = request.argv
         words = [os.fsencode(word) for word in request.argv]
         _KEPT.append(process_attributes.show_as(words, [b"=".join(pair) for pair in os.environb.items()]))
@@ -131,16 +129,15 @@ class Worker:
         if faulthandler.is_enabled():  # our own thread is no part of a crash
             faulthandler.enable(2, all_threads=False)
         gc.enable()
-        sys.path[:] = origin.path
+        sys.path[:] = before.path
         # The second name is multiprocessing's, which it gives the main module when it is imported.
         sys.modules["__main__"] = sys.modules["__mp_main__"] = _new_main()
 
     def _run(self) -> BaseException | None:
-        """What the program did not catch."""
+        """Run the program; return the exception that it did not catch."""
         words = self._request.argv[2:]
-        if self._origin.imported is not None:
-            self._answer_from_first_group(self._origin.imported.modules)
-            self._origin.imported.begin(self._replace)
+        self._answer_from_first_group(self._before.imported.modules)
+        self._before.imported.begin(self._replace)
         try:
             if words[0] == "-m":
                 _run_module(words)
@@ -151,31 +148,21 @@ class Worker:
         return None
 
     def _replace(self, reason: str) -> NoReturn:
-        """The program has found out that a fork is not what it needs: begin anew, as a new interpreter."""
-        note = reason.encode(errors="replace")[: mmap.PAGESIZE]
-        is_first = self._origin.why_replaced() is None
-        self._origin.replaced[: len(note)] = note
-        signal.pthread_sigmask(signal.SIG_SETMASK, self._origin.mask)
+        """The program needs another import of torch than the fork server's: begin anew, as a new interpreter."""
+        signal.pthread_sigmask(signal.SIG_SETMASK, self._before.mask)
         os.umask(self._umask)
-        text = f"workers start without the fork server: {reason}; what the program did before that runs again"
-        self._execute(text if is_first else "", reason)
-
-    def _execute(self, text: str, reason: str) -> NoReturn:
-        """The ordinary way, in the same process; an error where the user wants a fork."""
+        if self._worker.local_rank == 0:  # the other workers do the same
+            _write(f"workers start without the fork server: {reason}; what the program did before that runs again")
         request = self._request
-        if request.must_fork:
-            error = messages.cannot_fork(reason)
-            error_file.leave(error, f"{error}\n")
-            _write(error)
-            os._exit(exit_codes.MISCONFIGURED)
-        if text:
-            _write(text)
         try:
             os.chdir(request.cwd)
             os.execve(request.argv[0], request.argv, self._worker.environment)
         except OSError as problem:
-            _write(f"cannot run {request.argv[0]!r}: {problem.strerror}")
-            os._exit(exit_codes.NOT_FOUND)
+            self._cannot_run(problem)
+
+    def _cannot_run(self, problem: OSError) -> NoReturn:
+        _write(f"cannot run {self._request.argv[0]!r}: {problem.strerror}")
+        os._exit(exit_codes.NOT_FOUND)
 
     def _answer_from_first_group(self, modules: Mapping[str, Any]) -> None:
         """Let the first process group start the thread that answers PID 1: without one there is nothing to tell.
@@ -225,7 +212,26 @@ def _out_of_the_way(fd: int) -> int:
     return moved
 
 
-# -- running ----------------------------------------------------------------------------------
+def _reset(modules: Mapping[str, Any]) -> None:
+    """Reset what a forked worker would share with the fork server; `modules` are torch, numpy and theirs."""
+    private: Any = process
+    # With a key of its own: processes with one key trust each other.
+    private._current_process = type(private._current_process)()
+    private._parent_process = None  # a program that python starts has none
+    private._process_counter = itertools.count(1)  # the first process that it starts is Process-1
+    private._children = set()
+    for module, name in ((forkserver, "_forkserver"), (resource_tracker, "_resource_tracker")):
+        getattr(module, name).__init__()  # theirs would be the server's; in place, as others hold their methods
+    setattr(getattr(context, "_default_context"), "_actual_context", None)  # noqa: B009, B010  the start method
+    getattr(util, "_finalizer_registry").clear()  # noqa: B009  what ends the server's own processes
+    main_thread: Any = threading.main_thread()
+    main_thread._set_native_id()  # before Python 3.13 a fork leaves the parent's
+    # Python seeds its own generator anew in a fork; torch's and numpy's would be alike in all workers.
+    modules["torch"].default_generator.seed()
+    if "numpy.random" in modules:
+        modules["numpy.random"].seed()
+    importlib.invalidate_caches()  # modules that were written since
+    tempfile.tempdir = None  # by the server's TMPDIR
 
 
 def _new_main() -> types.ModuleType:
@@ -262,9 +268,6 @@ def _run_module(words: Sequence[str]) -> None:
     if not getattr(sys.flags, "safe_path", False):
         sys.path.insert(0, os.getcwd())
     getattr(runpy, "_run_module_as_main")(words[1])  # noqa: B009  what python -m calls
-
-
-# -- ending -----------------------------------------------------------------------------------
 
 
 def finish(problem: BaseException | None) -> None:

@@ -1,4 +1,4 @@
-"""`trainer_launch.launch` in the user's process: hand the function to a launcher of its own, wait, return or raise.
+"""`trainer_launch.launch`: hand a function to a launcher of its own, wait, return its results or raise its error.
 
 The launcher is a child, which starts and reaps the workers: this process keeps its threads, children and handlers.
 """
@@ -22,19 +22,137 @@ from pathlib import Path
 from types import FrameType
 from typing import Any, NoReturn
 
-from msgspec import Struct
+from msgspec import Struct, field
 
 from trainer_launch.host import files, runtime_directory
 from trainer_launch.model import Failure, GivenUp, Verdict, codec, errors, exit_codes
 from trainer_launch.model.errors import LaunchError, NodeError, UsageError
 from trainer_launch.model.signal_policy import STOP_SIGNALS
+from trainer_launch.model.suggestions import did_you_mean
 from trainer_launch.pytorch import error_file
-from trainer_launch.pytorch.elastic import Elastic, WorkerFailedError
 
 _LAUNCHER, _WORKER = f"{runtime_directory.FUNCTION}launcher.py", f"{runtime_directory.FUNCTION}worker.py"
 _CALL, _RESULT = f"{runtime_directory.FUNCTION}call", f"{runtime_directory.FUNCTION}result."
 _RESULT_S = 3600.0  # for a large one to be read from a file server
 REPORT = f"{runtime_directory.FUNCTION}report.json"  # from the launcher
+RECOVERABLE = "RecoverableError: "  # begins the message of an error that Flyte retries
+_importing: list[bool] = []  # not empty while a worker imports the user's script
+START_METHODS = ("spawn", "fork", "forkserver")
+PATIENCE_S = 900.0  # that nodes wait for each other, as in Flyte, where nothing else is set
+_WAITS = ("patience", "join_timeout", "timeout")  # the first that is there
+_OURS = ("node_rank", *_WAITS)
+# Options of torch's own backends; they mean nothing here, and configurations made for Flyte carry them.
+_TORCHS = (
+    *("last_call_timeout", "close_timeout", "keep_alive_interval", "keep_alive_max_attempt"),
+    *("heartbeat_timeout", "read_timeout", "store_type", "is_host", "local_addr", "rank"),
+)
+
+
+class WorkerFailedError(RuntimeError):
+    """A worker failed and no restart was left; the text ends with the traceback of the first that did."""
+
+    def __init__(self, text: str, rank: int | None, exit_code: int | None, signal: int | None) -> None:
+        super().__init__(text)
+        self.rank = rank  # None: nobody saw which
+        self.exit_code = exit_code
+        self.signal = signal
+
+
+class RunPolicy(Struct, frozen=True):
+    """Kubeflow's run policy: inside the pod only `active_deadline_seconds` is kept, else is the controller's."""
+
+    clean_pod_policy: Any = None
+    ttl_seconds_after_finished: int | None = None
+    active_deadline_seconds: int | None = None
+    backoff_limit: int | None = None
+
+
+class Elastic(Struct, frozen=True):
+    """How many workers start, where and how. None takes the pod's own value; without a platform 1, 1 and 0.
+
+    The fields have the names of Flyte 1's and Flyte 2's Elastic.
+    """
+
+    nnodes: int | str | None = None  # a number, or MIN:MAX
+    nproc_per_node: int | str | None = None  # a number, or auto, gpu, cpu
+    start_method: str = "spawn"
+    monitor_interval: float = 5  # accepted; the end of a worker is seen at once
+    max_restarts: int | None = None  # worker failures of the whole job
+    rdzv_configs: Mapping[str, Any] = field(default_factory=dict)  # patience or join_timeout, node_rank
+    increase_shared_mem: bool = True
+    run_policy: RunPolicy | Any = None  # ours, Flyte's, or anything with its fields
+    rdzv_backend: str = "c10d"  # the nodes meet at the launcher's coordinator in its place
+    nccl_heartbeat_timeout_sec: int | None = None  # None leaves torch's default, here and below
+    nccl_async_error_handling: bool = False
+    nccl_collective_timeout_sec: int | None = None
+    nccl_enable_monitoring: bool = False
+
+    @classmethod
+    def of(cls, given: object) -> Elastic:
+        """`given` itself, or an Elastic with the values of any object that has its fields, such as Flyte's.
+
+        Raises:
+            UsageError: it does not have them, or a value does not fit.
+        """
+        if isinstance(given, Elastic):
+            return given
+        if isinstance(given, type) or not (hasattr(given, "nnodes") and hasattr(given, "nproc_per_node")):
+            raise UsageError(
+                f"launch got {repr(given)[:60]} as its second argument; "
+                f"expected trainer_launch.Elastic, or an object with the same fields"
+            )
+        names = [name for name in cls.__struct_fields__ if hasattr(given, name)]
+        return cls(**{name: getattr(given, name) for name in names})
+
+    def __post_init__(self) -> None:
+        """Refuse what does not fit; the launcher checks what is an option of its own.
+
+        Raises:
+            UsageError: a sentence names the field and what was expected.
+        """
+        if self.start_method not in START_METHODS:
+            expected = f"expected one of {', '.join(START_METHODS)}"
+            raise UsageError(f"Elastic(start_method=) is {repr(self.start_method)[:60]}; {expected}")
+        if not isinstance(self.rdzv_configs, Mapping):
+            raise UsageError(f"Elastic(rdzv_configs=) is {repr(self.rdzv_configs)[:60]}; expected a dictionary")
+        numbers = {f"{name} of Elastic(rdzv_configs=)": self.rdzv_configs.get(name, 0) for name in _OURS}
+        numbers["active_deadline_seconds of Elastic(run_policy=)"] = self.deadline_s or 0
+        for name, value in numbers.items():
+            if not isinstance(value, int | float) or value < 0:
+                raise UsageError(f"{name} is {str(value)[:60]!r}; expected a number from 0")
+        for name in self.rdzv_configs.keys() - {*_OURS, *_TORCHS}:
+            advice = did_you_mean(str(name), _OURS) or f"expected one of {', '.join(_OURS)}"
+            raise UsageError(f"unknown key {name!r} in Elastic(rdzv_configs=); {advice}")
+
+    @property
+    def deadline_s(self) -> float | None:
+        """How long the job may take."""
+        return getattr(self.run_policy, "active_deadline_seconds", None)
+
+    @property
+    def patience_s(self) -> float | None:
+        """How long the nodes wait for each other: torch's `timeout` is that where nothing else is said."""
+        waits = [self.rdzv_configs[name] for name in _WAITS if name in self.rdzv_configs]
+        return float(waits[0]) if waits else None
+
+    def variables(self) -> dict[str, str]:
+        """Return the variables that the workers' NCCL reads."""
+        values = {
+            "TORCH_NCCL_HEARTBEAT_TIMEOUT_SEC": self.nccl_heartbeat_timeout_sec,
+            "TORCH_NCCL_ASYNC_ERROR_HANDLING": 1 if self.nccl_async_error_handling else None,
+            "TORCH_NCCL_ENABLE_MONITORING": 1 if self.nccl_enable_monitoring else None,
+        }
+        return {name: str(value) for name, value in values.items() if value is not None}
+
+    def options(self) -> dict[str, str]:
+        """Return torchrun's options of the job, by name."""
+        values = {
+            "nnodes": self.nnodes,
+            "nproc_per_node": self.nproc_per_node,
+            "max_restarts": self.max_restarts,
+            "node_rank": self.rdzv_configs.get("node_rank"),
+        }
+        return {name: str(value) for name, value in values.items() if value is not None}
 
 
 def launch(fn: Callable[..., Any], elastic: Elastic | Any = None, /, *args: Any, **kwargs: Any) -> dict[int, Any]:
@@ -64,16 +182,16 @@ def launch(fn: Callable[..., Any], elastic: Elastic | Any = None, /, *args: Any,
         stops.wait()
         if stops.asked is not None:
             _leave(stops.asked)
-        _judge(reported(folder))
-        return {rank: load(rank, data) for rank, data in results(folder).items()}
+        raise_failure(folder)
+        return {rank: _load(rank, data) for rank, data in results(folder).items()}
 
 
 class FunctionLaunchSpec(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """What the launcher is told."""
+    """The launcher's task."""
 
     program: str  # of the workers
     parent: int  # the calling process
-    options: Mapping[str, str]  # what was said about the job, by torchrun's option names
+    options: Mapping[str, str]  # torchrun's, by name
     patience_s: float | None
     start_method: str
     increase_shared_mem: bool
@@ -81,13 +199,10 @@ class FunctionLaunchSpec(Struct, frozen=True, kw_only=True, forbid_unknown_field
 
     @classmethod
     def of(cls, elastic: Elastic, program: str) -> FunctionLaunchSpec:
-        """What is said by its caller, which this process is."""
+        """Return the task that `launch` got; this process is its caller."""
         same = ("patience_s", "start_method", "increase_shared_mem", "deadline_s")
         values = {name: getattr(elastic, name) for name in same}
         return cls(program=program, parent=os.getpid(), options=elastic.options(), **values)
-
-
-# -- the launcher -----------------------------------------------------------------------------
 
 
 def _start(
@@ -95,17 +210,13 @@ def _start(
 ) -> int:
     """Start the launcher, out of reach of a terminal's Ctrl-C, which this process forwards; its pid."""
     name, timeout_s = getattr(fn, "__qualname__", type(fn).__name__), elastic.nccl_collective_timeout_sec
-    is_forked = elastic.start_method == "fork"
-    # The workers of a fork need no program; the plan does.
-    pickled = b"" if is_forked else call_pickled(fn, args, kwargs, elastic.start_method)
-    program = write(folder, name, pickled, timeout_s)
-    launcher, spec = f"{folder}/{_LAUNCHER}", codec.encode(FunctionLaunchSpec.of(elastic, program)).decode()
-    files.replace(launcher, program_text("trainer_launch.commands.function_launcher", folder, spec).encode())
+    data = {"main": _preparation(name), "call": _pickled(fn, args, kwargs), "timeout_s": timeout_s}
+    files.replace(f"{folder}/{_CALL}", pickle.dumps(data))
+    program, launcher = f"{folder}/{_WORKER}", f"{folder}/{_LAUNCHER}"
+    _write_program(program, "trainer_launch.pytorch.function_launch", folder)
+    spec = codec.encode(FunctionLaunchSpec.of(elastic, program)).decode()
+    _write_program(launcher, "trainer_launch.commands.function_launcher", folder, spec)
     argv, env = (sys.executable, launcher), {**elastic.variables(), **os.environ}
-    if is_forked:
-        from trainer_launch.pytorch import caller_fork
-
-        return caller_fork.start_launcher(argv, env, lambda: run(lambda: fn(*args, **kwargs), folder, timeout_s))
     null = (os.POSIX_SPAWN_OPEN, 0, os.devnull, os.O_RDONLY, 0)
     defaults = (signal.SIGPIPE, signal.SIGXFSZ)  # which Python ignores
     return os.posix_spawn(argv[0], argv, env, file_actions=(null,), setpgroup=0, setsigmask=(), setsigdef=defaults)
@@ -161,10 +272,7 @@ def _leave(number: int) -> NoReturn:
     raise SystemExit(exit_codes.of_signal(number))
 
 
-# -- what it has to say -----------------------------------------------------------------------
-
-
-class Report(Struct, frozen=True, kw_only=True):
+class LauncherReport(Struct, frozen=True, kw_only=True):
     """How the launcher ended: it refused to begin, or the workers ended in one way or another."""
 
     refused: str | None = None  # the name of the error
@@ -174,22 +282,15 @@ class Report(Struct, frozen=True, kw_only=True):
     given_up: GivenUp | None = None
 
 
-def reported(folder: str) -> Report:
-    """What the launcher has left.
-
-    Raises:
-        NodeError: nothing.
-    """
-    report = files.read(f"{folder}/{REPORT}", codec.MAX_FILE_BYTES)
-    if report is None:
+def raise_failure(folder: str) -> None:
+    """Raise the error that the launcher reports, if it does."""
+    data = files.read(f"{folder}/{REPORT}", codec.MAX_FILE_BYTES)
+    if data is None:
         raise NodeError("the launcher of launch() was killed, and its workers with it")
-    return codec.decode(Report, report)
-
-
-def _judge(report: Report) -> None:
-    """Raise what the report says, unless all went well."""
+    report = codec.decode(LauncherReport, data)
     if report.refused is not None:
-        raise _error(report.refused, report.message)
+        kind: type[LaunchError] = getattr(errors, report.refused, UsageError)
+        raise (UsageError if kind is errors.NotRunnableError else kind)(report.message)
     if report.verdict is Verdict.STOPPED:
         raise NodeError("the launcher of launch() was asked to stop, but not through this process")
     if report.given_up is not None and report.given_up.rank is not None:
@@ -201,15 +302,10 @@ def _judge(report: Report) -> None:
         raise UsageError(text) if is_misused else NodeError(text)
 
 
-def _error(name: str, message: str) -> LaunchError:
-    kind = getattr(errors, name, UsageError)
-    return UsageError(message) if kind is errors.NotRunnableError else kind(message)
-
-
 def _raise(job: GivenUp, failure: Failure | None) -> NoReturn:
-    """Say whose worker failed first, and how; as the exception that Flyte retries, where it is one."""
-    said = job.message.removeprefix(RECOVERABLE)
-    text = f"{job.reason}: {said}" if said else job.reason
+    """Raise the failure of the first worker, as the exception that Flyte retries where the worker raised that."""
+    message = job.message.removeprefix(RECOVERABLE)
+    text = f"{job.reason}: {message}" if message else job.reason
     if failure is not None and failure.rank in (None, job.rank) and failure.last_lines:
         text = "\n".join((text, "", *failure.last_lines))
     failed = WorkerFailedError(text, job.rank, job.exit_code, job.signal)
@@ -221,13 +317,6 @@ def _raise(job: GivenUp, failure: Failure | None) -> NoReturn:
     raise failed
 
 
-# -- the function as a worker's program --------------------------------------------------------
-
-
-RECOVERABLE = "RecoverableError: "  # begins the message of an error that Flyte retries
-_importing: list[bool] = []  # not empty while a worker imports the user's script
-
-
 class ResultError(Exception):
     """A worker's result cannot be sent back."""
 
@@ -236,29 +325,15 @@ class RecoverableError(Exception):
     """A worker raised Flyte's FlyteRecoverableException; its name tells the launcher of every node."""
 
 
-# -- in the calling process -------------------------------------------------------------------
+def _write_program(path: str, module: str, *arguments: str) -> None:
+    """Write a program that calls `main` of a module of ours, which it looks for where this process does."""
+    paths = [entry for entry in sys.path if isinstance(entry, str)]
+    text = f"import sys\nsys.path += [path for path in {paths!a} if path not in sys.path]\n"
+    files.replace(path, f"{text}from {module} import main\nmain{arguments!a}\n".encode())
 
 
-def write(folder: str, name: str, call: bytes, timeout_s: int | None) -> str:
-    """Write the pickled (function, args, kwargs); the program that calls it in a new interpreter."""
-    data = {"main": preparation(name), "call": call, "timeout_s": timeout_s}
-    files.replace(f"{folder}/{_CALL}", pickle.dumps(data))
-    program = f"{folder}/{_WORKER}"
-    files.replace(program, program_text("trainer_launch.pytorch.function_launch", folder).encode())
-    return program
-
-
-def program_text(module: str, *arguments: str) -> str:
-    """A program that calls `main` of one of our modules, found where this process has found them."""
-    paths = [path for path in sys.path if isinstance(path, str)]
-    return (
-        f"import sys\nsys.path += [path for path in {paths!a} if path not in sys.path]\n"
-        f"from {module} import main\nmain{arguments!a}\n"
-    )
-
-
-def preparation(name: str) -> dict[str, Any]:
-    """What makes a new interpreter like this one, as multiprocessing has it: main module, arguments, paths."""
+def _preparation(name: str) -> dict[str, Any]:
+    """Return multiprocessing's data for a new interpreter like this one: main module, arguments, paths."""
     was_chosen = multiprocessing.get_start_method(allow_none=True)
     data = spawn.get_preparation_data(name)
     if was_chosen is None:  # asking for it has chosen it
@@ -269,20 +344,20 @@ def preparation(name: str) -> dict[str, Any]:
 
 def results(folder: str) -> dict[int, bytes]:
     """The pickled results of this node's workers, by rank."""
-    found = {}
+    pickled = {}
     for path in Path(folder).glob(f"{_RESULT}*"):
         written = files.read(str(path), path.lstat().st_size, wait_s=_RESULT_S)
         rank, _, data = (written or b"").partition(b"\n")
         if rank.isdigit():
-            found[int(rank)] = data
-    return dict(sorted(found.items()))
+            pickled[int(rank)] = data
+    return dict(sorted(pickled.items()))
 
 
-def load(rank: int, data: bytes) -> Any:
-    """What a worker returned.
+def _load(rank: int, data: bytes) -> Any:
+    """Return the result of a worker.
 
     Raises:
-        WorkerFailedError: it makes no sense here.
+        WorkerFailedError: it cannot be unpickled in this process.
     """
     try:
         return pickle.loads(data)
@@ -291,7 +366,7 @@ def load(rank: int, data: bytes) -> Any:
         raise WorkerFailedError(text, rank, None, None) from None
 
 
-def call_pickled(fn: Callable[..., Any], args: tuple[Any, ...], kwargs: Mapping[str, Any], method: str) -> bytes:
+def _pickled(fn: Callable[..., Any], args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> bytes:
     """The call as a new interpreter can read it: by reference, else by value, where cloudpickle is installed.
 
     Raises:
@@ -301,13 +376,13 @@ def call_pickled(fn: Callable[..., Any], args: tuple[Any, ...], kwargs: Mapping[
     main = sys.modules["__main__"]
     in_main = getattr(fn, "__module__", None) == "__main__"
     if in_main and not hasattr(main, "__file__") and getattr(main, "__spec__", None) is None:
-        why = f"{name} is defined in an interactive session: a worker started by {method} cannot import it"
+        why = f"{name} is defined in an interactive session: a worker cannot import it"
     else:
         try:
             return pickle.dumps((fn, args, kwargs))
         except Exception as problem:  # noqa: BLE001  whatever the user's classes raise
-            why = f"{name} and its arguments cannot be pickled for a worker started by {method} ({problem})"
-    advice = "define the function at the top of a module, or set start_method='fork'"
+            why = f"{name} and its arguments cannot be pickled for a worker ({problem})"
+    advice = "define the function at the top of a module, and pass plain values"
     try:
         import cloudpickle
     except ImportError:
@@ -318,34 +393,22 @@ def call_pickled(fn: Callable[..., Any], args: tuple[Any, ...], kwargs: Mapping[
         raise UsageError(f"{why}, nor by cloudpickle ({unsent}); {advice}") from None
 
 
-# -- in a worker ------------------------------------------------------------------------------
-
-
 def main(folder: str) -> None:
-    """Call the function in a new interpreter."""
+    """In a worker: call the function, and leave its result or its error for the caller of `launch`."""
     data = pickle.loads(Path(folder, _CALL).read_bytes())
-
-    def load_and_call() -> Any:
+    if data["timeout_s"] is not None:
+        _set_collective_timeout(data["timeout_s"])
+    try:
         _importing.append(True)
         spawn.prepare(data["main"])
         fn, args, kwargs = pickle.loads(data["call"])
         _importing.clear()
-        return fn(*args, **kwargs)
-
-    run(load_and_call, folder, data["timeout_s"])
-
-
-def run(call: Callable[[], Any], folder: str, timeout_s: int | None) -> None:
-    """Call a function, and leave what it returns or raises for those who wait for it."""
-    if timeout_s is not None:
-        _set_collective_timeout(timeout_s)
-    try:
-        _save(call(), folder)
+        _save(fn(*args, **kwargs), folder)
     except SystemExit as ended:
         if not ended.code:
             _save(None, folder)
         raise
-    except Exception as problem:
+    except Exception as problem:  # the function's own
         # Flyte is not imported for this: who raises its exception has imported it.
         if any(kind.__name__ == "FlyteRecoverableException" for kind in type(problem).__mro__):
             name = f"{type(problem).__name__}: {problem}"

@@ -11,19 +11,18 @@ import time
 from collections.abc import Mapping, Sequence
 from typing import Annotated, ClassVar, TypeAlias
 
-from msgspec import Meta, Struct, field
+from msgspec import Meta, Struct
 
 from trainer_launch.model.codec import Codec, Count, MessageError, Port, Tagged
 
 MAX_BYTES = 1 << 24
 _LENGTH_BYTES = 4
 _MAX_FDS = 253  # the kernel's limit for one call
-_Time: TypeAlias = Annotated[int, Meta(ge=-(2**63), le=2**63 - 1)]  # in ns
 _Streams: TypeAlias = Annotated[tuple[Annotated[int, Meta(ge=1, le=2)], ...], Meta(max_length=2)]
 
 
 class ForkedWorker(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """What one worker has for itself."""
+    """A worker of a `ForkWorkers`."""
 
     local_rank: Count
     environment: Mapping[str, str]  # all of it
@@ -43,7 +42,7 @@ class ForkedWorker(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
 
 
 class ForkWorkers(Tagged, frozen=True, kw_only=True):
-    """Fork these workers. Their streams' descriptors come with the message, in the workers' order.
+    """Fork these workers. Their descriptors come with the message, in the workers' order.
 
     The last descriptor is a pipe, from which each process reads a byte before it goes on; its end means: exit.
     """
@@ -51,7 +50,6 @@ class ForkWorkers(Tagged, frozen=True, kw_only=True):
     argv: tuple[str, ...]  # the ordinary command: `python -u [-m] program args...`
     cwd: str
     workers: tuple[ForkedWorker, ...]
-    must_fork: bool = False  # a worker that needs a new interpreter fails
 
     @property
     def fds(self) -> int:
@@ -68,9 +66,8 @@ class OpenStore(Tagged, frozen=True):
 
 
 class Ready(Tagged, frozen=True):
-    """The server has imported; the files that it has loaded, with their change times in ns and their sizes."""
+    """The server has imported everything."""
 
-    files: Mapping[str, tuple[_Time, Count]] = field(default_factory=dict)
     unfit: str | None = None  # why no worker can be forked from it
 
 
@@ -85,12 +82,6 @@ class RequestFailed(Tagged, frozen=True):
     """The request was not carried out, and nothing of it is left."""
 
     reason: str
-    is_final: bool = False  # this program must not be forked
-
-
-def cannot_fork(reason: str) -> str:
-    """The error where the user wants forked workers."""
-    return f"--start-method is forkserver, but {reason}; set it to auto, or remove the cause"
 
 
 Message: TypeAlias = ForkWorkers | OpenStore | Ready | Started | RequestFailed

@@ -1,4 +1,4 @@
-"""This node in the job: starts its torch workers, tells the coordinator how they end, joins again.
+"""A node in the job: starts its torch workers, tells the coordinator how they end, joins again.
 
 phase    | leaves it when
 ---------|--------------------------------------------------------------------------------------------------------
@@ -12,16 +12,15 @@ ENDED    | never
 A generation ends for one reason, an `Ending`: a failure here, the coordinator's word, its absence, or a hang. All
 workers are then stopped by the rungs of `Processes`. A request to stop, or a drain, is about what comes after: once
 no worker lives any more the node leaves, whatever else has happened. `settle` alone decides what comes next.
+
+The methods of `TorchNode` stand in the order of a generation: join, start, a worker's death, stop, settle.
 """
 
 from __future__ import annotations
 
-import contextlib
 import logging
 import math
-import os
 import signal
-import time
 from collections.abc import Callable, Mapping, Sequence
 from enum import Enum
 from typing import TYPE_CHECKING, NamedTuple
@@ -30,10 +29,9 @@ from msgspec import Struct
 from msgspec.structs import asdict, replace
 
 from trainer_launch.diagnosis import stragglers
-from trainer_launch.diagnosis.group_incidents import GroupIncidents, aborted
+from trainer_launch.diagnosis.group_incidents import GroupIncidents
 from trainer_launch.host import runtime_directory
 from trainer_launch.host.machine import machine_name
-from trainer_launch.host.slow_files import within
 from trainer_launch.membership import protocol as say
 from trainer_launch.membership import timeouts
 from trainer_launch.membership.client import Client, Connected, Disconnected, News
@@ -41,13 +39,13 @@ from trainer_launch.model import Death, Failure, GivenUp, Outcome, exit_codes
 from trainer_launch.model.errors import LaunchError, NodeError
 from trainer_launch.model.signal_policy import SignalAction, action_of
 from trainer_launch.model.units import counted
-from trainer_launch.pytorch import worker_ends, worker_processes
+from trainer_launch.pytorch import worker_ends
 from trainer_launch.pytorch.fork_server import ServerError, Starter
 from trainer_launch.pytorch.generations import LostPeer, OutOfGroups, Outside, SharedState
 from trainer_launch.pytorch.worker_group import WorkerGroup
-from trainer_launch.pytorch.worker_processes import LogFolders
-from trainer_launch.supervisor import error_lines, failure
-from trainer_launch.supervisor.failure import Evidence, how
+from trainer_launch.pytorch.worker_processes import LogFolders, worker_places, worker_processes
+from trainer_launch.supervisor import error_lines
+from trainer_launch.supervisor.failure import how
 from trainer_launch.supervisor.processes import Rung
 from trainer_launch.supervisor.run_loop import RunLoop
 from trainer_launch.supervisor.run_observer import RunObserver, RunPhase, StateKept, TimeUse
@@ -55,7 +53,7 @@ from trainer_launch.supervisor.run_observer import RunObserver, RunPhase, StateK
 if TYPE_CHECKING:
     from trainer_launch.diagnosis.hang_watch import Watch
 
-ASKED = "asked to stop"
+_STOP_REQUEST = "asked to stop"
 _OWN_DESCRIPTORS = 16  # for the fork server, the coordinator's client, and what is opened for a moment
 _log = logging.getLogger(__name__)
 
@@ -79,7 +77,7 @@ class Ending(Struct, frozen=True):
 
     death: Death | None = None  # the failure here; None: the coordinator's word, or its absence
     is_reported: bool = False  # the coordinator knows of it
-    ends: worker_ends.Ends | None = None  # before anybody stopped a worker; None: looked at once all have ended
+    early: worker_ends.EarlyEnds | None = None  # None: looked at once all have ended
     wrote_error: frozenset[str] = frozenset()  # workers that had written an error of their own when it ended
     awaited: frozenset[str] = frozenset()  # workers that may still end by themselves, and tell the cause
     stops_at_s: float | None = None  # when workers are stopped; None: they have been
@@ -87,7 +85,7 @@ class Ending(Struct, frozen=True):
 
 
 class Diagnosis(NamedTuple):
-    """Who looks at the workers."""
+    """The observers of the workers."""
 
     incidents: GroupIncidents
     stragglers: stragglers.StragglerSamples
@@ -138,21 +136,19 @@ class TorchNode(RunLoop):
         self._go: say.Go | None = None  # where its store is
         self._is_prepared = False  # workers can be started, and the store is open if this node hosts it
         self._is_store_tried_again = False
-        self._ending = Ending(ends=worker_ends.UNKNOWN_ENDS)  # of this generation, or of the last one
-        self._end: say.GiveUp | say.Finished | Death | None = None  # how the job ends for this node
-        self._exits: tuple[Death, ...] = ()  # of the last generation, where its workers ran at the end
-        self._away_since_s: float | None = self._started_at_s  # None while the coordinator is there
+        self._starts = 0  # generations whose workers were started
+        self._ending = Ending(early=worker_ends.UNKNOWN)  # of this generation, or of the last one
+        self._ending_since_s = self._started_at_s  # when that began
+        self._job_end: say.GiveUp | say.Finished | Death | None = None  # how the job ends for this node
         self._unstartable: Death | None = None  # why no worker can be started; looked at only by the next start
         self._was_prepared = not starter.is_needed  # all could be started, which the coordinator knows
-        self._starts = 0  # generations whose workers were started
-        self._ending_since_s = self._started_at_s  # when the last generation began to end
-        self._is_shared = False  # survivors of the last one have given their state
-        self._lost: Death | None = None  # the first worker that has lost a peer, as it would have ended
+        self._lost_peer: Death | None = None  # the first worker that has lost a peer, as it would have ended
         self._left: set[str] = set()  # workers that have left their process groups
-        self._waiting: say.Waiting | None = None  # what the coordinator said last of those that are missing
-        self._says_at_s = self._started_at_s + self._say_again_s  # what this node waits for
+        self._is_shared = False  # survivors of the last generation have given their state
+        self._away_since_s: float | None = self._started_at_s  # None while the coordinator is there
+        self._waiting: say.Waiting | None = None  # the coordinator's last word about missing nodes
+        self._says_at_s = self._started_at_s + self._say_again_s  # when to log again what this node waits for
         self._note = ""  # what it waited for when it was stopped
-        self._started_s = 0.0  # when the last ones were
 
     def run(self) -> Outcome:
         """Run workers until the job is over for this node, and say how it ended."""
@@ -165,34 +161,15 @@ class TorchNode(RunLoop):
             self._starter.close()
         return self._outcome()
 
-    # -- what happens -------------------------------------------------------------------------
-
     def begin(self, now_s: float) -> None:
         """Join the job, once the coordinator is in reach."""
         self._join()
 
     def times(self) -> tuple[float | None, ...]:
         """When something is due; None: never."""
+        says_at_s = self._says_at_s if self._is_waiting else None
         own = self._away_until_s, self._stragglers.due_s, self._ending.stops_at_s, self._lost_until_s
-        return (*super().times(), self._says_at_s if self._is_waiting else None, *own)
-
-    @property
-    def _say_again_s(self) -> float:
-        return max(1.0, min(timeouts.SAY_AGAIN_S, self._membership.patience_s / 4))
-
-    @property
-    def _is_waiting(self) -> bool:
-        """Whether it waits for a coordinator, which would say what else it waits for."""
-        return self.phase is NodePhase.JOINING and self._away_until_s is not None
-
-    @property
-    def _away_until_s(self) -> float | None:
-        """How long the coordinator may stay away."""
-        if self._away_since_s is None or self.phase in (NodePhase.ENDING, NodePhase.ENDED):
-            return None
-        patience_s = {NodePhase.RUNNING: timeouts.BLIP_S, NodePhase.DONE: timeouts.GONE_S}
-        until_s = self._away_since_s + patience_s.get(self.phase, self._membership.patience_s)
-        return None if self._processes.asked else until_s
+        return (*super().times(), says_at_s, *own)
 
     def on_time(self, now_s: float) -> None:
         """Do what is due, but for what `Processes` does."""
@@ -215,103 +192,13 @@ class TorchNode(RunLoop):
         while (news := self._client.receive(0)) is not None:
             self.hear(news, now_s)
 
-    def on_child(self, pid: int, status: int, now_s: float) -> None:
-        """A child has ended; orphans, and workers of an earlier generation, concern nobody."""
-        if self._starter.is_server(pid):
-            self._ask(lambda: self._starter.server_ended(status))
-        elif self._starter.is_store(pid):
-            self._starter.store_ended()
-            self.on_store_end(status, now_s)
-        else:
-            death = self._processes.reaped(pid, status, now_s)
-            if death is not None:
-                self._group.unasked |= {death.process} if pid in self._system.unasked else set()
-                self.on_end(self._explained(death), now_s)
-
-    @property
-    def is_decided(self) -> bool:
-        """How the job has ended for this node stays so."""
-        return self._end is not None
-
-    def on_signal(self, number: int, now_s: float) -> None:
-        """A request to stop is told at once, so that the other nodes need not wait for the end of our workers."""
-        was_asked = self._processes.asked
-        if action_of(number, self._plan.signals) is SignalAction.TERMINATE and self._processes.take_back():
-            self.phase = NodePhase.ENDING  # a handler of theirs may save
-        super().on_signal(number, now_s)
-        if self._processes.asked and not was_asked and not self._processes.is_over:
-            self._tell(say.Leave(ASKED))
-
-    # -- survivors ----------------------------------------------------------------------------
-
-    def _hear_survivors(self, now_s: float) -> None:
-        """Hear workers inside of `generations()`: who has lost a peer is no cause, and waits for it to be known."""
-        for name, message in self._group.survivors.hear():
-            match message:
-                case LostPeer(message=text) if self.phase is NodePhase.RUNNING and self._lost is None:
-                    place = self._group.places[name]
-                    lost = Death(process=name, code=exit_codes.FAILED, at_s=now_s, message=text)
-                    self._lost = replace(lost, rank=place.rank, local_rank=place.local_rank)
-                case OutOfGroups(has_state=has_state):
-                    self._left.add(name)
-                    self._group.holders |= {name} if has_state else set()
-                    awaited = self._ending.awaited & self._processes.pids().keys()
-                    if awaited and awaited <= self._left:
-                        self._stop(now_s)
-                    self._keep_waiting(now_s)
-                case Outside() if self.phase is NodePhase.ENDING and self._ending.stops_at_s is None:
-                    self._stop(now_s)  # as any other worker
-                case SharedState() if self.phase is NodePhase.RUNNING:
-                    self._on_shared(message, now_s)
-        if self._lost_until_s is not None and now_s >= self._lost_until_s and self._lost is not None:
-            # Connections broke, and nobody has ended: the ranks meet again.
-            self._end_generation(Ending(self._lost), now_s, self._failure_of(self._lost).message, self._lost.at_s)
-
-    @property
-    def _lost_until_s(self) -> float | None:
-        """When a lost peer is told although nobody is known to have ended."""
-        is_open = self._lost is not None and self.phase is NodePhase.RUNNING
-        return self._lost.at_s + timeouts.PATIENCE_S if is_open and self._lost is not None else None
-
-    def _keep_waiting(self, now_s: float) -> None:
-        """Workers that have left a generation which ends are kept for the next one."""
-        if self.phase is not NodePhase.ENDING or self._ending.stops_at_s is not None:
-            return
-        for name in self._left & self._processes.pids().keys() if self._may_keep else ():
-            self._group.keep(name)
-        if not self._may_keep:
-            self._stop(now_s)
-
-    @property
-    def _may_keep(self) -> bool:
-        """Whether this node will be in another generation, as far as it knows."""
-        return self._end is None and self._stop_signal is None and not self._processes.asked
-
-    def _on_shared(self, shared: SharedState, now_s: float) -> None:
-        """A rank has the newest state: the first news of it is told, once for each generation."""
-        formed = self._formed
-        if formed is None or self._is_shared or not shared.kept:
-            return
-        self._is_shared = True
-        kept = StateKept(
-            generation=formed.generation,
-            ranks=shared.kept,
-            replaced=formed.world_size - shared.kept,
-            step=shared.step,
-            took_s=round(now_s - self._ending_since_s, 3),
-        )
-        self._observer.tell("state_kept", **asdict(kept))
-        self._incidents.recovered(str(kept))
-        level = logging.WARNING if self._is_first else logging.INFO
-        _log.log(level, "generation %d: %s", formed.generation, kept)
-
-    # -- the coordinator ----------------------------------------------------------------------
-
     def hear(self, news: News, now_s: float) -> None:
-        """The coordinator said something, or is out of reach, or is back."""
+        """Act on news of the coordinator: its messages, the end of the connection, a new one."""
         match news:
-            case say.Note(generation=number) if number == self._group.generation:
-                self._hear_note(news, now_s)
+            case say.Note(generation=self._group.generation):
+                self._stragglers.hear(news, now_s)
+                if self._incidents.hear(news, self._hang_watch):
+                    self._observer.suspect()
             case Disconnected():
                 self._away_since_s = now_s if self._away_since_s is None else self._away_since_s
                 self._says_at_s = now_s + self._say_again_s
@@ -320,7 +207,7 @@ class TorchNode(RunLoop):
             case Connected():
                 self._away_since_s = None
                 if self.phase is NodePhase.DONE:  # it may have been lost with the connection
-                    self._tell(say.Done(self._group.generation))
+                    self._send(say.Done(self._group.generation))
             case say.Formed() if self.phase is NodePhase.JOINING:
                 self._on_formed(news)
             case say.Go(generation=self._group.generation) if self.phase is NodePhase.FORMED:
@@ -333,88 +220,62 @@ class TorchNode(RunLoop):
                 self._stragglers.end()
                 self._on_job_end(news, now_s)
 
-    def _hear_note(self, note: say.Note, now_s: float) -> None:
-        self._stragglers.hear(note, now_s)
-        if self._incidents.hear(note, self._hang_watch):
-            self._observer.suspect()
-
-    @property
-    def _is_first(self) -> bool:
-        """Whether this node is the first of its generation, and speaks for the job."""
-        return self._formed is not None and self._formed.group_rank == 0
-
-    def _tell(self, message: say.FromNode) -> None:
+    def _send(self, message: say.FromNode) -> None:
         self._client.send(self._incidents.completed(message))
 
     def _join(self) -> None:
-        group, ends = self._group, self._ending.ends or worker_ends.UNKNOWN_ENDS
+        group, early = self._group, self._ending.early or worker_ends.UNKNOWN
         proof = next((death.fault for death in group.deaths if death.fault), "")
-        join = say.Join(group.incarnation, group.generation, ends.finished, ends.failed, self._was_prepared)
-        join = replace(join, device_fault=proof, may_be_asked=ends.may_be_asked)
-        self._tell(replace(join, kept=self._group.kept_states))
+        join = say.Join(group.incarnation, group.generation, early.finished, early.failed, self._was_prepared)
+        join = replace(join, device_fault=proof, may_be_asked=early.may_be_asked)
+        self._send(replace(join, kept=self._group.kept_states))
 
-    def on_restart(self, restart: say.Restart, now_s: float) -> None:
-        """The coordinator ends the generation, also while draining: who waits for a lost peer never ends."""
-        ending = self._ending
-        if self.phase is NodePhase.ENDING and (ending.is_reported or ending.death is None):
-            return  # it ends it for what this node has told, or says so again: ours have been stopped since
-        text = f"generation {restart.generation} is over: {restart.reason}"
-        _log.log(logging.WARNING if self._is_first and not restart.grows else logging.INFO, "%s", text)
-        if restart.patience_s and ending.awaited:  # victims here and there: one that waits for nobody may say why
-            self._ending = replace(ending, death=None)
-        elif self.phase in (NodePhase.RUNNING, NodePhase.ENDING):
-            # What workers did before we stop them may tell why.
-            ending = Ending(wrote_error=self._own_errors(), stopped_at_s=ending.stopped_at_s)
-            since_s = now_s - restart.unnoticed_s if restart.unnoticed_s else None
-            awaits_s = restart.patience_s
-            self._end_generation(ending, now_s, None if restart.grows else text, since_s, awaits_s=awaits_s)
-        elif self.phase in (NodePhase.JOINING, NodePhase.FORMED, NodePhase.DONE):
-            if self.phase is NodePhase.DONE:
-                self._ending = Ending(ends=self._ends_now())
-            self._rejoin()
+    @property
+    def _say_again_s(self) -> float:
+        return max(1.0, min(timeouts.SAY_AGAIN_S, self._membership.patience_s / 4))
 
-    def _on_job_end(self, news: say.GiveUp | say.Finished | say.Refused, now_s: float) -> None:
-        """The job is over, or goes on without this node: it ends here once nothing runs."""
-        self._end = worker_ends.end_of(news)
-        if self.phase is NodePhase.RUNNING:
-            self._end_generation(Ending(), now_s, news.reason if isinstance(news, say.GiveUp) else None)
-        elif self.phase is NodePhase.ENDING:
-            self._stop(now_s)
-        else:
-            self._leave()
+    @property
+    def _is_waiting(self) -> bool:
+        """Whether this node waits for a coordinator, which would log what else it waits for."""
+        return self.phase is NodePhase.JOINING and self._away_until_s is not None
+
+    @property
+    def _away_until_s(self) -> float | None:
+        """How long the coordinator may stay away."""
+        if self._away_since_s is None or self.phase in (NodePhase.ENDING, NodePhase.ENDED):
+            return None
+        patience_s = {NodePhase.RUNNING: timeouts.BLIP_S, NodePhase.DONE: timeouts.GONE_S}
+        until_s = self._away_since_s + patience_s.get(self.phase, self._membership.patience_s)
+        return None if self._processes.asked else until_s
 
     def _awaited(self) -> str:
-        """What this node waits for before a generation, in words."""
-        waiting = self._waiting
+        """Say what this node waits for before a generation."""
+        waiting, member = self._waiting, self._membership
         if self._away_since_s is not None:
-            return (
-                self._client.connection or f"no answer from the coordinator at {self._membership.coordinator} yet"
-            )
+            return self._client.connection or f"no answer from the coordinator at {member.coordinator} yet"
         if self.phase is NodePhase.JOINING and waiting is not None and waiting.missing:
             return f"{waiting.present} of {waiting.wanted} nodes, without {', '.join(waiting.missing)}"
         return "the start of its workers" if self.phase is NodePhase.FORMED else "the other nodes"
 
     def _on_lost_coordinator(self, now_s: float) -> None:
         if self.phase is NodePhase.RUNNING:
-            self._end_generation(Ending(ends=worker_ends.UNKNOWN_ENDS), now_s)
+            self._end_generation(Ending(early=worker_ends.UNKNOWN), now_s)
             return
         if self.phase is NodePhase.DONE:  # our own workers did succeed
-            self._end = say.Finished()
+            self._job_end = say.Finished()
         else:
-            patience_s, where = self._membership.patience_s, self._membership.coordinator
-            text = f"the coordinator at {where} did not answer for {patience_s:g} s"
-            if self._membership.node_rank is None and not self._group.generation:
-                text += f"; the machine of that name or address serves it, and this is {self._membership.host}"
-            self._end = say.GiveUp(f"{text}: {self._client.connection}" if self._client.connection else text)
+            member = self._membership
+            text = f"the coordinator at {member.coordinator} did not answer for {member.patience_s:g} s"
+            if member.node_rank is None and not self._group.generation:
+                text += f"; the machine of that name or address serves it, and this is {member.host}"
+            self._job_end = say.GiveUp(": ".join(filter(None, (text, self._client.connection))))
         self._leave()
 
-    # -- starting a generation ----------------------------------------------------------------
-
     def _on_formed(self, formed: say.Formed) -> None:
-        """This node is in: who hosts the store opens it, everybody gets ready to start workers."""
+        """Enter a generation: the node that hosts the store opens it, all nodes get ready to start workers."""
         self.phase, self._formed, self._go, self._is_prepared = NodePhase.FORMED, formed, None, False
         self._is_store_tried_again = False
-        self._ending = replace(self._ending, ends=worker_ends.UNKNOWN_ENDS)
+        self._ending = replace(self._ending, early=worker_ends.UNKNOWN)
         self._group.enter_generation(formed)
         self._observer.adopt(formed.notes)
 
@@ -448,7 +309,7 @@ class TorchNode(RunLoop):
             _log.warning("%s; running workers continue", why)
 
     def _open_store(self) -> bool:
-        """Open the store of a generation, and tell where it is; whether that could be done."""
+        """Open the store of a generation, and send its place; whether that could be done."""
         try:
             port = self._starter.open_store(self._membership.ports)
         except ServerError as problem:  # it may have been killed just now
@@ -461,7 +322,7 @@ class TorchNode(RunLoop):
             self._ask(self._starter.renew)
             return False
         host = self._client.own_address(self._membership.address, self._membership.host)
-        self._tell(say.Store(self._group.generation, host, port))
+        self._send(say.Store(self._group.generation, host, port))
         return True
 
     def _start_when_ready(self, now_s: float) -> None:
@@ -471,21 +332,19 @@ class TorchNode(RunLoop):
             return
         self._observe()  # also a generation that starts at once
         workers, group = self._workers, self._group
-        specs = worker_processes.of(workers, self._membership, formed, go, folder)
-        group.places = worker_processes.places(workers, formed, folder, are_forked=self._starter.forks)
-        started = {"workers": len(specs), "first_rank": formed.first_rank}
-        runtime_directory.tell(workers.run_dir, "workers_started", **started)
+        specs = worker_processes(workers, self._membership, formed, go, folder)
+        group.start(worker_places(workers, formed, folder, are_forked=self._starter.forks), go.port, now_s)
+        runtime_directory.tell(workers.run_dir, "workers_started", workers=len(specs), first_rank=formed.first_rank)
         if self._starts:
             at_most = self._membership.max_restarts
             self._observer.tell("restarting", restart=self._starts, restarts_at_most=at_most)
         self.phase, self._ending, self._starts = NodePhase.RUNNING, Ending(), self._starts + 1
-        self._is_shared, self._lost, self._left = False, None, set()
+        self._is_shared, self._lost_peer, self._left = False, None, set()
         kept = [*self._processes.kept]
-        self._started_s = now_s
         try:
             unstarted = self._starter.start(specs, group.places)
         except (NodeError, OSError) as problem:
-            self._end = Death(reason="NotStarted", message=str(problem), code=exit_codes.INFRASTRUCTURE)
+            self._job_end = Death(reason="NotStarted", message=str(problem), code=exit_codes.INFRASTRUCTURE)
             self._end_generation(Ending(), now_s, rung=Rung.KILL)
             return
         _log.log(
@@ -497,47 +356,24 @@ class TorchNode(RunLoop):
         for death in unstarted:
             self.on_end(replace(death, rank=group.places[death.process].rank), now_s)
 
-    # -- how workers end ----------------------------------------------------------------------
+    @property
+    def _is_first(self) -> bool:
+        """Whether this node is the first of its generation, and speaks for the job."""
+        return self._formed is not None and self._formed.group_rank == 0
 
-    def _explained(self, death: Death) -> Death:
-        """A worker's death with what it said in its error file, and what its last output proves."""
-        place, name = self._group.places.get(death.process), death.process
-        if place is not None:
-            death = replace(death, rank=place.rank, local_rank=place.local_rank)
-            death = self._with_error(death, place.error_file, was_ended=self.phase is NodePhase.ENDING)
-        if death.signal == signal.SIGABRT:
-            death = aborted(death, lambda: self._system.last_lines(name))
-        death = worker_ends.with_last_words(death, self._system.last_lines(name))
-        if death.exit_code != 0 and self._stop_signal is None:
-            evidence = Evidence(last_lines=self._system.last_lines(name))
-            is_early = death.at_s < self._started_s + timeouts.START_S
-            started = self._workers.argv if is_early else ()
-            death = failure.with_symptom(death, evidence, None if self._go is None else self._go.port, started)
-        return death
-
-    def _with_error(self, death: Death, path: str | None, *, was_ended: bool) -> Death:
-        """A death with what the error file has, which was written when the worker failed: it may end much later."""
-        content = error_lines.read_error_file(path)
-        with contextlib.suppress(OSError):
-            age_s = time.time() - within(path, time.time(), os.path.getmtime, path) if path else 0.0
-            death = replace(death, at_s=min(death.at_s, self._system.now() - min(age_s, timeouts.STOPPING_S)))
-        return failure.with_error_file(death, content, was_ended=was_ended)
-
-    def _dying(self) -> list[Death]:
-        """How workers that still live will have ended, by the errors that they have written."""
-        alive = [(name, self._group.places.get(name)) for name in self._processes.pids()]
-        plain = [(Death(process=name, signal=signal.SIGTERM), place.error_file) for name, place in alive if place]
-        deaths = [self._with_error(death, path, was_ended=True) for death, path in plain]
-        return [death for death in deaths if death.message is not None or death.signal is None]
-
-    def _own_errors(self, death: Death | None = None) -> frozenset[str]:
-        """Workers that still live and failed for a reason of their own, before this death.
-
-        Nobody is killed because another worker has failed.
-        """
-        is_killed = death is not None and death.signal in (signal.SIGKILL, signal.SIGTERM)
-        dying = () if is_killed else self._dying()
-        return frozenset(each.process for each in dying if not worker_ends.is_victim(each))
+    def on_child(self, pid: int, status: int, now_s: float) -> None:
+        """A child has ended; orphans, and workers of an earlier generation, concern nobody."""
+        if self._starter.is_server(pid):
+            self._ask(lambda: self._starter.server_ended(status))
+        elif self._starter.is_store(pid):
+            self._starter.store_ended()
+            self.on_store_end(status, now_s)
+        else:
+            death = self._processes.reaped(pid, status, now_s)
+            if death is not None:
+                self._group.unasked |= {death.process} if pid in self._system.unasked else set()
+                was_stopped, is_asked = self.phase is NodePhase.ENDING, self._stop_signal is not None
+                self.on_end(self._group.explained(death, was_stopped=was_stopped, is_asked=is_asked), now_s)
 
     def on_end(self, death: Death, now_s: float) -> None:
         """A worker has ended: the first failure ends the generation, here and by the coordinator everywhere."""
@@ -556,13 +392,13 @@ class TorchNode(RunLoop):
 
     def _on_failure(self, death: Death, now_s: float) -> None:
         if self._processes.is_draining and self.phase is NodePhase.RUNNING:
-            self._say(death)  # all were told to save and to leave: the others here have the time that they need
-            self._tell(say.Leave(ASKED))  # and those of other nodes wait for nobody
+            self._log_failure(death)  # all have to save and to leave: the others here have the time that they need
+            self._send(say.Leave(_STOP_REQUEST))  # and those of other nodes wait for nobody
         elif self.phase is NodePhase.RUNNING:
             self._evidence = self._system.look()
-            ending = Ending(death, wrote_error=self._own_errors(death))
+            ending = Ending(death, wrote_error=self._group.own_errors(death))
             if self._is_cause(ending):
-                self._say(death)
+                self._log_failure(death)
             # After a time-out, nobody need have ended; where the coordinator's node is gone, that is the cause.
             is_cut_off = worker_ends.waited_in_vain(death) == "PeerLost" and self._away_since_s is None
             awaits_s = timeouts.PATIENCE_S if is_cut_off else 0.0
@@ -575,18 +411,75 @@ class TorchNode(RunLoop):
         return ending.death is not None and not (ending.wrote_error or worker_ends.is_victim(ending.death))
 
     def _note_guiltier(self, death: Death) -> None:
-        """A worker that failed for a reason of its own, also if whom it cut off has died sooner."""
+        """A worker failed for a reason of its own, even where a peer that lost it has ended sooner."""
         ending = self._ending
         wrote_first = death.process in ending.wrote_error
         is_first = not ending.wrote_error and death.at_s <= ending.stopped_at_s
         if not (wrote_first or is_first or (ending.death and worker_ends.is_victim(ending.death))):
             return  # it may have failed because it was stopped
         self._evidence = self._system.look()
-        ends = replace(ending.ends or self._ends_now(), failed=True)
-        self._ending = replace(ending, death=worker_ends.by_itself(death), ends=ends, wrote_error=frozenset())
-        self._say(death)
+        early = replace(ending.early or self._early_ends(), failed=True)
+        self._ending = replace(ending, death=worker_ends.by_itself(death), early=early, wrote_error=frozenset())
+        self._log_failure(death)
         self._report()
         self._stop(self._system.now())
+
+    def on_hang(self, hang: Death, now_s: float) -> None:
+        """Workers hang: all are killed at once. A rank that hangs saves nothing, and the others wait for it."""
+        if self.phase is not NodePhase.RUNNING or self._processes.asked:
+            return
+        hang = self._incidents.with_explanation(hang)
+        self._observer.tell("hung", text=hang.message)
+        self._evidence = self._system.look()
+        ending = Ending(replace(hang, signal=signal.SIGKILL))
+        for name, place in self._group.places.items():
+            if hang.local_rank is not None and place.local_rank == hang.local_rank:
+                self._group.survivors.able.discard(name)
+                self._processes.kill(name)
+        # Of those that can leave, who hangs does not.
+        rung = Rung.LEADERS if self._group.survivors.able else Rung.KILL
+        self._end_generation(ending, now_s, since_s=hang.at_s, rung=rung)
+
+    def on_store_end(self, status: int, now_s: float) -> None:
+        """Without its store a generation cannot go on; who killed it is not known."""
+        if self.phase in (NodePhase.JOINING, NodePhase.ENDING) or self._stop_signal is not None:
+            return
+        code, number = (None, -status) if status < 0 else (status, None)
+        ended = f"was killed (signal {number})" if number is not None else f"ended with exit code {code}"
+        text = f"the store process of generation {self._group.generation} {ended}"
+        _log.warning("%s", text)
+        if self.phase is not NodePhase.DONE:  # else others' workers may not need it, and if they do, they fail
+            self._end_generation(Ending(Death(code=code, signal=number, message=text, at_s=now_s)), now_s, text)
+
+    def on_restart(self, restart: say.Restart, now_s: float) -> None:
+        """The coordinator ends the generation, also while draining: a rank that has lost a peer never ends."""
+        ending = self._ending
+        if self.phase is NodePhase.ENDING and (ending.is_reported or ending.death is None):
+            return  # it ends it for what this node has reported, or repeats itself: ours have been stopped since
+        text = f"generation {restart.generation} is over: {restart.reason}"
+        _log.log(logging.WARNING if self._is_first and not restart.grows else logging.INFO, "%s", text)
+        if restart.patience_s and ending.awaited:  # victims here and there: one that waits for nobody may say why
+            self._ending = replace(ending, death=None)
+        elif self.phase in _LIVES:
+            # What workers did before we stop them may tell why.
+            ending = Ending(wrote_error=self._group.own_errors(), stopped_at_s=ending.stopped_at_s)
+            since_s = now_s - restart.unnoticed_s if restart.unnoticed_s else None
+            awaits_s = restart.patience_s
+            self._end_generation(ending, now_s, None if restart.grows else text, since_s, awaits_s=awaits_s)
+        elif self.phase is not NodePhase.ENDED:
+            if self.phase is NodePhase.DONE:
+                self._ending = Ending(early=self._early_ends())
+            self._rejoin()
+
+    def _on_job_end(self, news: say.GiveUp | say.Finished | say.Refused, now_s: float) -> None:
+        """The job is over, or goes on without this node: it ends here once nothing runs."""
+        self._job_end = worker_ends.end_of(news)
+        if self.phase is NodePhase.RUNNING:
+            self._end_generation(Ending(), now_s, news.reason if isinstance(news, say.GiveUp) else None)
+        elif self.phase is NodePhase.ENDING:
+            self._stop(now_s)
+        else:
+            self._leave()
 
     def _end_generation(
         self,
@@ -613,12 +506,42 @@ class TorchNode(RunLoop):
                 awaited = self._incidents.failed(incident, was_killed=death.signal is not None, timed_out=timed_out)
         if self._is_cause(ending):
             self._report()
-        if awaits_s and awaited:  # who has written an error has nothing more to tell
-            awaited -= self._left | self._group.survivors.able | {death.process for death in self._dying()}
+        if awaits_s and awaited:  # a worker that has written an error has nothing more to tell
+            awaited -= self._left | self._group.survivors.able | {death.process for death in self._group.dying()}
         if awaits_s and awaited and not ending.wrote_error and not self._processes.asked:
             self._ending = replace(self._ending, awaited=awaited, stops_at_s=now_s + awaits_s)
         else:
             self._stop(now_s, rung)
+
+    def _report(self) -> None:
+        """Report the failure that ends the generation; a node that drains leaves instead, and costs no restart."""
+        death = self._ending.death
+        if death is None or self._ending.is_reported:
+            return
+        self._ending = replace(self._ending, is_reported=True)
+        if self._stop_signal is not None:
+            self._send(say.Leave(_STOP_REQUEST))
+            return
+        early, failure = self._ending.early or self._early_ends(), self._failure_of(death)
+        message = worker_ends.failed_message(death, self._group.generation, early)
+        if not message.message:  # what its last lines say
+            words = failure.message.partition(": ")[2]
+            message = replace(message, message=words, error=error_lines.error_name(words))
+        is_cause = failure.rank == death.rank  # ranks that differ name nobody, nor does one that quotes another
+        message = replace(message, exit_reason=failure.reason, helps=failure.restart_helps, is_cause=is_cause)
+        self._send(replace(message, ago_s=max(0.0, self._system.now() - death.at_s)))
+
+    def _log_failure(self, death: Death) -> None:
+        if death == self._lost_peer:
+            _log.warning("%s has lost a peer, and no rank is known to have ended: %s", death.process, death.message)
+        elif death.process and death.reason != "NotRunnable":  # which is in the log already
+            _log.warning("%s", self._failure_of(death).message)
+
+    def _early_ends(self) -> worker_ends.EarlyEnds:
+        """Return how workers ended before they were stopped; a worker that was sent a signal proves nothing."""
+        if self._stop_signal is not None or self._processes.relayed:
+            return worker_ends.EarlyEnds()
+        return worker_ends.early_ends(self._group.deaths, self._ending.stopped_at_s, self._group.left_unasked())
 
     def _stop(self, now_s: float, rung: Rung = Rung.LEADERS) -> None:
         """Stop all workers: what they do from now on, they may do because of that."""
@@ -632,93 +555,108 @@ class TorchNode(RunLoop):
             if kept:
                 self._keep_waiting(now_s)
 
-    def _report(self) -> None:
-        """Tell of the failure that ends the generation; a node that drains leaves instead, and costs no restart."""
-        death = self._ending.death
-        if death is None or self._ending.is_reported:
+    def _hear_survivors(self, now_s: float) -> None:
+        """Hear workers inside of `generations()`: a lost peer is no cause, and the worker waits for the cause."""
+        for name, message in self._group.survivors.hear():
+            match message:
+                case LostPeer(message=text) if self.phase is NodePhase.RUNNING and self._lost_peer is None:
+                    place = self._group.places[name]
+                    lost = Death(process=name, code=exit_codes.FAILED, at_s=now_s, message=text)
+                    self._lost_peer = replace(lost, rank=place.rank, local_rank=place.local_rank)
+                case OutOfGroups(has_state=has_state):
+                    self._left.add(name)
+                    self._group.holders |= {name} if has_state else set()
+                    awaited = self._ending.awaited & self._processes.pids().keys()
+                    if awaited and awaited <= self._left:
+                        self._stop(now_s)
+                    self._keep_waiting(now_s)
+                case Outside() if self.phase is NodePhase.ENDING and self._ending.stops_at_s is None:
+                    self._stop(now_s)  # as any other worker
+                case SharedState() if self.phase is NodePhase.RUNNING:
+                    self._on_shared(message, now_s)
+        death = self._lost_peer
+        if death is not None and self._lost_until_s is not None and now_s >= self._lost_until_s:
+            # Connections broke, and nobody has ended: the ranks meet again.
+            self._end_generation(Ending(death), now_s, self._failure_of(death).message, death.at_s)
+
+    @property
+    def _lost_until_s(self) -> float | None:
+        """When a lost peer is reported although nobody is known to have ended."""
+        lost = self._lost_peer
+        is_open = lost is not None and self.phase is NodePhase.RUNNING
+        return lost.at_s + timeouts.PATIENCE_S if lost is not None and is_open else None
+
+    def _keep_waiting(self, now_s: float) -> None:
+        """Workers that have left a generation which ends are kept for the next one."""
+        if self.phase is not NodePhase.ENDING or self._ending.stops_at_s is not None:
             return
-        self._ending = replace(self._ending, is_reported=True)
-        if self._stop_signal is not None:
-            self._tell(say.Leave(ASKED))
-        else:
-            failed = worker_ends.failed_message(
-                death, self._group.generation, self._ending.ends or self._ends_now()
-            )
-            told, ago_s = self._failure_of(death), max(0.0, self._system.now() - death.at_s)
-            is_cause = told.rank == death.rank  # ranks that differ name nobody, nor does one that quotes another
-            failed = replace(failed, exit_reason=told.reason, helps=told.restart_helps, is_cause=is_cause)
-            if not failed.message:  # what its last lines say
-                words = told.message.partition(": ")[2]
-                failed = replace(failed, message=words, error=error_lines.error_name(words))
-            self._tell(replace(failed, ago_s=ago_s))
-
-    def _say(self, death: Death) -> None:
-        if death == self._lost:
-            _log.warning("%s has lost a peer, and no rank is known to have ended: %s", death.process, death.message)
-        elif death.process and death.reason != "NotRunnable":  # else it has been said
-            _log.warning("%s", self._failure_of(death).message)
-
-    def _ends_now(self) -> worker_ends.Ends:
-        """How this generation's workers ended before anybody stopped them; who was sent a signal proves nothing."""
-        was_sent = self._stop_signal is not None or bool(self._processes.relayed)
-        if was_sent:
-            return worker_ends.Ends()
-        return worker_ends.ends_of(self._group.deaths, self._ending.stopped_at_s, self._group.left_unasked())
-
-    def on_hang(self, hang: Death, now_s: float) -> None:
-        """Workers hang: all are killed at once. Who hangs saves nothing, and the others wait for it."""
-        if self.phase is not NodePhase.RUNNING or self._processes.asked:
+        if not self._may_keep:
+            self._stop(now_s)
             return
-        hang = self._incidents.with_explanation(hang)
-        self._observer.tell("hung", text=hang.message)
-        self._evidence = self._system.look()
-        ending = Ending(replace(hang, signal=signal.SIGKILL))
-        for name, place in self._group.places.items():
-            if hang.local_rank is not None and place.local_rank == hang.local_rank:
-                self._group.survivors.able.discard(name)
-                self._processes.kill(name)
-        # Of those that can leave, who hangs does not.
-        rung = Rung.LEADERS if self._group.survivors.able else Rung.KILL
-        self._end_generation(ending, now_s, since_s=hang.at_s, rung=rung)
+        for name in self._left & self._processes.pids().keys():
+            self._group.keep(name)
 
-    def on_store_end(self, status: int, now_s: float) -> None:
-        """Without its store a generation cannot go on; who killed it is not known."""
-        if self.phase in (NodePhase.JOINING, NodePhase.ENDING) or self._stop_signal is not None:
+    @property
+    def _may_keep(self) -> bool:
+        """Whether this node will be in another generation, as far as it knows."""
+        return self._job_end is None and self._stop_signal is None and not self._processes.asked
+
+    def _on_shared(self, shared: SharedState, now_s: float) -> None:
+        """A rank has the newest state: the first news of it is logged, once for each generation."""
+        formed = self._formed
+        if formed is None or self._is_shared or not shared.kept:
             return
-        code, number = (None, -status) if status < 0 else (status, None)
-        ended = f"was killed (signal {number})" if number is not None else f"ended with exit code {code}"
-        text = f"the store process of generation {self._group.generation} {ended}"
-        _log.warning("%s", text)
-        if self.phase is not NodePhase.DONE:  # else others' workers may not need it, and if they do, they fail
-            self._end_generation(Ending(Death(code=code, signal=number, message=text, at_s=now_s)), now_s, text)
+        self._is_shared = True
+        kept = StateKept(
+            generation=formed.generation,
+            ranks=shared.kept,
+            replaced=formed.world_size - shared.kept,
+            step=shared.step,
+            took_s=round(now_s - self._ending_since_s, 3),
+        )
+        self._observer.tell("state_kept", **asdict(kept))
+        self._incidents.recovered(str(kept))
+        level = logging.WARNING if self._is_first else logging.INFO
+        _log.log(level, "generation %d: %s", formed.generation, kept)
 
-    # -- what comes next ----------------------------------------------------------------------
+    def on_signal(self, number: int, now_s: float) -> None:
+        """A request to stop is sent at once, so that the other nodes need not wait for the end of our workers."""
+        was_asked = self._processes.asked
+        if action_of(number, self._plan.signals) is SignalAction.TERMINATE and self._processes.take_back():
+            self.phase = NodePhase.ENDING  # a handler of theirs may save
+        super().on_signal(number, now_s)
+        if self._processes.asked and not was_asked and not self._processes.is_over:
+            self._send(say.Leave(_STOP_REQUEST))
+
+    @property
+    def is_decided(self) -> bool:
+        """How the job has ended for this node stays so."""
+        return self._job_end is not None
 
     def settle(self, now_s: float) -> None:
         """Nothing lives any more: leave, join again, or wait for the others, who are not done yet."""
-        lives = self.phase in (NodePhase.RUNNING, NodePhase.ENDING)
-        if self.is_done or (lives and not self._processes.is_over):
+        if self.is_done or (self.phase in _LIVES and not self._processes.is_over):
             return
         if self.phase is NodePhase.ENDING:
             if self._ending.death is not None and not self._ending.is_reported:  # nobody failed but for a lost peer
-                self._say(self._ending.death)
+                self._log_failure(self._ending.death)
                 self._report()
-            self._ending = replace(self._ending, ends=self._ending.ends or self._ends_now())
+            self._ending = replace(self._ending, early=self._ending.early or self._early_ends())
         if self._stop_signal is not None:
             if self.phase in (NodePhase.JOINING, NodePhase.FORMED):
                 self._note = f"it was waiting: {self._awaited()}"
-            self._leave(ASKED)
+            self._leave(_STOP_REQUEST)
         elif self._unstartable is not None and self.phase not in (*_LIVES, NodePhase.DONE):
-            self._end = self._unstartable
-            self._leave(self._end.message)
-        elif self.phase is NodePhase.ENDING and self._end is not None:
-            self._leave(self._end.message if isinstance(self._end, Death) else None)
+            self._job_end = self._unstartable
+            self._leave(self._job_end.message)
+        elif self.phase is NodePhase.ENDING and self._job_end is not None:
+            self._leave(self._job_end.message if isinstance(self._job_end, Death) else None)
         elif self.phase is NodePhase.ENDING:
             self._rejoin()
             self.settle(now_s)  # the next start may have been tried in vain
         elif self.phase is NodePhase.RUNNING:
             self.phase = NodePhase.DONE
-            self._tell(say.Done(self._group.generation))
+            self._send(say.Done(self._group.generation))
 
     def _rejoin(self) -> None:
         """Join again, without what SIGKILL did not end; where no worker could be started now, once one can be."""
@@ -737,13 +675,12 @@ class TorchNode(RunLoop):
             self.phase = NodePhase.ENDING
             self._processes.stop(self._system.now())
             return
-        self._exits = tuple(self._group.deaths) if self.phase in (*_LIVES, NodePhase.DONE) else ()
+        if self.phase not in (*_LIVES, NodePhase.DONE):  # no worker of the last generation ran at the end
+            self._group.deaths = []
         self.phase, self.is_done = NodePhase.ENDED, True
         if why is not None:
-            self._tell(say.Leave(why[:200]))
+            self._send(say.Leave(why[:200]))
         self._starter.close_store()
-
-    # -- for observers ------------------------------------------------------------------------
 
     def _observe(self, since_s: float | None = None) -> None:
         phases = {NodePhase.DONE: RunPhase.CLEARING, NodePhase.ENDED: RunPhase.DONE}
@@ -751,8 +688,7 @@ class TorchNode(RunLoop):
         self._observer.enter(phases.get(self.phase, RunPhase.WAITING), self._time_use(), since_s)
 
     def _time_use(self) -> TimeUse:
-        """What the node's seconds are spent on."""
-        if self._stop_signal is not None or self._end is not None:
+        if self._stop_signal is not None or self._job_end is not None:
             return TimeUse.ENDING
         match self.phase:
             case NodePhase.JOINING:
@@ -770,47 +706,41 @@ class TorchNode(RunLoop):
                 return TimeUse.REPLACING if keeps else TimeUse.STOPPING
         return TimeUse.ENDING
 
-    # -- how it ended -------------------------------------------------------------------------
-
     def _outcome(self) -> Outcome:
-        end, own = self._end, self._ending.death
-        if own is None or not isinstance(end, say.GiveUp) or end.rank != own.rank:
-            own = None  # the job did not end for it
-        outcome = self.ended(
-            self._cause(own), self._exits, max(1, self._starts), well=isinstance(end, say.Finished)
-        )
+        end, death, exits = self._job_end, self._ending.death, tuple(self._group.deaths)
+        if death is None or not isinstance(end, say.GiveUp) or end.rank != death.rank:
+            death = None  # the job did not end for it
+        attempt, well = max(1, self._starts), isinstance(end, say.Finished)
+        outcome = self.ended(self._cause(death), exits, attempt, well=well)
         if self._note:
             return replace(outcome, note=self._note)
         if isinstance(end, say.GiveUp):
-            self._hand_up(own)
+            place = self._group.places.get(death.process) if death is not None else None
+            if death is not None and place is not None:  # also for the launcher's own parent
+                code = -death.signal if death.signal is not None else death.code or 0
+                error_lines.hand_up(place.error_file, code, self._workers.env.get("TORCHELASTIC_ERROR_FILE"))
             first = {"rank": end.rank, "exit_code": end.exit_code, "signal": end.signal}
             return replace(outcome, given_up=GivenUp(reason=end.reason, message=end.message or "", **first))
-        if isinstance(end, say.Finished) and not self._exits and self._stop_signal is None:
+        if well and not exits and self._stop_signal is None:
             more = " any more" if self._starts else ""
             return replace(outcome, note=f"this node was a spare, and the job did not need it{more}")
         return outcome
 
-    def _hand_up(self, own: Death | None) -> None:
-        """Give what the worker said to who asks us for it."""
-        place = self._group.places.get(own.process) if own is not None else None
-        if own is not None and place is not None:
-            code = -own.signal if own.signal is not None else own.code or 0
-            error_lines.hand_up(place.error_file, code, self._workers.env.get("TORCHELASTIC_ERROR_FILE"))
-
     def _cause(self, own: Death | None) -> Failure | None:
+        """Return the failure for which the job ends; `own` is this node's, where it ends for that."""
         if self._stop_signal is not None:  # worth a word when a worker did not leave with 0
-            death = next((death for death in self._exits if death.exit_code != 0), None)
+            death = next((death for death in self._group.deaths if death.exit_code != 0), None)
             if death is None:
                 return None
             plain = Death(process=death.process, code=death.code, signal=death.signal)
             return self._failure_of(plain, stopped=True)
-        match self._end:
+        match self._job_end:
             case Death() as death:
                 return self._failure_of(death)
             case say.GiveUp() as end:
-                cause = self._failure_of(worker_ends.given_up_for(end, own))
-                cause = replace(cause, message=f"{cause.message}; {end.seen}") if end.seen else cause
-                return worker_ends.told_by_all(cause, end, self._group.node_rank)
+                failure = self._failure_of(worker_ends.cause_of(end, own))
+                failure = replace(failure, message=f"{failure.message}; {end.seen}") if end.seen else failure
+                return worker_ends.of_the_job(failure, end, self._group.node_rank)
         return None
 
 

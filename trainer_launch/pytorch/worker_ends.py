@@ -1,4 +1,4 @@
-"""What the deaths of a node's workers mean, for the coordinator and for how the job ended here. Pure.
+"""The meaning of workers' deaths, for the coordinator and for how the job ended here. Pure.
 
 A worker is a victim if it only says that it waited for a peer in vain. The cause is the worker that failed first
 for a reason of its own: before the launcher stopped anybody, or with an error that was written before.
@@ -28,7 +28,7 @@ _CONNECTS = re.compile(r"DistNetworkError: .*?(?:client socket has|Interrupted s
 _IN_STORE = re.compile(r"DistStoreError: .*?\b(?:[Tt]imed out|wait timeout)")  # others had not joined yet
 
 
-class Ends(Struct, frozen=True):
+class EarlyEnds(Struct, frozen=True):
     """How this node's workers of one generation ended before anybody stopped them."""
 
     finished: tuple[int, ...] = ()  # ranks that ended with exit code 0
@@ -36,10 +36,10 @@ class Ends(Struct, frozen=True):
     may_be_asked: bool = False  # whether one that finished may have been told to, by a signal
 
 
-UNKNOWN_ENDS = Ends(failed=True)  # as long as nobody has looked, nothing is proved
+UNKNOWN = EarlyEnds(failed=True)  # as long as nobody has looked, nothing is proved
 
 
-def ends_of(deaths: Iterable[Death], stopped_at_s: float = math.inf, unasked: Collection[str] = ()) -> Ends:
+def early_ends(deaths: Iterable[Death], stopped_at_s: float = math.inf, unasked: Collection[str] = ()) -> EarlyEnds:
     """Sum up deaths: what happens once the launcher has stopped workers tells nothing of what they would have done.
 
     `unasked` are processes which are known to have ended by themselves.
@@ -48,15 +48,14 @@ def ends_of(deaths: Iterable[Death], stopped_at_s: float = math.inf, unasked: Co
     finished = [death for death in early if death.exit_code == 0]
     failed = any(death.exit_code != 0 and not is_victim(death) for death in early)
     ranks = tuple(death.rank for death in finished if death.rank is not None)
-    return Ends(ranks[: say.MAX_RANKS], failed, any(death.process not in unasked for death in finished))
+    return EarlyEnds(ranks[: say.MAX_RANKS], failed, any(death.process not in unasked for death in finished))
 
 
 def waited_in_vain(death: Death) -> str | None:
     """The exit reason of a worker that only says that a peer is gone or late, also if we ended it after that."""
     message = death.message or ""
     is_abort = death.signal == signal.SIGABRT and error_name(message) is None  # else it crashed after its error
-    has_said = death.signal in (None, *_OUR_SIGNALS) or is_abort
-    symptom = recognise(message) if has_said else None
+    symptom = recognise(message) if is_abort or death.signal in (None, *_OUR_SIGNALS) else None
     if symptom is None or _CONNECTS.search(message):
         return None
     reason = _TIMED_OUT if _IN_STORE.search(message) else symptom[0].reason
@@ -65,8 +64,8 @@ def waited_in_vain(death: Death) -> str | None:
 
 def with_last_words(death: Death, lines: Sequence[str]) -> Death:
     """A death without an error file, as of workers that start with exec: its last output may show a victim."""
-    told = replace(death, message="\n".join(final_error(lines)))
-    return told if death.message is None and death.code and waited_in_vain(told) else death
+    quoting = replace(death, message="\n".join(final_error(lines)))
+    return quoting if death.message is None and death.code and waited_in_vain(quoting) else death
 
 
 def is_victim(death: Death) -> bool:
@@ -75,32 +74,32 @@ def is_victim(death: Death) -> bool:
 
 
 def is_guiltier(death: Death, stopped_at_s: float) -> bool:
-    """Whether it failed for a reason of its own, not for a peer or because we had asked it to end."""
+    """Whether a worker failed for a reason of its own, not for a peer or because we had asked it to end."""
     is_ours = death.signal in _OUR_SIGNALS and death.at_s > stopped_at_s
     return death.exit_code != 0 and not is_victim(death) and (death.message is not None or not is_ours)
 
 
 def by_itself(death: Death) -> Death:
-    """As it would have ended: its error was written when our request to end came."""
+    """Return a death as it would have been: its error was written when our request to end came."""
     was_ended = death.signal in _OUR_SIGNALS and death.message is not None
     return replace(death, signal=None, code=exit_codes.FAILED) if was_ended else death
 
 
-def failed_message(death: Death, generation: int, ends: Ends) -> say.Failed:
-    """What the coordinator is told, which decides whether a restart can help."""
-    message, is_victims = death.message or "", is_victim(death) and not ends.failed
+def failed_message(death: Death, generation: int, early: EarlyEnds) -> say.Failed:
+    """Make the message to the coordinator, which decides whether a restart can help."""
+    message, is_victims = death.message or "", is_victim(death) and not early.failed
     return say.Failed(
         generation,
         *(death.rank, death.code, death.signal, message, error_name(message)),
         lost_peer=is_victims,
         timed_out=is_victims and waited_in_vain(death) == _TIMED_OUT,
-        finished=ends.finished,
-        may_be_asked=ends.may_be_asked,
+        finished=early.finished,
+        may_be_asked=early.may_be_asked,
         cause=death.reason if death.reason in retry_policy.IN_VAIN else None,
     )
 
 
-def given_up_for(given_up: say.GiveUp, own: Death | None) -> Death:
+def cause_of(given_up: say.GiveUp, own: Death | None) -> Death:
     """Why the coordinator has ended the job, as this node tells it.
 
     The faulty node has its worker's own code, the others have lost a peer; a cause of its own is everybody's.
@@ -122,7 +121,7 @@ def given_up_for(given_up: say.GiveUp, own: Death | None) -> Death:
     return replace(own, why_not_again=given_up.reason)
 
 
-def told_by_all(failure: Failure, given_up: say.GiveUp, node_rank: int) -> Failure:
+def of_the_job(failure: Failure, given_up: say.GiveUp, node_rank: int) -> Failure:
     """A failure as every node tells it: the cause, its rank and its node, and whether a restart helps."""
     if failure.reason == _TIMED_OUT:
         failure = replace(failure, signal=None)  # the launcher's own

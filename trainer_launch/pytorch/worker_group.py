@@ -1,20 +1,30 @@
-"""This node's workers of the present generation: what each is, and how those that have ended did so."""
+"""A node's workers of the present generation, and how those that have ended did so."""
 
 from __future__ import annotations
 
+import contextlib
+import os
+import signal
 import time
 import uuid
 from collections.abc import Mapping
 
+from msgspec.structs import replace
+
 from trainer_launch.diagnosis.collectives import Life, RankState
+from trainer_launch.diagnosis.group_incidents import aborted
 from trainer_launch.diagnosis.recorder_questions import Recorders
 from trainer_launch.diagnosis.stall import SHOW_RANKS_S
 from trainer_launch.diagnosis.worker_samples import WorkerPlace
+from trainer_launch.host.slow_files import within
+from trainer_launch.membership import timeouts
 from trainer_launch.membership.protocol import Formed
 from trainer_launch.model import Death, Membership, Plan, Workers
 from trainer_launch.model.errors import InternalError
+from trainer_launch.pytorch import worker_ends
 from trainer_launch.pytorch.survivors import Survivors
-from trainer_launch.supervisor.failure import how
+from trainer_launch.supervisor import error_lines, failure
+from trainer_launch.supervisor.failure import Evidence, how
 from trainer_launch.supervisor.processes import Processes
 from trainer_launch.supervisor.system import System
 
@@ -22,7 +32,7 @@ _AT_END_S = 0.01  # to read what workers have written at their ends
 
 
 class WorkerGroup:
-    """What the node keeps of its workers, and whoever diagnoses them reads."""
+    """The workers of this node, for itself and for diagnosis."""
 
     def __init__(self, plan: Plan, system: System, processes: Processes) -> None:
         if plan.workers is None or plan.membership is None:
@@ -37,13 +47,15 @@ class WorkerGroup:
         self.holders: set[str] = set()  # those that have the state of the last generation
         self.generation = 0  # the last one that this node was in
         self.places: Mapping[str, WorkerPlace] = {}  # by the names of the processes
+        self._store_port: int | None = None
+        self._started_s = 0.0
         self.deaths: list[Death] = []  # in their order
         self.node_rank = self.membership.node_rank or 0  # a generation tells who came without one
         self.unasked: set[str] = set()  # that ended with 0, without handlers of signals that ask for it
         self.leave_generation()
 
     def leave_generation(self) -> None:
-        """The next store will probably be node 0's."""
+        """Forget the store: the next one will probably be node 0's."""
         self.hosts_store = self.membership.node_rank == 0
 
     def enter_generation(self, formed: Formed) -> None:
@@ -54,6 +66,10 @@ class WorkerGroup:
         if formed.node_rank is not None:
             self.node_rank = formed.node_rank
         self.unasked = set()
+
+    def start(self, places: Mapping[str, WorkerPlace], store_port: int, now_s: float) -> None:
+        """The generation's workers are started now."""
+        self.places, self._store_port, self._started_s = places, store_port, now_s
 
     @property
     def keeps_state(self) -> bool:
@@ -70,6 +86,48 @@ class WorkerGroup:
         """How many workers that wait have the state of the last generation."""
         return sum(process.name in self.holders for process in self.processes.kept.values())
 
+    def explained(self, death: Death, *, was_stopped: bool, is_asked: bool) -> Death:
+        """Add to a worker's death the text of its error file, and what its last output proves.
+
+        `was_stopped`: the launcher stops the workers; `is_asked`: because of a request, which explains the death.
+        """
+        lines, place = self.system.last_lines, self.places.get(death.process)
+        if place is not None:
+            death = replace(death, rank=place.rank, local_rank=place.local_rank)
+            death = self._with_error(death, place.error_file, was_stopped=was_stopped)
+        if death.signal == signal.SIGABRT:
+            death = aborted(death, lambda: lines(death.process))
+        death = worker_ends.with_last_words(death, lines(death.process))
+        if death.exit_code == 0 or is_asked:
+            return death
+        started = self.workers.argv if death.at_s < self._started_s + timeouts.START_S else ()
+        evidence = Evidence(last_lines=lines(death.process))
+        return failure.with_symptom(death, evidence, self._store_port, started)
+
+    def _with_error(self, death: Death, path: str | None, *, was_stopped: bool) -> Death:
+        """Add the error file, which was written when the worker failed: the worker may end much later."""
+        content = error_lines.read_error_file(path)
+        with contextlib.suppress(OSError):
+            age_s = time.time() - within(path, time.time(), os.path.getmtime, path) if path else 0.0
+            death = replace(death, at_s=min(death.at_s, self.system.now() - min(age_s, timeouts.STOPPING_S)))
+        return failure.with_error_file(death, content, was_ended=was_stopped)
+
+    def dying(self) -> list[Death]:
+        """Return how workers that still live will have ended, by the errors that they have written."""
+        alive = [(name, self.places.get(name)) for name in self.processes.pids()]
+        plain = [(Death(process=name, signal=signal.SIGTERM), place.error_file) for name, place in alive if place]
+        deaths = [self._with_error(death, path, was_stopped=True) for death, path in plain]
+        return [death for death in deaths if death.message is not None or death.signal is None]
+
+    def own_errors(self, death: Death | None = None) -> frozenset[str]:
+        """Name the workers that still live and failed for a reason of their own, before this death.
+
+        Nobody is killed because another worker has failed.
+        """
+        is_killed = death is not None and death.signal in (signal.SIGKILL, signal.SIGTERM)
+        dying = () if is_killed else self.dying()
+        return frozenset(each.process for each in dying if not worker_ends.is_victim(each))
+
     def left_unasked(self) -> set[str]:
         """Workers that no signal can have told to leave: they had no handler of one, at the end of their programs.
 
@@ -82,10 +140,10 @@ class WorkerGroup:
 
     def ended(self) -> list[RankState]:
         """The ranks of this generation that have no process any more, with what each reported at its end."""
-        seen_s = self.system.now() - SHOW_RANKS_S / 2  # what other nodes tell may be as old
-        return [self._ended(death, seen_s) for death in self.deaths]
+        as_of_s = self.system.now() - SHOW_RANKS_S / 2  # what other nodes tell may be as old
+        return [self._ended(death, as_of_s) for death in self.deaths]
 
-    def _ended(self, death: Death, seen_s: float) -> RankState:
+    def _ended(self, death: Death, as_of_s: float) -> RankState:
         has_finished, report = death.exit_code == 0, self.recorders.at_end.get(f"rank {death.rank}")
         return RankState(
             rank=death.rank or 0,
@@ -93,5 +151,5 @@ class WorkerGroup:
             life=Life.FINISHED if has_finished else Life.DEAD,
             how=how(death),
             groups=report.groups if report is not None else {},
-            quiet_s=max(0.0, seen_s - death.at_s) if has_finished else None,
+            quiet_s=max(0.0, as_of_s - death.at_s) if has_finished else None,
         )

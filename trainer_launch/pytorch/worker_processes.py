@@ -1,4 +1,4 @@
-"""The workers of a generation as processes: what is known of each by its name, its environment, its folder."""
+"""The processes of a generation's workers: their names, environments, log folders and error files."""
 
 from __future__ import annotations
 
@@ -13,28 +13,39 @@ from string import Template
 from trainer_launch.diagnosis.worker_samples import WorkerPlace
 from trainer_launch.host import runtime_directory
 from trainer_launch.host.slow_files import within
-from trainer_launch.membership import protocol as say
+from trainer_launch.membership.protocol import Formed, Go
 from trainer_launch.model import Membership, Process, Workers
 from trainer_launch.model.errors import NodeError, UsageError
 from trainer_launch.planning import torchrun_options
 from trainer_launch.planning.torchrun_options import DEVICES, visible_devices
 
 _NAME = "rank "
+_ASYNC = "TORCH_NCCL_ASYNC_ERROR_HANDLING"
+_OF_THE_DISK = (errno.ENOSPC, errno.EDQUOT, errno.EIO)  # what is wrong with this node's disk, not with the path
 
 
-def of(
-    workers: Workers, membership: Membership, formed: say.Formed, go: say.Go, attempt_folder: str
+def worker_processes(
+    workers: Workers, membership: Membership, formed: Formed, go: Go, attempt_folder: str
 ) -> tuple[Process, ...]:
-    """One process for each worker, by local rank."""
-    added = environments(workers, membership, formed, go, attempt_folder)
-    ranks = {local_rank: formed.first_rank + local_rank for local_rank in range(workers.count)}
+    """Make a process for each worker, by local rank.
+
+    `attempt_folder` holds one folder for each worker, for its error file; "" leaves workers without error files.
+    """
     node = workers.node_label if formed.node_rank is None else formed.node_rank
+    ranks = {local_rank: formed.first_rank + local_rank for local_rank in range(workers.count)}
     streams = torchrun_options.destinations(workers.logs, workers.env, workers.role, ranks, attempt_folder)
+    env = {**workers.env, **_of_the_group(workers, membership, formed, go)}
     return tuple(
         Process(
             name=f"{_NAME}{rank}",
             argv=arguments(workers.argv, local_rank),
-            env={**workers.env, **added[local_rank]},
+            env={
+                **env,
+                "RANK": str(rank),
+                "ROLE_RANK": str(formed.first_role_rank + local_rank),
+                "TORCHELASTIC_ERROR_FILE": error_file(attempt_folder, local_rank),
+                **_device(workers, local_rank),
+            },
             cwd=workers.cwd,
             label=None if workers.node_label is None else f"{node}:{rank}",
             streams=streams.get(local_rank, {}),
@@ -43,10 +54,10 @@ def of(
     )
 
 
-def places(
-    workers: Workers, formed: say.Formed, attempt_folder: str, *, are_forked: bool
+def worker_places(
+    workers: Workers, formed: Formed, attempt_folder: str, *, are_forked: bool
 ) -> dict[str, WorkerPlace]:
-    """The workers of a generation by the names of their processes."""
+    """Return the places of a generation's workers by the names of their processes."""
     return {
         f"{_NAME}{formed.first_rank + local_rank}": WorkerPlace(
             formed.first_rank + local_rank,
@@ -54,31 +65,6 @@ def places(
             f"{workers.run_dir}/{runtime_directory.STACKS}{local_rank}" if are_forked else None,
             error_file(attempt_folder, local_rank),
         )
-        for local_rank in range(workers.count)
-    }
-
-
-# -- environment -------------------------------------------------------------------------------
-
-
-_ASYNC = "TORCH_NCCL_ASYNC_ERROR_HANDLING"
-
-
-def environments(
-    workers: Workers, membership: Membership, formed: say.Formed, go: say.Go, attempt_folder: str
-) -> dict[int, dict[str, str]]:
-    """What each worker gets beside `workers.env`, by local rank.
-
-    `attempt_folder` holds one folder for each worker, for its error file; "" leaves workers without error files.
-    """
-    return {
-        local_rank: {
-            **_of_the_group(workers, membership, formed, go),
-            "RANK": str(formed.first_rank + local_rank),
-            "ROLE_RANK": str(formed.first_role_rank + local_rank),
-            "TORCHELASTIC_ERROR_FILE": error_file(attempt_folder, local_rank),
-            **_device(workers, local_rank),
-        }
         for local_rank in range(workers.count)
     }
 
@@ -94,7 +80,7 @@ def error_file(attempt_folder: str, local_rank: int) -> str:
     return f"{attempt_folder}/{local_rank}/error.json" if attempt_folder else ""
 
 
-def _of_the_group(workers: Workers, membership: Membership, formed: say.Formed, go: say.Go) -> dict[str, str]:
+def _of_the_group(workers: Workers, membership: Membership, formed: Formed, go: Go) -> dict[str, str]:
     sizes = {"LOCAL_SIZE": workers.count, "CROSS_RANK": formed.group_rank, "CROSS_SIZE": formed.size}
     return {
         **({name: str(value) for name, value in sizes.items()} if workers.of_deepspeed else {}),
@@ -123,12 +109,6 @@ def _device(workers: Workers, local_rank: int) -> dict[str, str]:
         return {"LOCAL_RANK": str(local_rank)}
     visible = visible_devices(workers.env)
     return {"LOCAL_RANK": "0", DEVICES: str(local_rank) if visible is None else visible[local_rank]}
-
-
-# -- log folders -------------------------------------------------------------------------------
-
-
-_OF_THE_DISK = (errno.ENOSPC, errno.EDQUOT, errno.EIO)  # what is wrong with this node's disk, not with the path
 
 
 class LogFolders:
@@ -180,19 +160,15 @@ class LogFolders:
         return attempt
 
     def _of_the_run(self) -> str:
+        """Make the run's folder: where the user wants logs, else as torchrun does, or in the run's own folder."""
         if self._of_this_run is None:
-            base = self._base()
+            logs = self._workers.logs
+            if "log_dir" in logs:
+                base = os.path.abspath(logs["log_dir"])
+            elif torchrun_options.writes_files(logs):
+                base = tempfile.mkdtemp(prefix="torchelastic_")
+            else:
+                base = self._workers.errors
             os.makedirs(base, exist_ok=True)
             self._of_this_run = tempfile.mkdtemp(prefix=f"{self._job}_", dir=base)
         return self._of_this_run
-
-    def _base(self) -> str:
-        """Where the user wants the logs, else a new folder as torchrun's; the run's own if nobody wants logs."""
-        logs = self._workers.logs
-        if "log_dir" in logs:
-            return os.path.abspath(logs["log_dir"])
-        return (
-            tempfile.mkdtemp(prefix="torchelastic_")
-            if torchrun_options.writes_files(logs)
-            else self._workers.errors
-        )

@@ -16,7 +16,7 @@ import trainer_launch
 from trainer_launch import Elastic, RunPolicy, WorkerFailedError
 
 def quick(**fields):
-    return Elastic(**{"nproc_per_node": 2, "monitor_interval": 0.1, "start_method": "fork", **fields})
+    return Elastic(**{"nproc_per_node": 2, "monitor_interval": 0.1, "start_method": "spawn", **fields})
 
 def add(x, y=1):
     import torch, torch.distributed as dist
@@ -61,18 +61,20 @@ def say(what):
 """
 
 
-def program(folder: Path, main: str) -> tuple[str, ...]:
-    """A script whose main block is `main`."""
+def program(folder: Path, main: str, top: str = "") -> tuple[str, ...]:
+    """A script whose main block is `main`; `top` stands before that, for workers to find."""
     path = folder / "job.py"
     path.write_text(
-        f"{SCRIPT}\nif __name__ == '__main__':\n" + "".join(f"    {line}\n" for line in main.splitlines())
+        f"{SCRIPT}\n{top}\nif __name__ == '__main__':\n" + "".join(f"    {line}\n" for line in main.splitlines())
     )
     return sys.executable, str(path)
 
 
-def start(folder: Path, main: str, *, argv: tuple[str, ...] = (), **env: str) -> subprocess.Popen[str]:
+def start(
+    folder: Path, main: str, *, top: str = "", argv: tuple[str, ...] = (), **env: str
+) -> subprocess.Popen[str]:
     return subprocess.Popen(
-        argv or program(folder, main),
+        argv or program(folder, main, top),
         env=clean_env({"PYTHONPATH": str(ROOT), **env}),
         stdin=subprocess.DEVNULL,
         stdout=subprocess.PIPE,

@@ -1,14 +1,17 @@
-"""Beside workers that run, nothing of the launcher's wakes up, and there are only three processes."""
+"""What a launcher takes beside its workers: three processes, no wake-ups, descriptors of which it may lack."""
 
 from __future__ import annotations
 
+import os
+import resource
 import time
+from itertools import count
 from pathlib import Path
 
 import psutil
 import pytest
 
-from tests.cli.launching import Started
+from tests.cli.launching import Started, script
 from tests.waiting import eventually
 
 pytestmark = [pytest.mark.process, pytest.mark.torch]
@@ -43,3 +46,23 @@ def is_quiet_for(processes: list[psutil.Process], seconds: float) -> bool:
 def switches(processes: list[psutil.Process]) -> list[str]:
     texts = [path.read_text() for one in processes for path in Path(f"/proc/{one.pid}/task").glob("*/status")]
     return [line for text in texts for line in text.splitlines() if line.startswith("voluntary")]
+
+
+def test_without_a_free_descriptor_a_failed_worker_ends_the_node_and_no_worker_is_left(tmp_path: Path) -> None:
+    words = ("run", "--nproc-per-node", "2", "--max-restarts", "3", "--incident-dir", "none", "--")
+    waits = script(tmp_path, "import time\ntime.sleep(600)\n")
+    launcher = Started((*words, waits), None, tmp_path)
+    try:
+        (pids,) = launcher.read_until(r"started 2 workers \(pids (\d+, \d+)\)")
+        workers = [psutil.Process(int(pid)) for pid in pids.split(", ")]
+        used = {int(fd) for fd in os.listdir(f"/proc/{launcher.pid}/fd")}
+        first_free = next(fd for fd in count() if fd not in used)
+        hard = resource.prlimit(launcher.pid, resource.RLIMIT_NOFILE)[1]
+        resource.prlimit(launcher.pid, resource.RLIMIT_NOFILE, (first_free, hard))
+        workers[0].kill()
+        code, output = launcher.end()
+    finally:
+        launcher.close()
+    assert (code, "Traceback" in output) == (138, False), output
+    assert "Too many open files" in output.splitlines()[-2]
+    assert not any(worker.is_running() for worker in workers)
