@@ -10,7 +10,6 @@ from tests.architecture.package import FILES, tree_of
 
 # Each mirrors its namesake in another package: a controller its contract, an engine its command.
 MIRRORS = {"mpi_operator", "sshd"}
-TWICE = {"Pod", "Verdict", "_Answer", "_Document"}  # classes that still share a name
 # Seconds end in _s, bytes in _bytes; these names are torch's, Kubernetes's, Flyte's, or options that users write.
 NOT_OURS = {"monitor_interval", "active_deadline_seconds", "hang_timeout", "wait_timeout"} | {
     *("nccl_heartbeat_timeout_sec", "nccl_collective_timeout_sec"),
@@ -25,7 +24,7 @@ def test_no_two_modules_have_the_same_name_but_those_that_mirror_each_other() ->
 
 def test_no_two_classes_have_the_same_name() -> None:
     names = [node.name for path in FILES for node in ast.walk(tree_of(path)) if isinstance(node, ast.ClassDef)]
-    assert {name for name, count in Counter(names).items() if count > 1} <= TWICE
+    assert {name for name, count in Counter(names).items() if count > 1} == set()
 
 
 def test_fields_have_their_units_in_their_names() -> None:

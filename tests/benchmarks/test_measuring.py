@@ -112,7 +112,9 @@ def test_sections_are_asked_for_by_name_and_all_faults_by_one_word() -> None:
     assert [section.name for section in command.chosen("idle,startup")] == ["idle", "startup"]
     assert tuple(section.name for section in command.chosen("survival")) == NAMES
     quick = [section.name for section in command.chosen(None)]
-    assert {section.name for section in SECTIONS} - set(quick) == {"schedule", *NAMES[1:]}, "they take hours"
+    assert {section.name for section in SECTIONS} - set(quick) == {"schedule", "keeping-state", *NAMES[1:]}, (
+        "they take hours"
+    )
 
 
 def test_an_unknown_section_is_one_sentence() -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import re
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -100,8 +99,3 @@ def test_readers_may_not_count_on_there_being_no_more_keys() -> None:
     for name in NAMES:
         text = (SCHEMAS / f"{name}.schema.json").read_text()
         assert ('"additionalProperties": false' in text) == (name in ("external", "preflight"))
-
-
-def test_the_pages_list_them_all() -> None:
-    pages = "".join((ROOT / "docs" / page).read_text() for page in ("upgrading.md", "preflight.md"))
-    assert sorted(set(re.findall(r"[`/]([a-z]+)\.schema\.json[`)]", pages))) == NAMES

@@ -176,7 +176,7 @@ class _Http(ThreadingHTTPServer):
     """A thread for each client."""
 
     def __init__(self, listener: socket.socket, text: Callable[[], str]) -> None:
-        super().__init__(("", 0), _Answer, bind_and_activate=False)
+        super().__init__(("", 0), _MetricsHandler, bind_and_activate=False)
         self.socket.close()
         self.socket, self.text = listener, text
         self.closing = threading.Event()
@@ -207,7 +207,7 @@ class _Http(ThreadingHTTPServer):
         """The client is gone, or too slow."""
 
 
-class _Answer(BaseHTTPRequestHandler):
+class _MetricsHandler(BaseHTTPRequestHandler):
     """The answer to a connection."""
 
     server: _Http

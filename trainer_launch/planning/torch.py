@@ -512,7 +512,7 @@ def own_place(task: Task, nodes: NodeRange) -> tuple[int | None, Endpoint]:
     return topology.node_rank, topology.coordinator
 
 
-class _Meeting(Struct, frozen=True):
+class _MeetingPlace(Struct, frozen=True):
     """Where this node meets the others at our coordinator."""
 
     job: str
@@ -522,16 +522,16 @@ class _Meeting(Struct, frozen=True):
     seats: Seats | None  # where each node's coordinator is, where the job may do without one of them
 
 
-def _meeting(task: Task) -> _Meeting:
+def _meeting(task: Task) -> _MeetingPlace:
     nodes, spares, hostname = nodes_of(task), task.topology.spares, task.host.hostname
     node_rank, coordinator = own_place(task, nodes)
     seats = None
     if node_rank is not None and (nodes.fixed is None or spares):
         seats = seats_by_index(coordinator, node_rank, hostname, nodes.max + spares)
-    return _Meeting(job_name(task.topology, hostname, coordinator), nodes, node_rank, coordinator, seats)
+    return _MeetingPlace(job_name(task.topology, hostname, coordinator), nodes, node_rank, coordinator, seats)
 
 
-def _hosting(task: Task, meeting: _Meeting) -> Hosting | None:
+def _hosting(task: Task, meeting: _MeetingPlace) -> Hosting | None:
     """The coordinator that this node hosts, if it is the one to do so."""
     topology, settings = task.topology, task.settings
     if not (topology.is_coordinator or topology.pods == 1 or meeting.seats is not None):
@@ -553,7 +553,7 @@ def _hosting(task: Task, meeting: _Meeting) -> Hosting | None:
     )
 
 
-def _membership(task: Task, meeting: _Meeting, local_addr: str | None) -> Membership:
+def _membership(task: Task, meeting: _MeetingPlace, local_addr: str | None) -> Membership:
     """The membership of this node in the job that meets at our coordinator."""
     is_on_same_machine = task.topology.by_arrival and meeting.coordinator.is_loopback
     return Membership(

@@ -17,7 +17,7 @@ from trainer_launch.model.suggestions import did_you_mean
 from trainer_launch.model.units import listed
 from trainer_launch.model.value_parsers import MAX_LINE, shown
 from trainer_launch.rehearsal import pod_isolation
-from trainer_launch.rehearsal.controllers.job_lifecycle import JobState
+from trainer_launch.rehearsal.controllers.job_lifecycle import JobRecord
 from trainer_launch.rehearsal.controllers.local_jobs import check_size
 from trainer_launch.rehearsal.controllers.pod_lifecycle import Phase
 from trainer_launch.rehearsal.controllers.pod_values import Draft, Workload
@@ -35,7 +35,7 @@ _log = logging.getLogger(__name__)
 class Rehearsed(Protocol):
     """The part of a rehearsal (`driver.py`) that faults act on."""
 
-    state: JobState
+    state: JobRecord
     kubelet: Kubelet
     processes: PodProcesses
 

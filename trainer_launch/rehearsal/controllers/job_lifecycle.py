@@ -66,7 +66,7 @@ class Recreate(Struct, frozen=True, kw_only=True):
 Decision = Condition | Recreate
 
 
-class JobState(Struct, frozen=True, kw_only=True):
+class JobRecord(Struct, frozen=True, kw_only=True):
     """How the job stands."""
 
     kind: str
@@ -117,7 +117,7 @@ class JobState(Struct, frozen=True, kw_only=True):
         return min(times, default=None)
 
 
-def failure_of(job: JobState, pod: str, reason: str, text: str) -> Condition:
+def failure_of(job: JobRecord, pod: str, reason: str, text: str) -> Condition:
     """The failure of the job because of this pod."""
     return Condition(False, reason, text, code_of(job.pods[pod], job.states[pod]), pod)
 
@@ -129,7 +129,7 @@ def code_of(pod: Pod, state: PodState) -> int:
     return main or (others[-1] if others else exit_codes.FAILED)
 
 
-def decide(job: JobState) -> list[Decision]:
+def decide(job: JobRecord) -> list[Decision]:
     """The controller's decisions now; none most of the time."""
     if _has_succeeded(job):
         reason = _SUCCEEDED.get(job.kind, f"{_word(job)}Succeeded")
@@ -150,7 +150,7 @@ def decide(job: JobState) -> list[Decision]:
     return fatal[:1] or decisions
 
 
-def _has_succeeded(job: JobState) -> bool:
+def _has_succeeded(job: JobRecord) -> bool:
     done = {name for name, state in job.states.items() if state.phase is Phase.SUCCEEDED}
     over = {name for name, state in job.states.items() if not state.running}
     spares = job.rules.success.spares
@@ -162,7 +162,7 @@ def _has_succeeded(job: JobState) -> bool:
     return bool(groups) and (any(groups) if job.rules.success.any_of else all(groups))
 
 
-def _cannot_run(job: JobState, *, is_retried: bool) -> Iterator[Condition]:
+def _cannot_run(job: JobRecord, *, is_retried: bool) -> Iterator[Condition]:
     """A program that cannot be run, which its kubelet would restart, or its controller in a new pod."""
     for name, state in job.states.items():
         for container, code in state.codes.items():
@@ -172,7 +172,7 @@ def _cannot_run(job: JobState, *, is_retried: bool) -> Iterator[Condition]:
                 yield Condition(False, CANNOT_RUN, f"container {container} of {name} {why}; {_NO_RETRY}", code)
 
 
-def _crash_loops(job: JobState) -> Iterator[Decision]:
+def _crash_loops(job: JobRecord) -> Iterator[Decision]:
     """Pods that a cluster would start again for ever: a rehearsal gives up."""
     for name, state in job.states.items():
         count = max(state.most_restarts, state.failures - job.counted)
@@ -181,7 +181,7 @@ def _crash_loops(job: JobState) -> Iterator[Decision]:
             yield failure_of(job, name, "CrashLoopBackOff", text)
 
 
-def _v1(job: JobState) -> Iterator[Decision]:
+def _v1(job: JobRecord) -> Iterator[Decision]:
     n_failed = sum(state.phase is Phase.FAILED for state in job.states.values())
     for name, state in job.states.items():
         if state.phase is not Phase.FAILED or n_failed <= job.rules.success.spares:
@@ -206,25 +206,25 @@ def _v1(job: JobState) -> Iterator[Decision]:
         yield failure_of(job, name, "BackoffLimitExceeded", text)
 
 
-def _again(job: JobState, name: str, wait_s: float = 0.0, of: str | None = None) -> Recreate:
+def _again(job: JobRecord, name: str, wait_s: float = 0.0, of: str | None = None) -> Recreate:
     code = code_of(job.pods[name], job.states[name])
     text = f"{name} failed (exit code {code}): the controller recreates it"
     return Recreate(pods=(name,), text=text, wait_s=wait_s, of=of)
 
 
-def _word(job: JobState) -> str:
+def _word(job: JobRecord) -> str:
     """The kind as reasons begin with it."""
     return job.kind.partition(" ")[0]
 
 
-def _jobs(job: JobState) -> list[Decision]:
+def _jobs(job: JobRecord) -> list[Decision]:
     """The decisions of all Jobs, and the JobSet's about those that have failed."""
     decisions = [decision for child, rules in job.rules.children.items() for decision in _job(job, child, rules)]
     failed = [decision for decision in decisions if isinstance(decision, Condition)]
     return [_of_set(job, failed)] if failed else decisions
 
 
-def _of_set(job: JobState, failed: Sequence[Condition]) -> Decision:
+def _of_set(job: JobRecord, failed: Sequence[Condition]) -> Decision:
     """The first rule that fits any Job, else a restart, as long as the limit allows one."""
     pairs = ((rule, end) for rule in job.rules.set_rules for end in failed)
     fitting = ((rule.action, end) for rule, end in pairs if not rule.reasons or end.reason in rule.reasons)
@@ -240,7 +240,7 @@ def _of_set(job: JobState, failed: Sequence[Condition]) -> Decision:
     return Recreate(pods=tuple(job.pods), text=text, is_whole=True, counts=counts)
 
 
-def _job(job: JobState, child: str, rules: ChildRules) -> Iterator[Decision]:
+def _job(job: JobRecord, child: str, rules: ChildRules) -> Iterator[Decision]:
     """The decisions of a Job; a condition is its failure."""
     own = {name: state for name, state in job.states.items() if job.pods[name].draft.child == child}
     restarts = sum(
@@ -319,13 +319,13 @@ class Scaled(Struct, frozen=True):
 
 
 Event = Exited | Due | StopAsked | PodDeleted | Scaled
-Step = tuple[JobState, list[Action], list[str]]  # and sentences for people
+Step = tuple[JobRecord, list[Action], list[str]]  # and sentences for people
 
 
 def begin(workload: Workload, pods: tuple[Pod, ...], now_s: float) -> Step:
     """Start all pods that wait for no other Job."""
     made_of = {pod.name: pod for pod in pods}
-    state = JobState(
+    state = JobRecord(
         kind=workload.kind,
         pods=made_of,
         made_of=made_of,
@@ -336,7 +336,7 @@ def begin(workload: Workload, pods: tuple[Pod, ...], now_s: float) -> Step:
     return _settle(state, now_s)
 
 
-def step(state: JobState, event: Event) -> Step:
+def step(state: JobRecord, event: Event) -> Step:
     """The state after an event, what is to be done, and sentences for people."""
     actions: list[Action] = []
     if isinstance(event, Exited):
@@ -364,7 +364,7 @@ def step(state: JobState, event: Event) -> Step:
     return state, actions + more, sentences
 
 
-def _scaled(state: JobState, event: Scaled) -> tuple[JobState, list[Action]]:
+def _scaled(state: JobRecord, event: Scaled) -> tuple[JobRecord, list[Action]]:
     """Pods that are too many are deleted with their own grace period, missing ones are made (ReconcilePods)."""
     actions: list[Action] = []
     wanted = {pod.name: pod for pod in event.pods}
@@ -384,7 +384,7 @@ def _scaled(state: JobState, event: Scaled) -> tuple[JobState, list[Action]]:
     return state, actions
 
 
-def _settle(state: JobState, now_s: float) -> Step:
+def _settle(state: JobRecord, now_s: float) -> Step:
     """Let the controller decide until it has nothing more to decide."""
     actions: list[Action] = []
     sentences: list[str] = []
@@ -408,7 +408,7 @@ def _settle(state: JobState, now_s: float) -> Step:
     return state, actions, sentences
 
 
-def _held(state: JobState, decisions: list[Decision], now_s: float) -> tuple[JobState, list[Decision]]:
+def _held(state: JobRecord, decisions: list[Decision], now_s: float) -> tuple[JobRecord, list[Decision]]:
     """A pod that lost a peer may end a moment before that peer, the cause, which gets time to end."""
     end = decisions[0] if decisions else None
     is_active = any(pod.is_active for pod in state.states.values())
@@ -418,7 +418,7 @@ def _held(state: JobState, decisions: list[Decision], now_s: float) -> tuple[Job
     return replace(state, held_until_s=until_s), decisions if now_s >= until_s else []
 
 
-def _apply(state: JobState, decision: Decision, now_s: float) -> Step:
+def _apply(state: JobRecord, decision: Decision, now_s: float) -> Step:
     if isinstance(decision, Condition):
         state = replace(state, condition=decision)
         if state.rules.clean == "None" and decision.reason != CANNOT_RUN:
@@ -439,7 +439,7 @@ def _apply(state: JobState, decision: Decision, now_s: float) -> Step:
     return replace(state, failed=failed, counted=state.counted + decision.counts), actions, [decision.text]
 
 
-def _start_ready(state: JobState, now_s: float) -> tuple[JobState, list[Action]]:
+def _start_ready(state: JobRecord, now_s: float) -> tuple[JobRecord, list[Action]]:
     """Start the pods that are due and whose predecessors are ready, or complete."""
     actions: list[Action] = []
     for name, pod in [*state.pods.items(), *state.pods.items()]:  # twice: a pod may have waited for a later pod
@@ -453,7 +453,7 @@ def _start_ready(state: JobState, now_s: float) -> tuple[JobState, list[Action]]
     return state, actions
 
 
-def _stop_all(state: JobState, now_s: float, *, kill: bool = False) -> tuple[JobState, list[Action]]:
+def _stop_all(state: JobRecord, now_s: float, *, kill: bool = False) -> tuple[JobRecord, list[Action]]:
     actions: list[Action] = []
     for name, pod in state.pods.items():
         old = state.states[name]
@@ -465,11 +465,11 @@ def _stop_all(state: JobState, now_s: float, *, kill: bool = False) -> tuple[Job
     return state, actions
 
 
-def _grace_s(state: JobState, name: str) -> float:
+def _grace_s(state: JobRecord, name: str) -> float:
     return state.pods[name].draft.template.grace_s if state.grace_s is None else state.grace_s
 
 
-def _with(state: JobState, name: str, pod: PodState) -> JobState:
+def _with(state: JobRecord, name: str, pod: PodState) -> JobRecord:
     return replace(state, states={**state.states, name: pod})
 
 

@@ -10,7 +10,7 @@ from trainer_launch.model.redaction import redact_text
 from trainer_launch.model.units import counted
 from trainer_launch.observability.html import clean, seconds
 from trainer_launch.pytorch.worker_ends import SEE_NODE
-from trainer_launch.rehearsal.controllers.job_lifecycle import Exited, JobState
+from trainer_launch.rehearsal.controllers.job_lifecycle import Exited, JobRecord
 from trainer_launch.rehearsal.controllers.pod_lifecycle import Phase, PodState
 from trainer_launch.rehearsal.controllers.pod_values import Pod
 from trainer_launch.rehearsal.report.history import PodResult
@@ -25,7 +25,7 @@ _LIVE_COLUMNS = ("POD", "STATUS", "STEP", "CREATED", "RESTARTS", "EXIT", "LAST L
 _WORST_FIRST = ("Failed", "Restarting", "Terminating", "Terminated", "Pending", "Init", "Running")
 
 
-def status(state: JobState, name: str) -> str:
+def status(state: JobRecord, name: str) -> str:
     """The state of a pod, as kubectl shows it; a pod that is removed after the job succeeded is completed."""
     pod = state.states[name]
     if _is_completed(state, pod):
@@ -35,12 +35,14 @@ def status(state: JobState, name: str) -> str:
     return "Terminating" if pod.stopping and not pod.is_over else pod.phase.value
 
 
-def results(state: JobState, messages: Mapping[str, str], last_line: Callable[[Pod], str]) -> tuple[PodResult, ...]:
+def results(
+    state: JobRecord, messages: Mapping[str, str], last_line: Callable[[Pod], str]
+) -> tuple[PodResult, ...]:
     """How each pod stands at the end; `messages` are the termination messages, empty where there is none."""
     return tuple(_result(state, name, messages[name], last_line(pod)) for name, pod in state.pods.items())
 
 
-def _result(state: JobState, name: str, message: str, last_line: str) -> PodResult:
+def _result(state: JobRecord, name: str, message: str, last_line: str) -> PodResult:
     pod = state.states[name]
     is_completed = _is_completed(state, pod)
     return PodResult(
@@ -54,7 +56,7 @@ def _result(state: JobState, name: str, message: str, last_line: str) -> PodResu
     )
 
 
-def remarks(state: JobState, messages: Mapping[str, str]) -> tuple[str, ...]:
+def remarks(state: JobRecord, messages: Mapping[str, str]) -> tuple[str, ...]:
     """Lines below the table: why the job failed and what to do about it, and what its time was spent on."""
     spent = [line for text in messages.values() for line in text.splitlines() if line.startswith(_GOODPUT)]
     if state.condition is None or state.condition.succeeded:
@@ -62,7 +64,7 @@ def remarks(state: JobState, messages: Mapping[str, str]) -> tuple[str, ...]:
     return (*_cause(state, messages), *_advice(messages), *spent[:1])
 
 
-def _cause(state: JobState, messages: Mapping[str, str]) -> list[str]:
+def _cause(state: JobRecord, messages: Mapping[str, str]) -> list[str]:
     """A line about the pod for which the job failed, unless that pod only lost another pod."""
     end = state.condition
     failed = [name for name, pod in state.states.items() if pod.phase is Phase.FAILED]
@@ -91,19 +93,19 @@ def _advice(messages: Mapping[str, str]) -> list[str]:
     return [f"What to do ({name}): {text}" for text, name in list(pods.items())[:_MOST_ADVICE]]
 
 
-def deciding_container(state: JobState, name: str) -> str:
+def deciding_container(state: JobRecord, name: str) -> str:
     """The container whose end counts: the main one, or an init container that kept it from starting."""
     pod, codes = state.pods[name], state.states[name].codes
     failed = [container.name for container in pod.init if codes.get(container.name, 0) != exit_codes.SUCCEEDED]
     return failed[-1] if failed and pod.draft.main not in codes else pod.draft.main
 
 
-def _is_completed(state: JobState, pod: PodState) -> bool:
+def _is_completed(state: JobRecord, pod: PodState) -> bool:
     has_succeeded = state.condition is not None and state.condition.succeeded
     return has_succeeded and pod.phase is Phase.GONE and not pod.disrupted
 
 
-def _message(state: JobState, name: str, message: str) -> str:
+def _message(state: JobRecord, name: str, message: str) -> str:
     container = deciding_container(state, name)
     if _is_completed(state, state.states[name]) and (not message or message.startswith(_STOPPED)):
         return "stopped after the job succeeded"
@@ -114,7 +116,7 @@ def _message(state: JobState, name: str, message: str) -> str:
     return text if container == state.pods[name].draft.main or not text else f"init container {container}: {text}"
 
 
-def live_title(title: str, state: JobState, took_s: float, top: int | None, faults: int) -> str:
+def live_title(title: str, state: JobRecord, took_s: float, top: int | None, faults: int) -> str:
     """The line above the live table: the job, its highest step, and how many faults came."""
     parts = [title, seconds(took_s)]
     if top is not None:
@@ -127,7 +129,7 @@ def live_title(title: str, state: JobState, took_s: float, top: int | None, faul
 
 
 def live_rows(
-    state: JobState, steps: Mapping[str, int], last_line: Callable[[Pod], str], most: int
+    state: JobRecord, steps: Mapping[str, int], last_line: Callable[[Pod], str], most: int
 ) -> list[Sequence[str]]:
     """A heading and at most `most` rows; where there are more pods, those in trouble, and a count of the others."""
     statuses = {name: status(state, name) for name in state.states}
@@ -146,7 +148,7 @@ def live_rows(
     return rows + [(f"and {len(others)} more: {summary}",)] * bool(others)
 
 
-def ending(before: JobState, after: JobState, event: Exited, message: str) -> str:
+def ending(before: JobRecord, after: JobRecord, event: Exited, message: str) -> str:
     """How a container ended and what follows, in a sentence; empty where there is nothing to explain.
 
     `message` is the first line that its launcher left at its end.
