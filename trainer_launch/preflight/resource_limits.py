@@ -223,7 +223,7 @@ class _ReportOfNode(Struct, frozen=True):
 
 
 def fault_of(path: str, host: str) -> str:
-    """What the init container's preflight found faulty on this node itself; "": nothing, or not known.
+    """Return the faults that the init container's preflight proved of this node; "": none, or no report.
 
     Nodes that share a volume may have written over each other's report.
     """
