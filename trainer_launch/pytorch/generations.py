@@ -350,7 +350,10 @@ class _GroupSockets:
             self._made |= {*_sockets().values()} - before
 
     def shut(self) -> bool:
-        """End the connections, and return whether there are none; NCCL's groups are aborted."""
+        """End the connections; whether there are none, nor a group that is aborted, which may take a while.
+
+        NCCL's groups are.
+        """
         begun, are_closed = self._before, True
         for fd, inode in _sockets().items():
             is_made = inode in self._made or (begun is not None and inode not in begun)
@@ -361,8 +364,8 @@ class _GroupSockets:
                 if is_made or (peer[1] == self._store_port and inode not in self._earlier):
                     are_closed = False
                     connection.shutdown(socket.SHUT_RDWR)
-        _abort_groups()
-        return are_closed
+        has_aborted = _abort_groups()
+        return are_closed and not has_aborted
 
 
 def _sockets() -> dict[int, str]:
@@ -409,8 +412,9 @@ def _forget_groups() -> None:
         groups._world.group_count = 0
 
 
-def _abort_groups() -> None:
-    """End the collectives of backends that can be aborted; gloo cannot."""
+def _abort_groups() -> bool:
+    """End the collectives of backends that can be aborted; whether there are any. Gloo cannot."""
+    has_aborted = False
     torch = sys.modules.get("torch")
     world = getattr(getattr(getattr(torch, "distributed", None), "distributed_c10d", None), "_world", None)
     with flight_recorder.nobody_asking():
@@ -419,4 +423,6 @@ def _abort_groups() -> None:
                 with contextlib.suppress(Exception):
                     backend = group._get_backend(device)
                     if "gloo" not in backend.name():
+                        has_aborted = True
                         backend.abort()
+    return has_aborted

@@ -68,7 +68,7 @@ class Survivors:
         self._tell(name, EnterGeneration(environment, has_state))
 
     def _tell(self, name: str, message: OfLauncher) -> None:
-        with contextlib.suppress(OSError):  # it has ended, or does not read: its time will be over
+        with contextlib.suppress(OSError, KeyError):  # it has ended, or does not read: its time will be over
             self._connections[name].send(of_launcher.encode(message))
 
     def hear(self) -> list[tuple[str, OfWorker]]:
