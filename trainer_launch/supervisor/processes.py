@@ -11,7 +11,7 @@ KILL     everything below us has SIGKILL, again and again; what does not end is 
 Every rung has a deadline, at which `tick` climbs; every request to stop after the first one climbs, too, and a
 Ctrl-C to KILL. Once the last leader has ended, whatever the leaders have left behind is on rung ALL, with a short
 grace. `is_over` tells that nothing of the generation lives any more. What comes of that is decided by `ProgramLoop`
-for any program, and by `Node` for torch workers.
+for any program, and by `TorchNode` for torch workers.
 """
 
 from __future__ import annotations
