@@ -386,7 +386,7 @@ class Starter:
             except ServerError as problem:
                 _log.warning("workers start without the fork server this time: %s", problem)
                 self._end_server()
-        return self._execute(processes, places)
+        return self._execute(processes)
 
     def _fork(
         self, server: ForkServer, processes: Sequence[Process], places: Mapping[str, WorkerPlace]
@@ -425,7 +425,7 @@ class Starter:
             self._group.processes.add(process, pid)
         return []
 
-    def _execute(self, processes: Sequence[Process], places: Mapping[str, WorkerPlace]) -> list[Death]:
+    def _execute(self, processes: Sequence[Process]) -> list[Death]:
         deaths, prepare = [], inherited.dying_with_us()
         for process in processes:
             try:
