@@ -2,18 +2,22 @@
 
 from __future__ import annotations
 
+import os
+import sys
 from collections.abc import Iterator
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 from unittest.mock import create_autospec
 
 import pytest
 
-from trainer_launch.model import Workers
+from trainer_launch.model import Workers, exit_codes
 from trainer_launch.model.errors import LaunchError, NodeError
-from trainer_launch.pytorch import fork_server
+from trainer_launch.pytorch import fork_server, forked_process
 from trainer_launch.pytorch.fork_server import ForkServer, ServerError, Starter
-from trainer_launch.pytorch.messages import Ready
+from trainer_launch.pytorch.forked_process import BeforeImports, Worker
+from trainer_launch.pytorch.messages import ForkedWorker, ForkWorkers, Ready
 from trainer_launch.supervisor.failure import Evidence
 from trainer_launch.supervisor.system import System
 
@@ -83,3 +87,21 @@ def test_without_torch_no_other_server_is_tried(monkeypatch: pytest.MonkeyPatch)
     with pytest.raises(LaunchError, match="the store cannot be opened: importing torch failed"):
         starter.answer()
     assert len(servers.preloads) == 1
+
+
+def test_a_forked_worker_names_the_working_directory_that_is_gone(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    written: list[str] = []
+    monkeypatch.setattr(forked_process, "_write", written.append)
+    request = ForkWorkers(argv=("/bin/python", "-u", "train.py"), cwd=f"{tmp_path}/gone", workers=())
+    mine = ForkedWorker(local_rank=0, environment={})
+    worker = Worker(create_autospec(BeforeImports), request, mine, (), -1)
+    monkeypatch.setattr(worker, "_become", lambda: os.chdir(request.cwd))
+    monkeypatch.setattr(forked_process, "wait_for_go", lambda *_: None)
+    monkeypatch.setattr(forked_process.signal, "pthread_sigmask", lambda *_: None)
+    monkeypatch.setattr(forked_process.os, "_exit", sys.exit)
+    with pytest.raises(SystemExit) as ended:
+        worker()
+    assert ended.value.code == exit_codes.NOT_FOUND
+    assert written == [f"cannot run '/bin/python': No such file or directory: '{request.cwd}'"]
