@@ -27,6 +27,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 
 from trainer_launch.diagnosis import flight_recorder
 from trainer_launch.host import runtime_directory
+from trainer_launch.model import exit_codes
 from trainer_launch.model.codec import Codec, Count, MessageError, Tagged, Text
 
 if TYPE_CHECKING:
@@ -106,6 +107,7 @@ def generations() -> Iterator[Generation]:
     Use each as a context: `for generation in generations(): with generation: ...`. The loop ends with the first
     block that ends by itself. A block in which a collective fails because of a lost peer ends without an error,
     and the next generation begins once the lost ranks are replaced. Every other error is the program's, as ever.
+    Where the pod is asked to stop, a process that waits for the next one ends with 143, after its signal handlers.
     Without a launcher, under torchrun, or with --start-method exec, there is one generation, and errors are raised.
 
     Raises:
@@ -257,7 +259,7 @@ class _Channel:
                 self._changed.wait()
             entered, self._next = self._next, None
         if entered is None:
-            raise RuntimeError("the launcher is gone")
+            raise SystemExit(exit_codes.STOPPED)  # no generation follows, or the launcher is gone
         self.environment, self.has_state = entered.environment, entered.has_state
         os.environ.update(self.environment)
         flight_recorder.begin_generation()
