@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -99,8 +100,8 @@ def test_a_forked_worker_names_the_working_directory_that_is_gone(
     worker = Worker(create_autospec(BeforeImports), request, mine, (), -1)
     monkeypatch.setattr(worker, "_become", lambda: os.chdir(request.cwd))
     monkeypatch.setattr(forked_process, "wait_for_go", lambda *_: None)
-    monkeypatch.setattr(forked_process.signal, "pthread_sigmask", lambda *_: None)
-    monkeypatch.setattr(forked_process.os, "_exit", sys.exit)
+    monkeypatch.setattr(signal, "pthread_sigmask", lambda *_: None)
+    monkeypatch.setattr(os, "_exit", sys.exit)
     with pytest.raises(SystemExit) as ended:
         worker()
     assert ended.value.code == exit_codes.NOT_FOUND

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import socket
 import sys
-from collections.abc import Sequence
+from collections.abc import Collection
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -55,10 +55,10 @@ class Waiting(Survivors):
         left, self._left = self._left, []
         return [(name, OutOfGroups(has_state=True)) for name in left]
 
-    def leave(self, names: Sequence[str], generation: int) -> None:  # type: ignore[override]
+    def leave(self, names: Collection[str], generation: int) -> None:
         pass
 
-    def dismiss(self, names: Sequence[str]) -> None:  # type: ignore[override]
+    def dismiss(self, names: Collection[str]) -> None:
         for name in names:
             self._here.system.ends(self._here.system.now() + 0.2, name, 15)
 
