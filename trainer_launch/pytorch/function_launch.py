@@ -424,7 +424,7 @@ def main(folder: str) -> None:
 
 
 def _save(result: Any, folder: str) -> None:
-    """By local rank: after a restart the worker in the same place replaces it, whatever its rank in the job."""
+    """Save a result by local rank: after a restart the worker in the same place overwrites it."""
     rank = os.environ["RANK"]
     try:
         data = pickle.dumps(result)

@@ -76,7 +76,7 @@ class LeaveGeneration(Tagged, frozen=True):
 
 
 class EnterGeneration(Tagged, frozen=True):
-    """The next one: what has changed in the environment."""
+    """The next generation: what has changed in the environment."""
 
     environment: Mapping[str, str]
     has_state: bool  # False: the state is not that of the last generation, which was formed without this worker

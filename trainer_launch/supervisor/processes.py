@@ -301,7 +301,7 @@ class Processes:
             self.is_over = self._system.is_alone(self._stuck)
 
     def _end_leftovers(self, now_s: float) -> None:
-        """Of leaders that have ended while others run on."""
+        """End what leaders that have ended have left behind, while other leaders run on."""
         for pid in self._untold:
             self._say(self._system.signal_group(pid, signal.SIGTERM), signal.SIGTERM)
         self._untold = []
