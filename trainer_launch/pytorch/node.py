@@ -627,10 +627,10 @@ class TorchNode(RunLoop):
         if action_of(number, self._plan.signals) is SignalAction.TERMINATE and self._processes.take_back():
             self.phase = NodePhase.ENDING  # a handler of theirs may save
         super().on_signal(number, now_s)
-        if self._processes.asked and not was_asked and not self._processes.is_over:
-            self._send(say.Leave(_STOP_REQUEST))
-        if self._processes.asked:
-            self._group.survivors.dismiss(self._left)
+        if self._processes.asked and not self._processes.is_over:
+            if not was_asked:
+                self._send(say.Leave(_STOP_REQUEST))
+            self._group.survivors.dismiss(self._left)  # after their handlers of the signal
 
     @property
     def is_decided(self) -> bool:
