@@ -34,7 +34,6 @@ pytestmark = [*MARKS, LONG]
 
 @pytest.fixture(scope="module")
 def standing(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Standing]:
-    # Few enough worker failures in all: five in a row within 10 s of a start would end the job as a crash loop.
     folder = lambda: tmp_path_factory.mktemp("double")  # noqa: E731
     made = Standing(FIXED, folder, "--max-restarts", "20", restart_s=1.0)
     yield made

@@ -75,7 +75,7 @@ def _train(state: dict[str, int], signals: list[int]) -> None:
                 _write("checkpoint", str(number))
             with open(os.path.join(FOLDER, "steps"), "a") as file:
                 file.write(f"{time.monotonic()} {number} {int(total[0])} {start}\n")
-            print(f"step {number}", flush=True)  # as most programs do: who advances is in no crash loop
+            print(f"step {number}", flush=True)  # as most programs do
         if int(total[1]) or int(total[2]):
             break
         time.sleep(STEP_S)

@@ -27,11 +27,11 @@ _PROOF, _FROM_CLIENT, _FROM_SERVER = "proof", "from the client", "from the serve
 
 
 class FirstMessage(Protocol):
-    """By which a client says who it is."""
+    """A client's first message, with the proof that it knows the secret."""
 
     @property
     def proof(self) -> str | None:
-        """As `Channel.introduced` makes it."""
+        """The proof, as `Channel.introduced` makes it."""
 
 
 _F = TypeVar("_F", bound=FirstMessage)
@@ -49,7 +49,7 @@ class _Direction:
         self._number = 0
 
     def signature(self, line: bytes) -> bytes:
-        """Of the next line."""
+        """The signature of the next line."""
         self._number += 1
         digest = hmac.digest(self._key, self._number.to_bytes(8, "big") + line, "sha256")
         return digest[:_SIGNATURE_BYTES].hex().encode()
@@ -118,7 +118,7 @@ class Channel:
         return text
 
     def _proof(self, nonce: str, message: FirstMessage) -> str:
-        """Of all that the message says."""
+        """The proof of a message, over all of its content."""
         text = encode(replace(message, proof=None)).decode()  # type: ignore[type-var]
         return self._derived(_PROOF, nonce, type(message).__name__, text).hex()
 

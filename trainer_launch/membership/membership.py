@@ -305,7 +305,7 @@ def note_refused(state: JobState, hello: msg.Hello, refusal: msg.Refused) -> Non
 
 
 def _elsewhere(state: JobState, hello: msg.Hello, now_s: float) -> msg.Refused | None:
-    """Whom this one does not take: anybody while it yields; a standby, while nobody here knows of a generation."""
+    """The refusal by a coordinator that yields, or by a standby while no node here has been in a generation."""
     if state.yielding_until_s is not None and now_s < state.yielding_until_s:
         return msg.Refused("a node with a lower index is there again", retry=True)
     if state.settings.candidate != 0 and state.run is None and not (hello.claims or binding(state)):

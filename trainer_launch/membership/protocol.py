@@ -189,7 +189,7 @@ class Leave(Tagged, frozen=True):
 
 
 class Note(Tagged, frozen=True):
-    """Of the coordinator or of a node, to the owner of its topic; see notes.py."""
+    """A note of the coordinator or of a node, to the owner of its topic; see notes.py."""
 
     generation: Count
     topic: Name

@@ -80,7 +80,7 @@ def named(lines: tuple[str, ...]) -> tuple[Quarantine, ...]:
 
 
 def _short(text: str) -> str:
-    """As a part of one line, in so few bytes that the whole list fits into each message."""
+    """A text on one line, so short that the whole list fits into each message."""
     return printable(text, " ").encode("ascii", "replace").decode()[:_WHY_CHARS]
 
 

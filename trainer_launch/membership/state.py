@@ -101,7 +101,7 @@ class NodeRecord(Struct, kw_only=True, eq=False):
 
 
 def _natural(text: str) -> tuple[str | int, ...]:
-    """As people sort it: rack-2 before rack-10."""
+    """The sort key of a text with numbers: rack-2 comes before rack-10."""
     return tuple(int(part) if i % 2 else part for i, part in enumerate(re.split(r"(\d+)", text)))
 
 
@@ -374,7 +374,7 @@ def _is_done(state: JobState, key: Key) -> bool:
 
 
 def _never_called(state: JobState) -> list[msg.Row]:
-    """Of a job whose nodes have ranks, those that have not called yet."""
+    """Rows of the nodes that have not called yet, in a job whose nodes have ranks."""
     ranks = {node.node_rank for node in state.nodes.values()}
     return [
         (rank, "", _MISSING, None)
@@ -384,7 +384,7 @@ def _never_called(state: JobState) -> list[msg.Row]:
 
 
 def _fitting(rows: list[msg.Row], room: int) -> tuple[msg.Row, ...]:
-    """As many as fit, in their order; those that are not there matter most."""
+    """As many rows as fit, in their order; absent nodes matter most."""
     chosen: set[int] = set()
     for i in sorted(range(len(rows)), key=lambda i: rows[i][2] not in (_LOST, _MISSING)):
         room -= _ROW_BYTES + 2 * len(rows[i][1])  # an escaped character takes two

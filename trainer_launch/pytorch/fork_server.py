@@ -12,6 +12,8 @@ import subprocess
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
+from msgspec.structs import replace
+
 from trainer_launch.host import network
 from trainer_launch.model.codec import MessageError
 from trainer_launch.model.errors import (
@@ -47,7 +49,7 @@ sys.path += filter(None, [place])
 from trainer_launch.pytorch.fork_server_process import main
 main(place)
 """
-_NO_TORCH = "importing torch"  # begins why a server has no torch
+_NO_TORCH = ("importing torch failed", "importing torch.distributed failed")  # begin why a server has no torch
 _log = logging.getLogger(__name__)
 
 
@@ -262,7 +264,8 @@ class Starter:
         return self._start_without(why)
 
     def _start_without(self, reason: str, *, has_torch: bool = False) -> bool:
-        """Workers are not forked; a server that `has_torch` still opens stores."""
+        """Workers are not forked; a server that `has_torch` opens stores, else one that preloads nothing."""
+        did_preload = self.forks and bool(self._workers.preload)
         if self.forks:
             _log.info("workers start without the fork server: %s", reason)
             self.forks = False
@@ -271,6 +274,8 @@ class Starter:
         self._end_server()
         if not self._needs_store:
             return True
+        if did_preload and not reason.startswith(_NO_TORCH):
+            return self.prepare()
         text, is_limit = f"the store cannot be opened: {reason}", tells_of_limit(reason)
         # An import fails again; a process that ended, perhaps for memory, may not.
         kind = LaunchError if reason.startswith(_NO_TORCH) and not is_limit else NodeError
@@ -299,7 +304,7 @@ class Starter:
         first, self._first = self._first, None
         self._tries += 1
         try:
-            self._server = first or ForkServer(self._workers)
+            self._server = first or ForkServer(replace(self._workers, forks=self.forks))
         except ServerError as problem:
             raise NodeError(str(problem)) from None
         self._system.adopt(self._server.pid, keep=True)
@@ -381,7 +386,7 @@ class Starter:
             except ServerError as problem:
                 _log.warning("workers start without the fork server this time: %s", problem)
                 self._end_server()
-        return self._execute(processes, places)
+        return self._execute(processes)
 
     def _fork(
         self, server: ForkServer, processes: Sequence[Process], places: Mapping[str, WorkerPlace]
@@ -420,7 +425,7 @@ class Starter:
             self._group.processes.add(process, pid)
         return []
 
-    def _execute(self, processes: Sequence[Process], places: Mapping[str, WorkerPlace]) -> list[Death]:
+    def _execute(self, processes: Sequence[Process]) -> list[Death]:
         deaths, prepare = [], inherited.dying_with_us()
         for process in processes:
             try:

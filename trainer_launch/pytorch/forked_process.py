@@ -161,7 +161,9 @@ class Worker:
             self._cannot_run(problem)
 
     def _cannot_run(self, problem: OSError) -> NoReturn:
-        _write(f"cannot run {self._request.argv[0]!r}: {problem.strerror}")
+        program = self._request.argv[0]
+        where = "" if problem.filename in (None, program) else f": {problem.filename!r}"
+        _write(f"cannot run {program!r}: {problem.strerror}{where}")
         os._exit(exit_codes.NOT_FOUND)
 
     def _answer_from_first_group(self, modules: Mapping[str, Any]) -> None:

@@ -113,10 +113,15 @@ class Elastic(Struct, frozen=True):
         if self.start_method not in START_METHODS:
             expected = f"expected one of {', '.join(START_METHODS)}"
             raise UsageError(f"Elastic(start_method=) is {repr(self.start_method)[:60]}; {expected}")
+        if not isinstance(self.increase_shared_mem, bool):
+            given = repr(self.increase_shared_mem)[:60]
+            raise UsageError(f"Elastic(increase_shared_mem=) is {given}; expected True or False")
         if not isinstance(self.rdzv_configs, Mapping):
             raise UsageError(f"Elastic(rdzv_configs=) is {repr(self.rdzv_configs)[:60]}; expected a dictionary")
         numbers = {f"{name} of Elastic(rdzv_configs=)": self.rdzv_configs.get(name, 0) for name in _OURS}
         numbers["active_deadline_seconds of Elastic(run_policy=)"] = self.deadline_s or 0
+        for name in ("nccl_heartbeat_timeout_sec", "nccl_collective_timeout_sec"):
+            numbers[f"{name} of Elastic"] = getattr(self, name) or 0
         for name, value in numbers.items():
             if not isinstance(value, int | float) or value < 0:
                 raise UsageError(f"{name} is {str(value)[:60]!r}; expected a number from 0")
@@ -419,7 +424,7 @@ def main(folder: str) -> None:
 
 
 def _save(result: Any, folder: str) -> None:
-    """By local rank: after a restart the worker in the same place replaces it, whatever its rank in the job."""
+    """Save a result by local rank: after a restart the worker in the same place overwrites it."""
     rank = os.environ["RANK"]
     try:
         data = pickle.dumps(result)

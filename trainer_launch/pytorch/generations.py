@@ -27,6 +27,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 
 from trainer_launch.diagnosis import flight_recorder
 from trainer_launch.host import runtime_directory
+from trainer_launch.model import exit_codes
 from trainer_launch.model.codec import Codec, Count, MessageError, Tagged, Text
 
 if TYPE_CHECKING:
@@ -75,7 +76,7 @@ class LeaveGeneration(Tagged, frozen=True):
 
 
 class EnterGeneration(Tagged, frozen=True):
-    """The next one: what has changed in the environment."""
+    """The next generation: what has changed in the environment."""
 
     environment: Mapping[str, str]
     has_state: bool  # False: the state is not that of the last generation, which was formed without this worker
@@ -106,6 +107,7 @@ def generations() -> Iterator[Generation]:
     Use each as a context: `for generation in generations(): with generation: ...`. The loop ends with the first
     block that ends by itself. A block in which a collective fails because of a lost peer ends without an error,
     and the next generation begins once the lost ranks are replaced. Every other error is the program's, as ever.
+    Where the pod is asked to stop, a process that waits for the next one ends with 143, after its signal handlers.
     Without a launcher, under torchrun, or with --start-method exec, there is one generation, and errors are raised.
 
     Raises:
@@ -257,7 +259,7 @@ class _Channel:
                 self._changed.wait()
             entered, self._next = self._next, None
         if entered is None:
-            raise RuntimeError("the launcher is gone")
+            raise SystemExit(exit_codes.STOPPED)  # no generation follows, or the launcher is gone
         self.environment, self.has_state = entered.environment, entered.has_state
         os.environ.update(self.environment)
         flight_recorder.begin_generation()
@@ -350,7 +352,10 @@ class _GroupSockets:
             self._made |= {*_sockets().values()} - before
 
     def shut(self) -> bool:
-        """End the connections, and return whether there are none; NCCL's groups are aborted."""
+        """End the connections; whether there are none, nor a group that is aborted, which may take a while.
+
+        NCCL's groups are.
+        """
         begun, are_closed = self._before, True
         for fd, inode in _sockets().items():
             is_made = inode in self._made or (begun is not None and inode not in begun)
@@ -361,8 +366,8 @@ class _GroupSockets:
                 if is_made or (peer[1] == self._store_port and inode not in self._earlier):
                     are_closed = False
                     connection.shutdown(socket.SHUT_RDWR)
-        _abort_groups()
-        return are_closed
+        has_aborted = _abort_groups()
+        return are_closed and not has_aborted
 
 
 def _sockets() -> dict[int, str]:
@@ -409,8 +414,9 @@ def _forget_groups() -> None:
         groups._world.group_count = 0
 
 
-def _abort_groups() -> None:
-    """End the collectives of backends that can be aborted; gloo cannot."""
+def _abort_groups() -> bool:
+    """End the collectives of backends that can be aborted; whether there are any. Gloo cannot."""
+    has_aborted = False
     torch = sys.modules.get("torch")
     world = getattr(getattr(getattr(torch, "distributed", None), "distributed_c10d", None), "_world", None)
     with flight_recorder.nobody_asking():
@@ -419,4 +425,6 @@ def _abort_groups() -> None:
                 with contextlib.suppress(Exception):
                     backend = group._get_backend(device)
                     if "gloo" not in backend.name():
+                        has_aborted = True
                         backend.abort()
+    return has_aborted

@@ -570,6 +570,8 @@ class TorchNode(RunLoop):
                     if awaited and awaited <= self._left:
                         self._stop(now_s)
                     self._keep_waiting(now_s)
+                    if self._processes.asked:
+                        self._group.survivors.dismiss({name})
                 case Outside() if self.phase is NodePhase.ENDING and self._ending.stops_at_s is None:
                     self._stop(now_s)  # as any other worker
                 case SharedState() if self.phase is NodePhase.RUNNING:
@@ -625,8 +627,10 @@ class TorchNode(RunLoop):
         if action_of(number, self._plan.signals) is SignalAction.TERMINATE and self._processes.take_back():
             self.phase = NodePhase.ENDING  # a handler of theirs may save
         super().on_signal(number, now_s)
-        if self._processes.asked and not was_asked and not self._processes.is_over:
-            self._send(say.Leave(_STOP_REQUEST))
+        if self._processes.asked and not self._processes.is_over:
+            if not was_asked:
+                self._send(say.Leave(_STOP_REQUEST))
+            self._group.survivors.dismiss(self._left)  # after their handlers of the signal
 
     @property
     def is_decided(self) -> bool:
@@ -674,6 +678,7 @@ class TorchNode(RunLoop):
         if self._processes.take_back():  # they have waited in vain
             self.phase = NodePhase.ENDING
             self._processes.stop(self._system.now())
+            self._group.survivors.dismiss(self._left)
             return
         if self.phase not in (*_LIVES, NodePhase.DONE):  # no worker of the last generation ran at the end
             self._group.deaths = []

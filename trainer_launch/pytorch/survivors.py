@@ -63,12 +63,17 @@ class Survivors:
         for name in names:
             self._tell(name, LeaveGeneration(generation))
 
+    def dismiss(self, names: Collection[str]) -> None:
+        """End workers that wait in vain for a generation, also those that only note a request to stop."""
+        for name in self._connections.keys() & names:
+            self._close(name)
+
     def enter(self, name: str, environment: Mapping[str, str], *, has_state: bool) -> None:
         """Tell a worker who it is in the next one, and whether its state is that of the last one."""
         self._tell(name, EnterGeneration(environment, has_state))
 
     def _tell(self, name: str, message: OfLauncher) -> None:
-        with contextlib.suppress(OSError):  # it has ended, or does not read: its time will be over
+        with contextlib.suppress(OSError, KeyError):  # it has ended, or does not read: its time will be over
             self._connections[name].send(of_launcher.encode(message))
 
     def hear(self) -> list[tuple[str, OfWorker]]:

@@ -11,7 +11,7 @@ KILL     everything below us has SIGKILL, again and again; what does not end is 
 Every rung has a deadline, at which `tick` climbs; every request to stop after the first one climbs, too, and a
 Ctrl-C to KILL. Once the last leader has ended, whatever the leaders have left behind is on rung ALL, with a short
 grace. `is_over` tells that nothing of the generation lives any more. What comes of that is decided by `ProgramLoop`
-for any program, and by `Node` for torch workers.
+for any program, and by `TorchNode` for torch workers.
 """
 
 from __future__ import annotations
@@ -301,7 +301,7 @@ class Processes:
             self.is_over = self._system.is_alone(self._stuck)
 
     def _end_leftovers(self, now_s: float) -> None:
-        """Of leaders that have ended while others run on."""
+        """End what leaders that have ended have left behind, while other leaders run on."""
         for pid in self._untold:
             self._say(self._system.signal_group(pid, signal.SIGTERM), signal.SIGTERM)
         self._untold = []

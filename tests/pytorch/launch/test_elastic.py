@@ -138,6 +138,8 @@ def test_what_has_not_the_fields_is_no_elastic(other: object) -> None:
         ({"rdzv_configs": {"patienc": 1}}, "did you mean patience?"),
         ({"rdzv_configs": {"patience": "long"}}, "patience of Elastic(rdzv_configs=) is 'long'"),
         ({"rdzv_configs": 3}, "expected a dictionary"),
+        ({"increase_shared_mem": "no"}, "Elastic(increase_shared_mem=) is 'no'; expected True or False"),
+        ({"nccl_collective_timeout_sec": "5m"}, "nccl_collective_timeout_sec of Elastic is '5m'; expected a"),
         ({"run_policy": RunPolicy(active_deadline_seconds=-1)}, "active_deadline_seconds of Elastic(run_policy=)"),
     ],
 )

@@ -1,0 +1,90 @@
+"""Both sides of `generations()`, at the points that real workers seldom reach."""
+
+from __future__ import annotations
+
+import os
+import socket
+import sys
+from collections.abc import Collection
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+from unittest.mock import create_autospec
+
+import pytest
+
+from tests.pytorch.nodes import Here
+from tests.supervisor.fakes import Program
+from trainer_launch.model import exit_codes
+from trainer_launch.pytorch import generations
+from trainer_launch.pytorch.generations import OutOfGroups
+from trainer_launch.pytorch.survivors import Survivors
+from trainer_launch.supervisor.system import System
+
+
+def test_a_survivor_whose_end_is_not_reaped_yet_when_the_next_generation_begins_is_told_nothing() -> None:
+    survivors = Survivors(create_autospec(System, instance=True))
+    (worker,) = survivors.open(["rank 0"])
+    os.close(worker)
+    assert survivors.hear() == []
+    survivors.enter("rank 0", {"RANK": "0"}, has_state=True)
+
+
+@pytest.mark.parametrize(("backend", "is_done"), [("gloo", True), ("nccl", False)])
+def test_only_groups_of_gloo_are_left_once_their_connections_have_ended(
+    monkeypatch: pytest.MonkeyPatch, backend: str, is_done: bool
+) -> None:
+    """An abort of NCCL may take seconds."""
+    aborted: list[str] = []
+    own: Any = SimpleNamespace(name=lambda: backend, abort=lambda: aborted.append(backend))
+    group = SimpleNamespace(_device_types=("cpu",), _get_backend=lambda _device: own)
+    groups = SimpleNamespace(_world=SimpleNamespace(pg_map=[group]))
+    monkeypatch.setitem(sys.modules, "torch", SimpleNamespace(distributed=SimpleNamespace(distributed_c10d=groups)))
+    assert generations._GroupSockets().shut() is is_done
+    assert aborted == ([] if is_done else [backend])
+
+
+class Waiting(Survivors):
+    """Survivors without connections: `left` have just left their groups; dismissed ones end."""
+
+    def __init__(self, here: Here, *left: str) -> None:
+        self._here, self._left = here, [*left]
+        self.able = {*left}
+
+    def hear(self) -> list[tuple[str, Any]]:
+        left, self._left = self._left, []
+        return [(name, OutOfGroups(has_state=True)) for name in left]
+
+    def leave(self, names: Collection[str], generation: int) -> None:
+        pass
+
+    def dismiss(self, names: Collection[str]) -> None:
+        for name in names:
+            self._here.system.ends(self._here.system.now() + 0.2, name, 15)
+
+
+@pytest.mark.parametrize("leaves_s", [0.5, 1.5], ids=["before the request", "after it"])
+def test_workers_that_only_note_a_request_to_stop_end_where_they_wait_for_the_next_generation(
+    tmp_path: Path, leaves_s: float
+) -> None:
+    notes = Program(term_s=None)
+    here = Here(tmp_path, rank_0=[notes], rank_1=[Program(ends_s=1.3)])
+
+    def lose_the_others() -> None:
+        here.node._group.survivors = Waiting(here, "rank 0")
+
+    here.does(leaves_s, lose_the_others)
+    here.system.signalled(1.0, 15)
+    ended = here.run()
+    assert ended.took_s < 2.5, "it does not wait for the end of the grace"
+
+
+def test_a_worker_that_is_dismissed_while_it_waits_exits_as_one_that_was_stopped() -> None:
+    ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    channel = generations._Channel(theirs.fileno())
+    with theirs:
+        channel.begin()
+        ours.close()
+        with pytest.raises(SystemExit) as ended:
+            channel.enter_next()
+    assert ended.value.code == exit_codes.STOPPED
