@@ -291,6 +291,11 @@ def test_the_version_is_told_in_every_usual_way() -> None:
     assert {launch(word).stdout for word in ("version", "--version", "-V")} == {f"trainer-launch {__version__}\n"}
 
 
+def test_run_has_no_heading_of_checks_in_help() -> None:
+    shown = {title for title, names in options.GROUPS.items() if set(names) & set(options.COMMANDS["run"])}
+    assert shown == set(options.GROUPS) - {"checks"}
+
+
 def test_every_setting_has_a_heading_in_help() -> None:
     headed = [name for group in options.GROUPS.values() for name in group]
     assert sorted(headed) == sorted(settings.Settings.model_fields)
