@@ -303,7 +303,7 @@ class Source:
 
 
 def _once_each(pairs: list[tuple[str, object]]) -> None:
-    """Nobody can tell which of two values was meant."""
+    """Refuse an object that has a key twice: either value may be meant."""
     if len({key for key, _ in pairs}) != len(pairs):
         raise ValueError("a key comes twice")
 
