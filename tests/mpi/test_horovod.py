@@ -13,7 +13,7 @@ from tests.planning.requests import request
 from trainer_launch.model import Job, Member, NodeRange
 from trainer_launch.mpi import hosted_program
 from trainer_launch.mpi.hosted_program import Horovodrun
-from trainer_launch.mpi.mpi_job import prepared
+from trainer_launch.mpi.mpi_job import Preparation, prepared
 from trainer_launch.mpi.mpirun_messages import MpirunReport, rank_and_text, with_line_of_horovod
 from trainer_launch.planning import engines, mpi_options
 
@@ -55,7 +55,7 @@ def test_only_allowed_variables_go_into_command_lines() -> None:
     assert hosted_program.horovod_env(given, ("TOKEN",), "/ours")["TOKEN"] == "x"
 
 
-def made(folder: Path, line: str) -> Horovodrun:
+def preparation(folder: Path, line: str) -> Preparation:
     """horovodrun before its first start; its real ssh shows its arguments."""
     ssh = folder / "ssh"
     ssh.write_text("#!/bin/sh\necho $@\n")
@@ -63,7 +63,17 @@ def made(folder: Path, line: str) -> Horovodrun:
     task = request(
         line, Job(contract="c", nodes=NodeRange(1, 1)), {"PATH": f"{folder}:/usr/bin:/bin"}, scratch=str(folder)
     )
-    return prepared(task, engines.plan(task).processes[0]).program  # type: ignore[return-value]
+    return prepared(task, engines.plan(task).processes[0])
+
+
+def made(folder: Path, line: str) -> Horovodrun:
+    return preparation(folder, line).program  # type: ignore[return-value]
+
+
+def test_threads_look_at_the_hosts_while_the_rest_of_the_launcher_is_loaded(tmp_path: Path) -> None:
+    probes = preparation(tmp_path, "horovodrun -np 2 -p 2022 -H a.invalid:1,b.invalid:1 x").probes
+    assert set(probes.readiness) == {"a.invalid", "b.invalid"}
+    assert probes.due_s is None, "an attempt is under way for each"
 
 
 def test_an_elastic_job_begins_with_the_processes_asked_for_and_goes_on_with_the_least(tmp_path: Path) -> None:

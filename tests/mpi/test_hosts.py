@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import os
 import shlex
 import shutil
@@ -22,7 +23,7 @@ from trainer_launch.mpi import host_access
 from trainer_launch.mpi.host_access import HostAccess, HostCommands, own_ssh
 from trainer_launch.mpi.host_readiness import Probes, Threads
 from trainer_launch.mpi.remote_hosts import HostList, RemoteHosts
-from trainer_launch.mpi.ssh_client import configured_port
+from trainer_launch.mpi.ssh_client import InThread, configured_port
 from trainer_launch.planning import engines, mpi_options
 from trainer_launch.planning.mpi import KUBEXEC, spec_of
 from trainer_launch.supervisor.system import System
@@ -57,6 +58,15 @@ def test_hosts_are_looked_for_where_the_users_own_agent_would_go(
 ) -> None:
     require(shutil.which("ssh"), "needs openssh-client")
     assert access_of(tmp_path, line)[0].probed_port == port
+
+
+def test_a_call_in_a_thread_raises_any_error_in_its_caller_who_would_wait_for_ever_else() -> None:
+    def call(*words: str) -> int:
+        raise OSError(errno.EMFILE, "Too many open files")
+
+    assert InThread(len, "word").result() == 4
+    with pytest.raises(OSError, match="Too many open files"):
+        InThread(call, "mpirun", "--version").result()
 
 
 KUBEXEC_SH = """\

@@ -151,7 +151,7 @@ def test_an_mpi_worker_that_knows_no_number_of_ranks_looks_only_at_what_mpi_take
     assert not decide(machine(), need, "auto").warning  # 64 MiB
     decision = decide(machine(shm_bytes=4 * MIB, shm_free_bytes=4 * MIB), need, "auto")
     assert decision.is_short
-    assert "2 workers may need 40 MiB (MPI; their number is unknown)" in decision.warning
+    assert "2 workers may need 40 MiB (MPI; the number of workers is a guess)" in decision.warning
 
 
 TORCH = Job(contract="trainer-v2-torch", nodes=NodeRange(1, 1), nproc_per_node=4, engine="torchrun")

@@ -85,3 +85,8 @@ def test_spares_without_our_coordinator_are_refused(changes) -> None:
         engines.plan(request("train.py", spared(TOLD, 1), **changes))
     with pytest.raises(LaunchError, match="this node's rank is 2 but the job has 2 nodes"):
         engines.plan(request("train.py", spared(TOLD, None, nnodes="2"), **changes))
+
+
+def test_the_refusal_of_spares_names_the_option_for_which_torchrun_starts_the_workers() -> None:
+    with pytest.raises(UsageError, match=r"--spares needs .*--numa-binding node has torchrun bind .*; remove it$"):
+        engines.plan(request("train.py", spared(TOLD, 1), env={"PET_NUMA_BINDING": "node"}))

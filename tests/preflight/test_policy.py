@@ -136,7 +136,7 @@ def test_toml_is_read_as_json_is(tmp_path: Path) -> None:
     site.write_text(TOML)
     assert policy(str(site)) == policy("cpu=off,clock=fatal")
     site.write_text("[rules]\ncpu = off\n")
-    with pytest.raises(UsageError, match=rf"^--policy {site}: .*\(at line 2, column 7\)$"):
+    with pytest.raises(UsageError, match=rf"^--policy {site}: .*\(at line 2, column 7\); expected rules"):
         policy(str(site))
 
 
@@ -173,7 +173,10 @@ def test_a_word_that_makes_no_sense_is_one_clear_error(text: str, sentence: str)
     [
         ("{", "Input data was truncated"),
         ("[]", "Expected `object`, got `array`"),
-        ('{"cpu": "off"}', "Object contains unknown field `cpu`"),
+        (
+            '{"cpu": "off"}',
+            "Object contains unknown field `cpu`; expected rules, a severity for each check, and observe",
+        ),
         ('{"observe": "yes"}', "Expected `bool | null`, got `str` - at `$.observe`"),
         ('{"rules": {"dnss": "off"}}', "'dnss' is not a check; did you mean dns?"),
         (

@@ -144,7 +144,7 @@ examples:
     ),
     "sshd": CommandHelp(
         help="run sshd in an MPI worker pod",
-        about="sshd accepts the job's key only, and it is restarted if it crashes.",
+        about="sshd accepts the job's key only. If sshd crashes, the pod ends, and its platform starts it again.",
         usage="[options]",
         examples="""examples:
   trainer-launch sshd                           # the command of a worker pod

@@ -375,7 +375,7 @@ METAVARS = {name: metavar for metavar, names in _METAVARS.items() for name in na
 
 # The headings, in their order; a command shows those of its own settings.
 GROUPS = {
-    "checks": _CHECKING,
+    "checks": tuple(name for name in _CHECKING if name != "report"),
     "command": ("contract", "engine", "start_method", "preload"),
     "job (default: what the platform injected)": (*_JOB[:-1], "port_range", "secret_file", "topology_label"),
     "restarts": ("max_restarts", "wait_timeout", "min_nodes", "shrink_after", "spares"),
@@ -383,5 +383,5 @@ GROUPS = {
     "stopping": ("grace", "signals", "termination_log"),
     "MPI": ("ssh_dir", "ssh_port", "insecure_host_keys", "forward_env"),
     "container": ("shm_size",),
-    "output and monitoring": ("prefix", "output_limit", "events", "metrics_port", "log_level"),
+    "output and monitoring": ("report", "prefix", "output_limit", "events", "metrics_port", "log_level"),
 }

@@ -152,7 +152,7 @@ def is_flyte(source: Source) -> bool:
 
 
 def with_flytes_words(read: Callable[[Source], Job]) -> Callable[[Source], Job]:
-    """The same, with Flyte's words about this task; None for what it does not say."""
+    """A reader that also keeps Flyte's words about this task; None for what Flyte does not say."""
 
     def read_both(source: Source) -> Job:
         job = read(source)

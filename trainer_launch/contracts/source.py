@@ -182,10 +182,10 @@ class Source:
         expected = "a whole number of at least 0" if below is None else f"a whole number from 0 to {top}"
         return self._get(name, field, expected, lambda v: value_parsers.parse_number(v, 0, top), default)
 
-    def port(self, name: str, field: str = "", *, least: int = 1, default: T | _Required = REQUIRED) -> int | T:
-        """A TCP port, 1 to 65535; 0 too when `least` says so."""
-        expected = f"a port from {least} to 65535"
-        return self._get(name, field, expected, lambda v: value_parsers.parse_number(v, least, 65535), default)
+    def port(self, name: str, field: str = "", *, default: T | _Required = REQUIRED) -> int | T:
+        """A TCP port, 1 to 65535."""
+        expected = "a port from 1 to 65535"
+        return self._get(name, field, expected, lambda v: value_parsers.parse_number(v, 1, 65535), default)
 
     def flag(self, name: str, field: str = "", *, default: T | _Required = REQUIRED) -> bool | T:
         """A number that is 0 for off; the empty string is on."""
@@ -303,7 +303,7 @@ class Source:
 
 
 def _once_each(pairs: list[tuple[str, object]]) -> None:
-    """Nobody can tell which of two values was meant."""
+    """Refuse an object that has a key twice: either value may be meant."""
     if len({key for key, _ in pairs}) != len(pairs):
         raise ValueError("a key comes twice")
 

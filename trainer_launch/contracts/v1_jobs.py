@@ -429,7 +429,7 @@ PYTORCH = Contract(
 FLYTE_ELASTIC = Contract(
     "flyte-elastic",
     Marks(all_of=("PET_RDZV_ENDPOINT",), none_of=_NO_INDEX, when=is_flyte, shows=FLYTE_MARKS),
-    with_flytes_words(partial(_read_elastic, engine="plain")),  # a second agent around flytekit's would be wrong,
+    with_flytes_words(partial(_read_elastic, engine="plain")),  # a second agent around flytekit's would be wrong
     kind=v1_table.PYTORCH.name,
 )
 PYTORCH_ELASTIC = Contract(

@@ -357,7 +357,7 @@ def horovod_env(given: Mapping[str, str], forward: Sequence[str], bin_folder: st
 
 
 def _interface(addresses: Iterable[str]) -> str | None:
-    """Of this host the one that leads to the others: pods of one job have the same."""
+    """The interface of this host that leads to the others: pods of a job have the same."""
     here = network.interfaces()
     names = [name for address in addresses if (name := network.interface_to(address, here))]
     return next((name for name in names if name != "lo"), names[0] if names else None)

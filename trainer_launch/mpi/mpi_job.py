@@ -82,9 +82,8 @@ class JobDiagnosis(NamedTuple):
     """The diagnosis of the program that runs here."""
 
     watch: AnyWatch | None = None  # for hangs
-    failed: Callable[[Failure, str], None] = lambda failure, process: (
-        None
-    )  # called with the failure that ends the job
+    # Called with the failure that ends the job.
+    failed: Callable[[Failure, str], None] = lambda failure, process: None
 
 
 class Preparation(Struct, frozen=True):

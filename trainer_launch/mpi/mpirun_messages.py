@@ -250,7 +250,7 @@ def death_of(end: MpirunEnd, attempt: int) -> Death:
 
 
 def first_failure(end: MpirunEnd) -> MpirunEnd:
-    """Nobody is named where only the end of a rank was reported that had lost the failed one."""
+    """The end without a culprit, where mpirun reports only a rank that had lost the failed one."""
     report = end.report
     if not report.cut_off:
         return end

@@ -24,7 +24,7 @@ from msgspec import Struct, field
 from trainer_launch.host import deadline_subprocess
 from trainer_launch.host.files import LiveFiles
 from trainer_launch.model import Job
-from trainer_launch.model.errors import LaunchError, NodeError, UsageError
+from trainer_launch.model.errors import NodeError, UsageError
 from trainer_launch.model.value_parsers import parse_number
 
 Result = TypeVar("Result")
@@ -53,18 +53,18 @@ class InThread(Generic[Result]):
     """A call that waits for a child, in a thread, while the caller goes on."""
 
     def __init__(self, call: Callable[..., Result], *args: object) -> None:
-        self._results: SimpleQueue[tuple[Result | None, LaunchError | None]] = SimpleQueue()
+        self._results: SimpleQueue[tuple[Result | None, Exception | None]] = SimpleQueue()
         if deadline_subprocess.begin_thread("waits", self._work, call, args) is None:
             self._work(call, args)
 
     def _work(self, call: Callable[..., Result], args: tuple[object, ...]) -> None:
         try:
             self._results.put((call(*args), None))
-        except LaunchError as problem:
+        except Exception as problem:  # noqa: BLE001  whatever it is, the caller waits for it
             self._results.put((None, problem))
 
     def result(self) -> Result:
-        """Wait for the call's result. Raises LaunchError: the call has raised it."""
+        """Wait for the call's result, or raise what the call has raised."""
         result, problem = self._results.get()
         if problem is not None:
             raise problem

@@ -48,7 +48,7 @@ def plan(task: Task) -> Plan:
         if why is not None and engine is TORCH:
             engine, reason = TORCHRUN, f"{reason}; torchrun runs it: {why}"
     if engine is not FRONT_END:
-        torch.check_spares(task, runs_workers=engine is TORCH)
+        torch.check_spares(task, reason, runs_workers=engine is TORCH)
     if engine not in (TORCH, FRONT_END):
         torch.check_placement(task, reason)
     plan = engine.plan(task, reason)

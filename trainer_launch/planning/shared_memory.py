@@ -138,7 +138,7 @@ def _estimate(need: Need) -> str:
         return "one worker needs no more" if need.workers else "no worker runs in this pod"
     parts = [] if need.is_guess else ["data loaders, a rule of thumb"]
     parts += ["NCCL"] * need.on_gpus + ["MPI"] * need.is_mpi
-    parts += ["their number is unknown"] * need.is_guess
+    parts += ["the number of workers is a guess"] * need.is_guess
     return f"{counted(need.workers, 'worker')} may need {in_mib(need.size_bytes)} ({'; '.join(parts)})"
 
 

@@ -411,8 +411,8 @@ def _check_devices(task: Task, options: Mapping[str, str]) -> None:
         )
 
 
-def check_spares(task: Task, *, runs_workers: bool) -> None:
-    """Refuse spares where nobody could let them take over.
+def check_spares(task: Task, reason: str, *, runs_workers: bool) -> None:
+    """Refuse spares where nobody could let them take over, because of this reason for the engine.
 
     Raises:
         LaunchError: this job's nodes do not meet at our coordinator.
@@ -421,7 +421,9 @@ def check_spares(task: Task, *, runs_workers: bool) -> None:
     if not topology.spares or runs_workers:
         return
     if any(fact.name == "--spares" for fact in task.job.facts):
-        raise UsageError("--spares needs torch workers that meet at the launcher's coordinator; remove it")
+        raise UsageError(
+            f"--spares needs torch workers that meet at the launcher's coordinator ({reason}); remove it"
+        )
     if topology.nodes is not None and (topology.node_rank or 0) >= topology.nodes.max:
         raise ContractError(
             f"this node's rank is {topology.node_rank} but the job has {counted(topology.nodes.max, 'node')}, and "

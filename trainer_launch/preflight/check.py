@@ -14,7 +14,6 @@ import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from enum import Enum
-from pathlib import Path
 from typing import Any, Generic, TypeAlias, TypeVar
 
 from msgspec import Struct, field
@@ -222,7 +221,7 @@ class Subject(Struct, frozen=True, kw_only=True):
         return has_remote_peers(self.topology)
 
 
-def subject_of(reading: Reading, settings: Settings, root: Path = Path("/")) -> Subject:
+def subject_of(reading: Reading, settings: Settings) -> Subject:
     """The container to check, without network and GPUs.
 
     Raises:
@@ -248,8 +247,8 @@ def subject_of(reading: Reading, settings: Settings, root: Path = Path("/")) -> 
         storage=tuple(path.removeprefix(_SHARED) for path in folders),
         shared=frozenset(path.removeprefix(_SHARED) for path in folders if path.startswith(_SHARED)),
         limits=cgroup.process_limits(),
-        pids=cgroup.pids_left(cgroup.own_groups(root)),
-        has_rdma=network.may_use_rdma(root),
+        pids=cgroup.pids_left(cgroup.own_groups()),
+        has_rdma=network.may_use_rdma(),
     )
 
 
@@ -263,14 +262,14 @@ def with_gpus(subject: Subject, level: str) -> Subject:
     return replace(subject, cards=Cards(made, level, subject.burn_s))
 
 
-def with_network(subject: Subject, root: Path = Path("/")) -> Subject:
+def with_network(subject: Subject) -> Subject:
     """Add what a pod's containers share."""
     here = network.interfaces()
     return replace(
         subject,
         interfaces=here,
         route=functools.cache(functools.partial(route_to, subject.topology.coordinator, here)),
-        adapters=network.adapter_ports(root),
+        adapters=network.adapter_ports(),
     )
 
 

@@ -86,7 +86,7 @@ def parse_flag(text: str | None, checks: Collection[str], removed: Collection[st
     """The policy of --policy: files, CHECK=SEVERITY, `observe` and `off`, of which the last counts.
 
     Raises:
-        UsageError: a part makes no sense; the sentence names the file with its line or key.
+        UsageError: a part makes no sense; the sentence names the file and the place in it.
     """
     policy = Policy()
     for word in filter(None, map(str.strip, (text or "").split(","))):
@@ -122,7 +122,8 @@ def parse_content(
             f"{where}: TOML needs Python 3.11 or the package tomli; write the policy as JSON"
         ) from None
     except (ValueError, RecursionError) as problem:  # also of TOML, with line and column
-        raise UsageError(f"{where}: {printable(str(problem), ' ')[:200]}") from None
+        advice = "expected rules, a severity for each check, and observe, true or false"
+        raise UsageError(f"{where}: {printable(str(problem), ' ')[:200]}; {advice}") from None
     rules = dict(before.rules)
     for check, severity in file.rules.items():
         rules |= _checked(where, check, severity, checks, removed)

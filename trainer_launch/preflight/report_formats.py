@@ -297,9 +297,9 @@ def check_files(paths: Mapping[str, str | None]) -> None:
             raise UsageError(f"{flag} {path} cannot be written: {problem.strerror}; name a writable directory")
 
 
-def write_file(flag: str, path: str | None, text: str, mode: int = 0o644) -> None:
+def write_file(flag: str, path: str | None, text: str) -> None:
     """Replace a file, whole or not at all, or warn. What is no file is written as it is; None: nothing to do."""
-    problem = None if path is None else _problem_of(path, _write, text, mode)
+    problem = None if path is None else _problem_of(path, _write, text)
     if problem is not None:
         logs.warn(f"{flag}: {path} was not written: {problem.strerror}")
 
@@ -320,12 +320,12 @@ def _try(path: str) -> None:
         raise OSError(errno.EISDIR, os.strerror(errno.EISDIR))
 
 
-def _write(path: str, text: str, mode: int) -> None:
+def _write(path: str, text: str) -> None:
     if os.path.exists(path) and not os.path.isfile(path):
         with open(path, "w", encoding="utf-8", opener=_opened) as file:
             file.write(text)
     else:
-        files.replace(os.path.realpath(path), text.encode(), mode)
+        files.replace(os.path.realpath(path), text.encode(), 0o644)
 
 
 def _opened(path: str, flags: int) -> int:

@@ -22,7 +22,7 @@ _VIEW = node_view.View(
     version="0", pid=1, started_ticks=1, run_dir="/r", host="h", node_rank=0, contract="c", engine="e",
     phase="running", since_s=0.0, started_s=0.0,
 )  # fmt: skip
-_TEST = msg.Test(1, 0, 2, "h", 1, "t", 1.0)
+_TEST = msg.Test(1, 0, "h", 1, "t", 1.0)
 
 
 @target()

@@ -89,7 +89,7 @@ def order(
 ) -> list[tuple[Node, msg.Test]]:
     """The parts of these two in a test."""
     port = members[0].listener.port
-    about = (2, "127.0.0.1", port, f"s-{number}-{port}", limit_s, "gloo", rails)
+    about = ("127.0.0.1", port, f"s-{number}-{port}", limit_s, "gloo", rails)
     return [(node, msg.Test(number, rank, *about)) for rank, node in enumerate(members)]
 
 
@@ -123,7 +123,7 @@ def test_who_waits_alone_and_who_dials_nobody_say_so_in_time_and_serve_on(nodes:
     assert whys(seen) == [["the other end did not connect in time"]]
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
-        nobody = msg.Test(31, 1, 2, "127.0.0.1", probe.getsockname()[1], "t", 3.0, "gloo", 2)
+        nobody = msg.Test(31, 1, "127.0.0.1", probe.getsockname()[1], "t", 3.0, "gloo", 2)
         seen = held({0: (nodes[1], nobody)})
     assert all("Connection refused" in why for why in whys(seen)[0])
     assert whys(held(dict(enumerate(order(nodes[:2], 32))))) == [[""]] * 2
@@ -203,7 +203,7 @@ def test_a_python_without_torch_can_only_do_plain_sockets(tmp_path: Path) -> Non
 def test_a_python_that_is_not_there_is_told() -> None:
     made = Collectives(("/no/such/python",), ENV)
     assert "its process could not be started: No such file" in made.ability()
-    test = msg.Test(0, 1, 2, "127.0.0.1", 1, "t", 1.0, "gloo")
+    test = msg.Test(0, 1, "127.0.0.1", 1, "t", 1.0, "gloo")
     listener = Listener(None, lambda: msg.Here("waiting"))
     assert "could not be started" in made.run(test, listener)[0].why
     listener.close()

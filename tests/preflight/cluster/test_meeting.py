@@ -383,7 +383,7 @@ def test_a_pair_test_goes_by_name_unless_the_name_adds_nothing(
         return [(0, 0, 0, "", (found, 1)) for found in resolves_to]
 
     monkeypatch.setattr(socket, "getaddrinfo", lookup)
-    test = msg.Test(0, 1, 2, "node-1", 1, "t", 1.0, address=address)
+    test = msg.Test(0, 1, "node-1", 1, "t", 1.0, address=address)
     assert meeting._findable(test).host == dialed
     assert meeting._findable(replace(test, rank=0)).host == "node-1", "who listens asks nobody"
 

@@ -27,7 +27,7 @@ def listener() -> Iterator[Listener]:
 
 
 def order(port: int, *, dials: bool, limit_s: float = 5.0) -> msg.Test:
-    return msg.Test(0, int(dials), 2, "127.0.0.1", port, "s-0-0-1", limit_s)
+    return msg.Test(0, int(dials), "127.0.0.1", port, "s-0-0-1", limit_s)
 
 
 def whys(result: msg.Result) -> list[str]:

@@ -19,7 +19,7 @@ from collections.abc import Iterator
 
 BLOCK = 1 << 18
 SEND_S = 0.12
-TOKEN_S = 1.0  # for whoever connects to say that this test is meant: it is text at once
+TOKEN_S = 1.0  # for whoever connects to say that this test is meant; it sends its token at once
 _AGAIN_S = 0.02
 _LENGTH = struct.Struct("!Q")
 

@@ -117,7 +117,7 @@ class PairTests(Struct, frozen=True):
 
 
 class Cluster(Struct, frozen=True, kw_only=True):
-    """All nodes, for the checks that look at all of them: what each has told, seen and measured."""
+    """All nodes, for the checks that look at all of them: their reports, tokens and measures."""
 
     settings: ClusterSettings
     nodes: Sequence[JobNode]  # that have told what they are, in the order of their ranks

@@ -100,7 +100,7 @@ class Rounds:
             for rank, number in enumerate((listener, dialer)):
                 peer = self._nodes[number].peer
                 if peer is not None:
-                    about = (self._round, rank, 2, host, first.at.port, token, limit_s, way)
+                    about = (self._round, rank, host, first.at.port, token, limit_s, way)
                     self._send(peer, msg.Test(*about, self.tests.way.rails, first.at.host))
 
     def take(self, rank: int, result: msg.Result) -> None:

@@ -101,7 +101,6 @@ class Test(Tagged, frozen=True):
 
     round: Nodes
     rank: NodeRank
-    size: Nodes
     host: Name
     port: Port
     token: Name

@@ -121,7 +121,7 @@ def look_at_all(places: Sequence[Endpoint | None], limit_s: float) -> list[Stuck
 
 @check(NAME, Where.CLUSTER)
 def all_present(cluster: Cluster) -> Iterator[Finding]:
-    """All nodes are present, each with a rank of its own; what they have found themselves is told by kind."""
+    """All nodes are present, each with a rank of its own; findings of the same kind are reported together."""
     count = cluster.n_present
     yield all_present.passed(f"all {count} nodes are present", scope=Scope.JOB, measured=count, unit="nodes")
     yield from collided(cluster.collisions)
@@ -195,7 +195,7 @@ def runs_already(host: str | None) -> Finding:
 
 
 def no_coordinator(home: str, stuck: Stuck, waited_s: float) -> Finding:
-    """Said by each node on its own: nobody is there to decide."""
+    """The verdict of each node on its own, where node 0 is missing."""
     return _absent(home, stuck, f"{home} is missing after {waited_s:.0f} s: {stuck.text}")
 
 
