@@ -14,7 +14,7 @@ from pathlib import Path
 import psutil
 
 from benchmarks import contestants, peers, schedule, trees
-from benchmarks.measuring import Case, Reading, Section, Setup, wait_for
+from benchmarks.measuring import Case, Failed, Reading, Section, Setup, wait_for
 from benchmarks.peers import Launcher, version_here, versions_of_peers
 from tests.pods import missing
 from trainer_launch.host import network
@@ -133,6 +133,8 @@ def _peak_mb(is_back: Callable[[], bool]) -> float:
         is_last = is_back()
         peak = max(peak, trees.pss_mb(psutil.Process().children(recursive=True)))
         time.sleep(LOOK_S)
+    if not is_last:
+        raise Failed(f"all ranks to train again: not within {BACK_S:g} s")
     return peak
 
 
