@@ -131,10 +131,10 @@ def test_a_path_that_is_no_utf_8_costs_no_answer(monkeypatch: pytest.MonkeyPatch
     monkeypatch.setattr(flight_recorder, "answer", lambda question, rank: {"number": 7, "stacks": stacks})
     (ours, theirs) = os.pipe()
     flight_recorder._reply(theirs, {"number": 7, "stacks": True}, 0)
-    told = decode(Recorded, os.read(ours, 1 << 16), 1 << 20)
+    answer = decode(Recorded, os.read(ours, 1 << 16), 1 << 20)
     os.close(ours)
     os.close(theirs)
-    assert (told.number, told.stacks) == (7, '  File "/d?p?t/train.py", line 3 in step\n')
+    assert (answer.number, answer.stacks) == (7, '  File "/d?p?t/train.py", line 3 in step\n')
 
 
 def test_alike_ranks_stand_together_and_the_odd_one_out_comes_first():

@@ -49,7 +49,7 @@ _BACKOFF = 6  # a Job's own default
 _BOUNDLESS = 2**31 - 1
 _ACTIONS = ("FailJob", "Ignore", "Count", "FailIndex")
 _SET_ACTIONS = ("FailJobSet", "RestartJobSet", "RestartJobSetAndIgnoreMaxRestarts")
-_OF_ONE_JOB = {"RestartJob": _SET_ACTIONS[1], "RestartJobAndIgnoreMaxRestarts": _SET_ACTIONS[2]}
+_OF_WHOLE_SET = {"RestartJob": _SET_ACTIONS[1], "RestartJobAndIgnoreMaxRestarts": _SET_ACTIONS[2]}
 _REASONS = (
     "BackoffLimitExceeded", "DeadlineExceeded", "FailedIndexes", "MaxFailedIndexesExceeded", "PodFailurePolicy",
 )  # fmt: skip
@@ -324,11 +324,11 @@ def _is_rehearsed(rule: Field, *keys: str) -> bool:
 
 def _set_rule(rule: Field) -> SetRule:
     rule.only(("name", "action", "onJobFailureReasons", *_NARROWING))
-    action = rule.get("action").choice((*_SET_ACTIONS, *_OF_ONE_JOB))
-    if action in _OF_ONE_JOB:
+    action = rule.get("action").choice((*_SET_ACTIONS, *_OF_WHOLE_SET))
+    if action in _OF_WHOLE_SET:
         rule.ignore("RestartJob: the whole JobSet restarts")
     return SetRule(
-        action=_OF_ONE_JOB.get(action, action),
+        action=_OF_WHOLE_SET.get(action, action),
         reasons=tuple(reason.choice(_REASONS) for reason in rule.get("onJobFailureReasons").items()),
     )
 
