@@ -125,15 +125,15 @@ def _costs(folder: str, killed_s: float, step: int, rank: int, wanted: int) -> d
     return readings
 
 
-def _peak_mb(is_back: Callable[[], bool]) -> float:
-    """The most memory of all processes of the run until all ranks train again."""
+def _peak_mb(is_back: Callable[[], bool]) -> float | str:
+    """The most memory of all processes of the run until all ranks train again; a text: they do not."""
     peak, end_s = 0.0, time.monotonic() + BACK_S
     is_last = False
     while not is_last and time.monotonic() < end_s:
         is_last = is_back()
         peak = max(peak, trees.pss_mb(psutil.Process().children(recursive=True)))
         time.sleep(LOOK_S)
-    return peak
+    return peak if is_last else f"never: not all ranks trained again within {BACK_S:g} s"
 
 
 def _ours(name: str) -> Way:

@@ -1,9 +1,10 @@
-"""Which steps come after a kill, whatever the ranks do with their numbers."""
+"""Which steps come after a kill, whatever the ranks do with their numbers; what is no recovery has no figures."""
 
 from __future__ import annotations
 
 import pytest
 
+from benchmarks import keeping_state
 from benchmarks.keeping_state import Line, lines_after
 
 BEFORE = [Line(9.9, rank, 14, 100 + rank, "0") for rank in range(3)]
@@ -19,3 +20,8 @@ BEFORE = [Line(9.9, rank, 14, 100 + rank, "0") for rank in range(3)]
 )
 def test_the_steps_after_a_kill(lines: list[Line], after: list[int]) -> None:
     assert [line.step for line in lines_after([*BEFORE, *lines], 10.0, 15, 2)] == after
+
+
+def test_ranks_that_do_not_come_back_have_no_peak_of_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(keeping_state, "BACK_S", 0.0)
+    assert keeping_state._peak_mb(lambda: False) == "never: not all ranks trained again within 0 s"

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import os
 import threading
 
 import pytest
 
 from trainer_launch.diagnosis import flight_recorder, stacks
-from trainer_launch.diagnosis.collectives import Doing
+from trainer_launch.diagnosis.collectives import Doing, Recorded
 from trainer_launch.diagnosis.hang_detection import WatchedWorker
+from trainer_launch.model.codec import decode
 
 SITE = "/opt/venv/lib/python3.11/site-packages"
 REDUCE = f'''Thread 0x00007f5b2a9fe6c0 (most recent call first):
@@ -122,6 +124,17 @@ def test_stacks_that_a_thread_of_the_process_writes_are_read_as_those_of_faultha
     own = next(frame for frame in stacks.main_thread(text) if not frame.is_library)
     assert own.function == "test_stacks_that_a_thread_of_the_process_writes_are_read_as_those_of_faulthandler"
     assert "python_stacks" not in text, "the writer itself is no thread of the program's"
+
+
+def test_a_path_that_is_no_utf_8_costs_no_answer(monkeypatch: pytest.MonkeyPatch) -> None:
+    stacks = os.fsdecode(b'  File "/d\xe9p\xf4t/train.py", line 3 in step\n')
+    monkeypatch.setattr(flight_recorder, "answer", lambda question, rank: {"number": 7, "stacks": stacks})
+    (ours, theirs) = os.pipe()
+    flight_recorder._reply(theirs, {"number": 7, "stacks": True}, 0)
+    answer = decode(Recorded, os.read(ours, 1 << 16), 1 << 20)
+    os.close(ours)
+    os.close(theirs)
+    assert (answer.number, answer.stacks) == (7, '  File "/d?p?t/train.py", line 3 in step\n')
 
 
 def test_alike_ranks_stand_together_and_the_odd_one_out_comes_first():

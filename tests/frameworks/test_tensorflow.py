@@ -13,7 +13,6 @@ from tests.frameworks import frameworks
 from tests.frameworks.rehearsals import (
     AT_100,
     RUN_S,
-    Rehearsal,
     assert_learnt,
     changed,
     explained,
@@ -80,17 +79,3 @@ def test_rendered_pods_tell_each_role_its_place(tmp_path: Path) -> None:
     assert {name: job["role"] for name, job in jobs.items()} == {
         f"tfjob-ps-{role}": role.rpartition("-")[0] for role in ROLES
     }
-
-
-def test_a_dynamic_tfjob_is_refused_by_the_script_in_one_sentence(tmp_path: Path) -> None:
-    def change(text: str) -> str:
-        return text.replace(
-            "spec:\n  tfReplicaSpecs", "spec:\n  enableDynamicWorker: true\n  tfReplicaSpecs"
-        ).replace("OnFailure", "Never")
-
-    with Rehearsal("tensorflow", changed("tfjob-simple.yaml", tmp_path, change)) as job:
-        code, output = job.ended()
-    assert code == exit_codes.INFRASTRUCTURE, "a dynamic TFJob never fails by its workers: it would wait for ever"
-    printed = r"^\[tfjob-simple-worker-\d\] train_tf: TF_CONFIG is sparse \(enableDynamicWorker\)"
-    assert len(re.findall(printed, output, re.MULTILINE)) == 2
-    assert "no pod runs any more" in output

@@ -18,6 +18,7 @@ class Driver:
 
     def __init__(self) -> None:
         self.state = SimpleNamespace(condition=None, asked=0, there={})
+        self.kubelet = SimpleNamespace(network=None)
         self.at_s = 0.0
         self.entries: list[HistoryEntry] = []
 
@@ -116,6 +117,40 @@ def test_a_fault_whose_steps_come_warns_of_nothing(caplog: pytest.LogCaptureFixt
     assert (faults.due_s(), pass_time(faults, driver, 90.0), caplog.messages) == (None, [], [])
     others, driver = begin("add node at=2m")
     assert (others.due_s(), pass_time(others, driver, 90.0), caplog.messages) == (120.0, [], [])
+
+
+class Network:
+    """Pods that are cut off, or not."""
+
+    def __init__(self) -> None:
+        self.cut: list[str] = []
+
+    def cut_off(self, pod: str) -> None:
+        self.cut = [pod]
+
+    def reconnect(self, pod: str) -> None:
+        self.cut = []
+
+
+@pytest.mark.parametrize(
+    ("first", "second", "until_s"),
+    [("for=5s", "for=6s", 8.0), ("for=7s", "for=3s", 8.0), ("for=5s", "", None)],
+    ids=["the second is over later", "the first is over later", "the second lasts as long as the job"],
+)
+def test_a_pod_is_cut_off_until_the_last_of_its_partitions_is_over(
+    first: str, second: str, until_s: float | None
+) -> None:
+    faults, driver = begin(f"partition node=0 {first} at=1s", f"partition node=0 {second} at=2s")
+    driver.state.there = {"job-0": SimpleNamespace(draft=SimpleNamespace(role="node", hostname="job-0"))}
+    network = Network()
+    driver.kubelet = SimpleNamespace(network=network)
+    cut = {}
+    for at_s in (1.0, 2.0, 5.0, 6.0, 7.0, 8.0, 60.0):
+        pass_time(faults, driver, at_s)
+        cut[at_s] = bool(network.cut)
+    assert next((at_s for at_s, is_cut in cut.items() if not is_cut), None) == until_s
+    assert sum(entry.what is What.FAULT_OVER for entry in driver.entries) == (1 if until_s is None else 2)
+    assert faults.due_s() is None
 
 
 def test_a_fault_that_comes_after_the_jobs_end_never_comes() -> None:

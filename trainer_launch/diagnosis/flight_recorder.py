@@ -125,8 +125,8 @@ def _reply(fd: int, question: dict[str, Any], rank: int, looks: Sequence[tuple[i
             reply = {**answer(question, rank), "looks": looks, "handles": _handles_requests()}
     except Exception as problem:  # noqa: BLE001  whatever it is, PID 1 is told, and the program is not
         reply = {"number": question.get("number", 0), "why": f"{type(problem).__name__}: {problem}"[:MAX_TEXT]}
-    with contextlib.suppress(OSError):
-        _send(fd, json.dumps(reply).encode() + b"\n")
+    with contextlib.suppress(OSError):  # a path may have bytes that are no UTF-8, which PID 1 would refuse
+        _send(fd, json.dumps(reply, ensure_ascii=False).encode(errors="replace") + b"\n")
 
 
 def _handles_requests() -> bool:

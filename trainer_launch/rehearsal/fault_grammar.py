@@ -1,4 +1,4 @@
-"""`--fault` in words: text to a `Fault`. Pure.
+"""`--fault` in words: text to an `InjectedFault`. Pure.
 
 kill worker node=1 at=step:40        stop worker for=20s at=1m         delay dns 20s
 """

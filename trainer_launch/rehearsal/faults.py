@@ -265,8 +265,8 @@ class Faults:
     def __init__(self, faults: Iterable[InjectedFault], rehearsal: Rehearsed) -> None:
         self._rehearsal = rehearsal
         self._waiting = [_WaitingFault(fault=fault, when=fault.when) for fault in faults]
-        # Until when, and how to undo it.
-        self._lasting: list[tuple[float, InjectedFault, str | None, Callable[[], None]]] = []
+        # Until when (None: as long as the job), and how to undo it.
+        self._lasting: list[tuple[float | None, InjectedFault, str | None, Callable[[], None]]] = []
         self.injected = 0
         self._last_step: int | None = None  # the highest that was reported
         self._warns_at_s: float | None = _NO_STEP_S  # None: the warning was given, or there are steps
@@ -289,8 +289,8 @@ class Faults:
     def pass_time(self) -> None:
         """Time has passed."""
         now_s = self._rehearsal.now_s()
-        over = [lasting for lasting in self._lasting if lasting[0] <= now_s]
-        self._lasting = [lasting for lasting in self._lasting if lasting[0] > now_s]
+        over = [lasting for lasting in self._lasting if lasting[0] is not None and lasting[0] <= now_s]
+        self._lasting = [lasting for lasting in self._lasting if lasting not in over]
         for _, fault, pod, undo in over:
             self._end(fault, pod, undo)
         self._take(lambda waiting: waiting.when.at_s is not None and waiting.when.at_s <= now_s)
@@ -352,8 +352,9 @@ class Faults:
         except NodeError as problem:
             self._miss(fault, str(problem))
             return
-        if effect.undo is not None and fault.for_s is not None:
-            self._lasting.append((rehearsal.now_s() + fault.for_s, fault, pod, effect.undo))
+        if effect.undo is not None:
+            until_s = None if fault.for_s is None else rehearsal.now_s() + fault.for_s
+            self._lasting.append((until_s, fault, pod, effect.undo))
 
     def _target(self, fault: InjectedFault) -> str | None:
         pods = self._rehearsal.state.there
@@ -365,6 +366,9 @@ class Faults:
     def _end(self, fault: InjectedFault, pod: str | None, undo: Callable[[], None]) -> None:
         _log.warning("fault ended: %s", fault.text)
         self._note(What.FAULT_OVER, fault, pod)
+        others = ((other.kind, place) for _, other, place, _ in self._lasting)
+        if KINDS[fault.kind].needs_network and (fault.kind, pod) in others:
+            return  # of several at once the last one's end counts
         try:
             undo()
         except NodeError as problem:

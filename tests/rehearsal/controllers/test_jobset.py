@@ -292,6 +292,11 @@ def test_what_does_not_fit_is_refused_with_its_place(texts: tuple[str, ...], par
     assert part in refusal(lambda: job_of(*texts))
 
 
+def test_an_action_that_jobset_does_not_have_is_refused_as_it_is_written() -> None:
+    failure = "failurePolicy: {rules: [{name: a, action: RestartJobs}]}"
+    assert "action is 'RestartJobs'; expected one of FailJobSet" in refusal(lambda: job_of(a_set(more=failure)))
+
+
 def test_a_field_of_a_pod_in_the_wrong_place_is_ignored_and_told_where_it_belongs() -> None:
     (sentence,) = job_of(a_set(more=NEVER)).odd
     assert "spec.restartPolicy (a pod's fields belong to replicatedJobs[].template.spec.template.spec)" in sentence

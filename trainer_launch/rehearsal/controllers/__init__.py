@@ -40,6 +40,7 @@ KINDS: Mapping[str, tuple[str, Callable[[Field], Workload]]] = {
     "Job": ("batch/v1", jobset.read),
 }
 MAX_FILES = 16
+_NAME_CHARS = 63  # of a host name, and of a Service's
 _WORKER, _LAUNCHER = "worker", "launcher"
 _NODES = ("master", "chief", _WORKER)  # replica types each of whose pods is a node
 _STARTERS = (_LAUNCHER, *_NODES[:2], jobset.NODE, _WORKER)  # roles of pods that start ranks, node 0 first
@@ -100,10 +101,22 @@ def workload_of(documents: tuple[Field, ...], *, shows_secrets: bool = True) -> 
         ignored=tuple(dict.fromkeys((*configs.ignored, *objects))),
         odd=(
             *made.odd,
+            *_long_names(made),
             *_without_sshd(made),
             *(f"{where}: unknown fields are ignored: {', '.join(texts)}" for where, texts in unknown.items()),
         ),
     )
+
+
+def _long_names(made: Workload) -> Iterator[str]:
+    """A sentence about names of pods that are longer than a cluster allows."""
+    behind = "-xxxxx" if made.kind in ("JobSet", "TrainJob") else ""  # JobSet counts a Job's random part as well
+    longest = max((f"{draft.hostname}{behind}" for draft in made.drafts), key=len)
+    if len(longest) > _NAME_CHARS:
+        yield (
+            f"a cluster refuses the job: {longest} has {len(longest)} characters, "
+            f"and a pod's name at most {_NAME_CHARS}; shorten the names that it is made of"
+        )
 
 
 def _without_sshd(made: Workload) -> Iterator[str]:

@@ -49,6 +49,7 @@ _BACKOFF = 6  # a Job's own default
 _BOUNDLESS = 2**31 - 1
 _ACTIONS = ("FailJob", "Ignore", "Count", "FailIndex")
 _SET_ACTIONS = ("FailJobSet", "RestartJobSet", "RestartJobSetAndIgnoreMaxRestarts")
+_OF_WHOLE_SET = {"RestartJob": _SET_ACTIONS[1], "RestartJobAndIgnoreMaxRestarts": _SET_ACTIONS[2]}
 _REASONS = (
     "BackoffLimitExceeded", "DeadlineExceeded", "FailedIndexes", "MaxFailedIndexesExceeded", "PodFailurePolicy",
 )  # fmt: skip
@@ -323,12 +324,11 @@ def _is_rehearsed(rule: Field, *keys: str) -> bool:
 
 def _set_rule(rule: Field) -> SetRule:
     rule.only(("name", "action", "onJobFailureReasons", *_NARROWING))
-    action = rule.get("action").text()
-    if action.startswith("RestartJob") and action not in _SET_ACTIONS:
+    action = rule.get("action").choice((*_SET_ACTIONS, *_OF_WHOLE_SET))
+    if action in _OF_WHOLE_SET:
         rule.ignore("RestartJob: the whole JobSet restarts")
-        action = action.replace("RestartJob", "RestartJobSet", 1)
     return SetRule(
-        action=replace(rule.get("action"), value=action).choice(_SET_ACTIONS),
+        action=_OF_WHOLE_SET.get(action, action),
         reasons=tuple(reason.choice(_REASONS) for reason in rule.get("onJobFailureReasons").items()),
     )
 

@@ -216,6 +216,7 @@ def _mount(field: Field) -> Mount:
 def _volume(field: Field) -> str:
     """The owner of a volume: "pod", or a claim of all pods of the job."""
     name, kind = field.get("name").text(), next((key for key in field.mapping() if key != "name"), "emptyDir")
+    field.get("emptyDir").only(("medium",), ("sizeLimit",), f"of volume {name}")
     if kind not in ("emptyDir", *_CONTENT):
         field.ignore(f"volume {name} ({kind}): an empty directory instead")
     if kind in _OWN_VOLUMES:

@@ -46,10 +46,10 @@ POLICIES = ("torch", "mpi", "jax", "xgboost", "flux")
 PORT = 29500
 PUBLISHED = Path(__file__).with_name("runtimes.json")  # the manifests that Trainer is released with, by name
 _TRAINJOB = (
-    "runtimeRef", "initializer", "trainer", "labels", "annotations", "podTemplateOverrides", "podSpecOverrides",
+    "runtimeRef", "trainer", "labels", "annotations", "podTemplateOverrides", "podSpecOverrides",
     "runtimePatches", "activeDeadlineSeconds",
 )  # fmt: skip
-_IGNORED = ("suspend", "managedBy", "ttlSecondsAfterFinished")
+_IGNORED = ("initializer", "suspend", "managedBy", "ttlSecondsAfterFinished")
 _TRAINER = ("image", "command", "args", "env", "numNodes", "resourcesPerNode", "numProcPerNode")
 _TORCH = ("numProcPerNode", "envInjection")
 _MPI = ("numProcPerNode", "mpiImplementation", "sshAuthMountPath", "runLauncherAsNode")
