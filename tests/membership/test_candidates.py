@@ -114,7 +114,9 @@ def test_a_standby_gives_way_to_node_0s_coordinator_and_not_to_its_preflight(is_
             else:
                 undo.enter_context(seat(0, home.host, port))
             watch.want(frozenset({0}))
-            assert results.get(timeout=10).there == (set() if is_preflight else {0})
+            looked = results.get(timeout=10)
+            assert looked.there == (set() if is_preflight else {0})
+            assert looked.ready is is_preflight, "a coordinator without its own node takes nobody who trains"
     finally:
         watch.close()
 
