@@ -13,7 +13,7 @@ from trainer_launch.membership.election import remember, wanted_candidates
 from trainer_launch.membership.membership import begin, hang_up, hear, look, tick
 from trainer_launch.membership.protocol import Claim
 from trainer_launch.membership.state import CoordinatorSettings, Looked, status
-from trainer_launch.membership.timeouts import TAKEOVER_S
+from trainer_launch.membership.timeouts import TAKEOVER_REFUSED_S, TAKEOVER_S
 
 STEP_S = 0.25
 SILENCE_S = 3.0  # until a connection over a cut line is noticed
@@ -202,7 +202,9 @@ class Divided:
 
     def look_for_a_coordinator(self, agent):
         ranks = [0, agent.last]
-        if self.now_s - agent.away_s > TAKEOVER_S:
+        waits = agent.training is None and agent.generation > 0
+        takeover_s = TAKEOVER_REFUSED_S if waits and self.refuses(agent.rank, 0) else TAKEOVER_S
+        if self.now_s - agent.away_s > takeover_s:
             ranks = list(range(self.nodes))
         for rank in ranks:
             if agent.coordinator is None and self.finds(agent.rank, rank) and self.reach(agent.rank, rank):
@@ -230,6 +232,10 @@ class Divided:
     def finds(self, _one, _other):
         """Whether a name leads to where the other one is."""
         return True
+
+    def refuses(self, one, other):
+        """Whether a kernel answers at the other one's address, and no launcher."""
+        return self.side[one] == self.side[other] and other not in self.launchers
 
     def seems_absent(self, one, other):
         """Whether no such name, or a kernel that refuses, is what one hears of the other."""

@@ -5,7 +5,8 @@ from __future__ import annotations
 import pytest
 from msgspec.structs import replace
 
-from tests.membership.divided import Divided, settled
+from tests.membership.divided import STEP_S, Divided, settled
+from trainer_launch.membership import timeouts
 from trainer_launch.membership.election import ranks_of, remember
 from trainer_launch.membership.protocol import Claim
 from trainer_launch.model.units import in_ranges
@@ -46,6 +47,19 @@ def test_nodes_that_do_not_train_wait_for_a_new_node_0_where_it_is():
     assert {agent.coordinator for agent in job.agents.values()} == {0}
     job.pass_time(10)
     assert job.sizes() == [3]
+
+
+def test_nodes_without_workers_go_on_sooner_where_no_launcher_listens_at_node_0s_address():
+    took_s = []
+    for sides in ((0, 0, 0), (1, 0, 0)):  # refused, and in silence
+        job = settled(3)
+        job.cut(sides)
+        job.kill(0)
+        began_s = job.now_s
+        while job.sizes() != [2] and job.now_s < began_s + 20:
+            job.pass_time(STEP_S)
+        took_s.append(job.now_s - began_s)
+    assert took_s[0] < timeouts.TAKEOVER_S < took_s[1] < 20
 
 
 def test_a_job_of_two_waits_for_node_0():

@@ -51,6 +51,10 @@ class Lying(Divided):
     def finds(self, one, other):
         return one == other or self.heard(one, other) is None
 
+    def refuses(self, one, other):
+        kind = self.heard(one, other)
+        return super().refuses(one, other) if kind is None else kind == ANOTHER_POD
+
     def seems_absent(self, one, other):
         kind = self.heard(one, other)
         return super().seems_absent(one, other) if kind is None else kind in (NO_SUCH_NAME, ANOTHER_POD)
