@@ -24,7 +24,7 @@ JOB = "job"
 class Agent:
     """One node's agent: at most one connection, the claims it has taken, and whether its workers run.
 
-    It imports torch until `prepared_s`.
+    Until `prepared_s` torch is imported.
     """
 
     def __init__(self, rank, name, now_s, prepared_s):
@@ -167,7 +167,7 @@ class Divided:
             self.say(agent, msg.Store(agent.opens, "h", 1))
 
     def prepare(self, agent):
-        """It has imported torch."""
+        """Torch is imported."""
         agent.is_prepared = True
         if agent.is_formed:
             self.open_store(agent)
