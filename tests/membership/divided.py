@@ -12,8 +12,8 @@ from trainer_launch.membership import protocol as msg
 from trainer_launch.membership.election import remember, wanted_candidates
 from trainer_launch.membership.membership import begin, hang_up, hear, look, tick
 from trainer_launch.membership.protocol import Claim
-from trainer_launch.membership.state import CoordinatorSettings, Looked
-from trainer_launch.membership.timeouts import TAKEOVER_S
+from trainer_launch.membership.state import CoordinatorSettings, Looked, status
+from trainer_launch.membership.timeouts import TAKEOVER_REFUSED_S, TAKEOVER_S
 
 STEP_S = 0.25
 SILENCE_S = 3.0  # until a connection over a cut line is noticed
@@ -22,9 +22,12 @@ JOB = "job"
 
 
 class Agent:
-    """One node's agent: at most one connection, the claims it has taken, and whether its workers run."""
+    """One node's agent: at most one connection, the claims it has taken, and whether its workers run.
 
-    def __init__(self, rank, name, now_s):
+    Until `prepared_s` torch is imported.
+    """
+
+    def __init__(self, rank, name, now_s, prepared_s):
         self.rank, self.incarnation = rank, name
         self.claims: tuple[Claim, ...] = ()
         self.generation = 0
@@ -35,6 +38,9 @@ class Agent:
         self.away_s = now_s
         self.last = 0
         self.training: tuple[int, int] | None = None  # generation and seat
+        self.prepared_s, self.is_prepared = prepared_s, prepared_s <= now_s
+        self.is_formed = False  # in a generation whose workers have not started
+        self.opens = 0  # the generation whose store it opens once it is prepared
 
     def hello(self):
         hello = msg.Hello(msg.VERSION, JOB, self.rank, f"pod-{self.rank}", self.incarnation)
@@ -60,7 +66,8 @@ class Divided:
 
     # -- what happens to nodes ------------------------------------------------------------------
 
-    def start(self, rank):
+    def start(self, rank, imports_s=0.0):
+        """A pod, which then imports torch for so long."""
         settings = CoordinatorSettings(
             job=JOB,
             min_nodes=self.least,
@@ -78,18 +85,18 @@ class Divided:
             lambda peer: replies.append((peer, None)),
             lambda *_: None,
         )
-        self.start_agent(rank)
+        self.start_agent(rank, imports_s)
 
-    def start_agent(self, rank):
+    def start_agent(self, rank, imports_s=0.0):
         self.counter += 1
-        self.agents[rank] = Agent(rank, f"a{self.counter}", self.now_s)
+        self.agents[rank] = Agent(rank, f"a{self.counter}", self.now_s, self.now_s + imports_s)
 
     def kill(self, rank):
         """The pod: its agent and its seat."""
         self.kill_agent(rank)
         self.launchers.pop(rank, None)
         for agent in self.agents.values():
-            if agent.coordinator == rank and self.reach(agent.rank, rank):
+            if agent.coordinator == rank and self.side[agent.rank] == self.side[rank]:
                 self.hang_up(agent)
 
     def kill_agent(self, rank):
@@ -129,7 +136,7 @@ class Divided:
 
     def hang_up(self, agent):
         seat, peer = agent.coordinator, agent.peer
-        agent.coordinator, agent.away_s, agent.broken = None, self.now_s, False
+        agent.coordinator, agent.away_s, agent.broken, agent.is_formed = None, self.now_s, False, False
         if self.reach(agent.rank, seat):
             self.play(seat, hang_up, peer, ended=False)
 
@@ -140,17 +147,32 @@ class Divided:
             agent.generation, agent.training = message.generation, None
             agent.claims = remember(agent.claims, message.claim)
             self.say(agent, msg.Took(message.generation))
-            if message.is_store_host:
-                self.say(agent, msg.Store(message.generation, "h", 1))
+            agent.is_formed, agent.opens = True, message.generation if message.is_store_host else 0
+            self.open_store(agent)
         elif isinstance(message, msg.Go) and agent.claims and agent.claims[-1].generation == message.generation:
             agent.claims = remember((), replace(agent.claims[-1], sure=True))
             run = self.launchers[seat].run
             self.members[message.generation, seat] = tuple(run.members)
-            agent.training = message.generation, seat
+            agent.training, agent.is_formed = (message.generation, seat), False
             self.check()
         elif isinstance(message, msg.Restart):
-            agent.training = None
-            self.say(agent, msg.Join(agent.incarnation, agent.generation))
+            agent.training, agent.is_formed = None, False
+            self.join(agent)
+
+    def join(self, agent):
+        self.say(agent, msg.Join(agent.incarnation, agent.generation, prepared=agent.is_prepared))
+
+    def open_store(self, agent):
+        if agent.is_prepared and agent.is_formed and agent.opens:
+            self.say(agent, msg.Store(agent.opens, "h", 1))
+
+    def prepare(self, agent):
+        """Torch is imported."""
+        agent.is_prepared = True
+        if agent.is_formed:
+            self.open_store(agent)
+        elif agent.coordinator is not None and agent.training is None:
+            self.join(agent)
 
     # -- time -----------------------------------------------------------------------------------
 
@@ -165,6 +187,8 @@ class Divided:
                 self.play(seat, tick)
 
     def live(self, agent):
+        if not agent.is_prepared and self.now_s >= agent.prepared_s:
+            self.prepare(agent)
         if agent.coordinator is not None and not self.goes_through(agent):
             if self.now_s - agent.heard_s > SILENCE_S:
                 self.hang_up(agent)
@@ -178,7 +202,9 @@ class Divided:
 
     def look_for_a_coordinator(self, agent):
         ranks = [0, agent.last]
-        if self.now_s - agent.away_s > TAKEOVER_S:
+        waits = agent.training is None and agent.generation > 0
+        takeover_s = TAKEOVER_REFUSED_S if waits and self.refuses(agent.rank, 0) else TAKEOVER_S
+        if self.now_s - agent.away_s > takeover_s:
             ranks = list(range(self.nodes))
         for rank in ranks:
             if agent.coordinator is None and self.finds(agent.rank, rank) and self.reach(agent.rank, rank):
@@ -188,14 +214,16 @@ class Divided:
                 if agent.coordinator is not None:
                     agent.last = rank
                     if agent.training is None:
-                        self.say(agent, msg.Join(agent.incarnation, agent.generation))
+                        self.join(agent)
 
     def scout(self, seat):
         wanted = wanted_candidates(self.launchers[seat])
         if wanted:
             there = frozenset(rank for rank in wanted if self.finds(seat, rank) and self.reach(seat, rank))
             absent = frozenset(rank for rank in wanted - there if self.seems_absent(seat, rank))
-            self.play(seat, look, Looked(there, absent))
+            lowest = [self.launchers[rank] for rank in sorted(there)[:1]]
+            ready = all(status(state, self.now_s).ready for state in lowest)
+            self.play(seat, look, Looked(there, absent, ready=ready))
 
     def clock_s(self, _rank):
         """A node's own clock."""
@@ -204,6 +232,10 @@ class Divided:
     def finds(self, _one, _other):
         """Whether a name leads to where the other one is."""
         return True
+
+    def refuses(self, one, other):
+        """Whether a kernel answers at the other one's address, and no launcher."""
+        return self.side[one] == self.side[other] and other not in self.launchers
 
     def seems_absent(self, one, other):
         """Whether no such name, or a kernel that refuses, is what one hears of the other."""

@@ -114,7 +114,9 @@ def test_a_standby_gives_way_to_node_0s_coordinator_and_not_to_its_preflight(is_
             else:
                 undo.enter_context(seat(0, home.host, port))
             watch.want(frozenset({0}))
-            assert results.get(timeout=10).there == (set() if is_preflight else {0})
+            looked = results.get(timeout=10)
+            assert looked.there == (set() if is_preflight else {0})
+            assert looked.ready is is_preflight, "a coordinator without its own node takes nobody who trains"
     finally:
         watch.close()
 
@@ -182,3 +184,45 @@ def test_a_node_finds_a_coordinator_however_many_lower_seats_are_empty_and_tells
         assert isinstance(client.receive(20), Connected)
         assert client.where() == (seats.endpoint(150), "127.0.0.1")
     assert event_log.standing(str(tmp_path)).coordinator == ("127.0.0.152", port)
+
+
+def test_only_a_node_without_workers_goes_elsewhere_sooner_where_node_0s_address_refuses(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(timeouts, "TAKEOVER_S", 600.0)
+    monkeypatch.setattr(timeouts, "TAKEOVER_REFUSED_S", 0.0)
+    port, attempts = free_port(), Queue[tuple[str, int]]()
+    seats = Seats(Endpoint("127.0.0.2", port), "127.0.0.#", 2, 3)
+    hello = msg.Hello(msg.VERSION, JOB, 2, "pod-2", "i", 1, claims=(Claim(1, 0, "0-2", sure=True),))
+    connect = socket.create_connection
+
+    def noted(address: tuple[str, int], timeout: float) -> socket.socket:
+        attempts.put(address)
+        return connect(address, timeout)
+
+    monkeypatch.setattr(socket, "create_connection", noted)
+    with seat(1, "127.0.0.3", port), contextlib.closing(Client(seats.home, hello, seats=seats)) as client:
+        assert {attempts.get(timeout=10) for _ in range(3)} == {(seats.home.host, port)}, (
+            "its workers may still run"
+        )
+        client.send(msg.Join("i", 1))
+        assert isinstance(client.receive(20), Connected)
+        assert client.where()[0] == seats.endpoint(1)
+
+
+def test_a_node_without_workers_waits_for_a_node_0_that_does_not_answer(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its launcher may be there: a slow one, or one behind a partition."""
+    monkeypatch.setattr(timeouts, "TAKEOVER_S", 600.0)
+    monkeypatch.setattr(timeouts, "TAKEOVER_REFUSED_S", 0.0)
+    attempts = Queue[tuple[str, int]]()
+    seats = Seats(Endpoint("node-0", 1), "node-#", 0, 3)
+    hello = msg.Hello(msg.VERSION, JOB, 2, "node-2", "i", 1, claims=(Claim(1, 0, "0-2", sure=True),))
+
+    def silent(address: tuple[str, int], timeout: float) -> socket.socket:
+        attempts.put(address)
+        raise TimeoutError
+
+    monkeypatch.setattr(socket, "create_connection", silent)
+    with contextlib.closing(Client(seats.home, hello, seats=seats)) as client:
+        client.send(msg.Join("i", 1))
+        assert {attempts.get(timeout=10) for _ in range(4)} == {("node-0", 1)}

@@ -5,7 +5,8 @@ from __future__ import annotations
 import pytest
 from msgspec.structs import replace
 
-from tests.membership.divided import Divided, settled
+from tests.membership.divided import STEP_S, Divided, settled
+from trainer_launch.membership import timeouts
 from trainer_launch.membership.election import ranks_of, remember
 from trainer_launch.membership.protocol import Claim
 from trainer_launch.model.units import in_ranges
@@ -20,6 +21,45 @@ def test_the_others_go_on_without_node_0_and_with_it_again():
     job.pass_time(10)
     assert job.sizes() == [3]
     assert [seat for _, seat in job.trains()] == [0], "all meet at node 0 again"
+
+
+def test_the_others_train_on_while_a_new_node_0_imports_torch_and_stop_once_it_could_start():
+    job = settled(3)
+    job.kill(0)
+    job.pass_time(8)
+    without = job.trains()
+    job.start(0, imports_s=30)
+    job.pass_time(29)
+    assert job.trains() == without, "nothing has stopped for it"
+    job.pass_time(4)
+    assert job.sizes() == [3]
+    assert [seat for _, seat in job.trains()] == [0], "and not once more"
+    assert {number for number, _ in job.members} == {1, 2, 3}
+
+
+def test_nodes_that_do_not_train_wait_for_a_new_node_0_where_it_is():
+    job = settled(3, least=3)
+    job.kill(0)
+    job.pass_time(8)
+    assert job.sizes() == []
+    job.start(0, imports_s=10)
+    job.pass_time(5)
+    assert {agent.coordinator for agent in job.agents.values()} == {0}
+    job.pass_time(10)
+    assert job.sizes() == [3]
+
+
+def test_nodes_without_workers_go_on_sooner_where_no_launcher_listens_at_node_0s_address():
+    took_s = []
+    for sides in ((0, 0, 0), (1, 0, 0)):  # refused, and in silence
+        job = settled(3)
+        job.cut(sides)
+        job.kill(0)
+        began_s = job.now_s
+        while job.sizes() != [2] and job.now_s < began_s + 20:
+            job.pass_time(STEP_S)
+        took_s.append(job.now_s - began_s)
+    assert took_s[0] < timeouts.TAKEOVER_S < took_s[1] < 20
 
 
 def test_a_job_of_two_waits_for_node_0():

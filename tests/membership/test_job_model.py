@@ -51,6 +51,10 @@ class Lying(Divided):
     def finds(self, one, other):
         return one == other or self.heard(one, other) is None
 
+    def refuses(self, one, other):
+        kind = self.heard(one, other)
+        return super().refuses(one, other) if kind is None else kind == ANOTHER_POD
+
     def seems_absent(self, one, other):
         kind = self.heard(one, other)
         return super().seems_absent(one, other) if kind is None else kind in (NO_SUCH_NAME, ANOTHER_POD)
@@ -128,6 +132,20 @@ def test_a_node_that_is_never_ready_comes_to_a_new_node_0_by_itself():
     job.unready |= {1, 2}
     job.start(0)
     job.pass_time(10)
+    assert job.sizes() == [3]
+    assert not job.problems
+
+
+def test_a_node_0_that_imports_and_cannot_find_the_others_has_them_come_at_once():
+    """Else it could begin without them once it is prepared, while they train on for its sake."""
+    job = begun(3)
+    job.kill(0)
+    job.pass_time(8)
+    job.unready |= {1, 2}
+    job.start(0, imports_s=timeouts.UNSEEN_S + 10)
+    job.pass_time(10)
+    assert {agent.coordinator for agent in job.agents.values()} == {0}
+    job.pass_time(timeouts.UNSEEN_S + 10)
     assert job.sizes() == [3]
     assert not job.problems
 
@@ -227,6 +245,7 @@ def test_node_0_begins_without_others_that_no_look_has_found_for_long(looks, beg
 
 RANKS = st.sampled_from([0, 0, 1, 2, 3, 4])
 TIMES = st.sampled_from([0.5, 1.0, 3.5, 8.0, 8.0, 40.0])
+IMPORTS = st.sampled_from([0.0, 0.0, 3.0, 15.0, 50.0])
 LIES = st.sampled_from([NO_SUCH_NAME, ANOTHER_POD, NOBODY])
 
 
@@ -244,8 +263,14 @@ class AnyHistory(RuleBasedStateMachine):
     def pod_is_killed(self, rank):
         self.job.kill(self.one(rank))
 
-    @rule(rank=RANKS, told_right=st.sampled_from([(), (), (1,), (2, 3)]), kinds=st.tuples(LIES, LIES), back_s=TIMES)
-    def pod_returns_elsewhere(self, rank, told_right, kinds, back_s):
+    @rule(
+        rank=RANKS,
+        told_right=st.sampled_from([(), (), (1,), (2, 3)]),
+        kinds=st.tuples(LIES, LIES),
+        back_s=TIMES,
+        imports_s=IMPORTS,
+    )
+    def pod_returns_elsewhere(self, rank, told_right, kinds, back_s, imports_s):
         """It has lost its memory; most others still hear of its old address, and it hears of theirs."""
         rank = self.one(rank)
         self.job.kill(rank)
@@ -253,20 +278,20 @@ class AnyHistory(RuleBasedStateMachine):
         for other in set(range(self.job.nodes)) - set(told_right):
             self.job.lie(other, rank, kinds[0], timeouts.DNS_CACHE_S)
             self.job.lie(rank, other, kinds[1], timeouts.DNS_CACHE_S)
-        self.job.start(rank)
+        self.job.start(rank, imports_s)
         self.job.pass_time(back_s)
 
     @rule(rank=RANKS)
     def agent_is_killed(self, rank):
         self.job.kill_agent(self.one(rank))
 
-    @rule(rank=RANKS)
-    def pod_starts(self, rank):
+    @rule(rank=RANKS, imports_s=IMPORTS)
+    def pod_starts(self, rank, imports_s):
         rank = self.one(rank)
         if rank not in self.job.launchers:
-            self.job.start(rank)
+            self.job.start(rank, imports_s)
         elif rank not in self.job.agents:
-            self.job.start_agent(rank)
+            self.job.start_agent(rank, imports_s)
 
     @rule(one=RANKS, other=RANKS, kind=LIES, seconds=st.sampled_from([5.0, 30.0]))
     def name_server_lies(self, one, other, kind, seconds):
@@ -314,7 +339,7 @@ class AnyHistory(RuleBasedStateMachine):
         self.job.unready.clear()
         self.network_heals()
         for rank in range(self.job.nodes):
-            self.pod_starts(rank)
+            self.pod_starts(rank, 0.0)
         self.job.pass_time(timeouts.DNS_CACHE_S + 60)
         assert self.job.sizes() == [self.job.nodes]
 

@@ -13,6 +13,11 @@ ORDERS = {
     "a pod that kubelet restarts is back before the others go elsewhere": (KUBELET_RESTARTS_S, t.TAKEOVER_S),
     "a late renewal or two cost no lease": (2 * t.LEASE_S / t.RENEWALS, t.LEASE_S),
     "an attempt at a candidate ends before its lease would": (t.CONNECT_TO_CANDIDATE_S, t.LEASE_S),
+    "node 0's address refuses more than once before others are asked sooner": (
+        2 * t.SOON_PAUSE_S,
+        t.TAKEOVER_REFUSED_S,
+    ),
+    "and they are asked later where nobody refuses": (t.TAKEOVER_REFUSED_S, t.TAKEOVER_S),
     "an attempt at node 0 leaves time for another before others are asked": (2 * t.CONNECT_S, t.TAKEOVER_S),
     "workers of a side without a coordinator are told to stop before another side forms": (t.BLIP_S, t.TAKEOVER_S),
     "a loop that only sleeps is woken before it counts as stuck": (2 * t.LOOK_S, t.STUCK_S),

@@ -21,6 +21,8 @@ from trainer_launch.membership.client import Connected
 from trainer_launch.model import Death, Outcome, Verdict
 from trainer_launch.model.errors import NodeError
 from trainer_launch.model.signal_policy import SignalAction
+from trainer_launch.pytorch.generations import LostPeer
+from trainer_launch.pytorch.survivors import Survivors
 from trainer_launch.supervisor import outcome
 from trainer_launch.supervisor.system import Happened
 
@@ -457,6 +459,20 @@ def test_a_longer_one_stops_them_and_costs_no_restart(tmp_path: Path) -> None:
     here = Here(tmp_path, rank_0=[Program(), ENDS], rank_1=[Program(), ENDS])
     here.loses_coordinator(5).hears(9, Connected()).run()
     assert (5 + timeouts.BLIP_S, "leader", "rank 0", TERM) in here.system.calls
+    assert (len(here.coordinator.joins), here.coordinator.failures) == (2, [])
+
+
+@pytest.mark.parametrize(("away_s", "lost_s"), [(5.0, 5.5), (5.5, 5.0)])
+def test_with_its_coordinator_and_a_peer_lost_a_generation_ends_at_once_and_costs_no_restart(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, away_s: float, lost_s: float
+) -> None:
+    """A survivor that has lost a peer trains no more, whatever becomes of the coordinator."""
+    here = Here(tmp_path, rank_0=[Program(), ENDS], rank_1=[Program(), ENDS])
+    words: list[tuple[str, LostPeer]] = []
+    monkeypatch.setattr(Survivors, "hear", lambda _: [words.pop()] if words else [])
+    here.does(lost_s, lambda: words.append(("rank 0", LostPeer(PEER_LOST))))
+    here.loses_coordinator(away_s).hears(9, Connected()).run()
+    assert (5.5, "leader", "rank 0", TERM) in here.system.calls
     assert (len(here.coordinator.joins), here.coordinator.failures) == (2, [])
 
 

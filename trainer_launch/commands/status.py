@@ -145,7 +145,7 @@ def _ask(views: Sequence[node_view.View]) -> tuple[dict[str, Json] | None, str |
 def job_table(status: JobStatus) -> dict[str, Json]:
     """The job's table, with what the notes add to it."""
     table, kinds = to_builtins(status), {STALL: StallStatus, STRAGGLERS: StragglerStatus, TRAINING: TrainingStatus}
-    del table["kind"]
+    del table["kind"], table["ready"]
     notes = table.pop("notes")
     for topic, kind in kinds.items():
         table |= to_builtins(opened(kind, notes.get(topic), topic) or kind())

@@ -74,16 +74,19 @@ class CandidateWatch:
             answering, refusing = look({rank: seats.endpoint(rank) for rank in batch})
             there |= answering
             absent |= refusing
-        at_work = self._first_at_work(seats, self._wanted & there)
-        return Looked(at_work, self._wanted & absent, time.monotonic() - begun_s)
+        at_work, ready = self._first_at_work(seats, self._wanted & there)
+        return Looked(at_work, self._wanted & absent, time.monotonic() - begun_s, ready)
 
-    def _first_at_work(self, seats: Seats, there: frozenset[int]) -> frozenset[int]:
-        """The lowest of them that is a coordinator: a preflight begins with the same word, and takes no nodes."""
+    def _first_at_work(self, seats: Seats, there: frozenset[int]) -> tuple[frozenset[int], bool]:
+        """The lowest of them that is a coordinator, and whether it is ready.
+
+        A preflight begins with the same word, and takes no nodes.
+        """
         for rank in sorted(there):
             with contextlib.suppress(NodeError):
-                ask(seats.endpoint(rank), self._job, self._secret, timeouts.LOOK_ANSWER_S)
-                return frozenset({rank})
-        return frozenset()
+                status = ask(seats.endpoint(rank), self._job, self._secret, timeouts.LOOK_ANSWER_S)
+                return frozenset({rank}), status.ready
+        return frozenset(), True
 
 
 def _pause_s() -> float:

@@ -385,6 +385,7 @@ class Client(ReconnectingClient[msg.Message, msg.FromNode, News]):
         self._home = self._endpoint = endpoint
         self._seats = seats
         self._away_s = time.monotonic()  # since when there has been no coordinator
+        self._is_refused = False  # node 0's address has refused the latest attempt: no launcher listens there
         self._next_rank = 1  # whose seat is asked next, when node 0 stays away
         self._own_address: str | None = None
         self._hello = hello
@@ -513,7 +514,7 @@ class Client(ReconnectingClient[msg.Message, msg.FromNode, News]):
         yield self._home
         if self._seats is None:
             return
-        if time.monotonic() - self._away_s <= timeouts.TAKEOVER_S:
+        if time.monotonic() - self._away_s <= self._takeover_s:
             if last != self._home:
                 yield last
             return
@@ -522,6 +523,13 @@ class Client(ReconnectingClient[msg.Message, msg.FromNode, News]):
             if not self._closing.is_set() and not self._is_over:
                 yield self._seats.endpoint(rank)
         self._next_rank = ranks.stop if ranks.stop < self._seats.count else 1
+
+    @property
+    def _takeover_s(self) -> float:
+        """How long node 0 is waited for: not for long by a node that could go on elsewhere at once."""
+        with self._lock:
+            waits = self._wish is not None and self._hello.generation > 0
+        return timeouts.TAKEOVER_REFUSED_S if waits and self._is_refused else timeouts.TAKEOVER_S
 
     def _try_once(self, endpoint: Endpoint) -> bool:
         """Use one connection to its end; whether it was any good."""
@@ -547,6 +555,8 @@ class Client(ReconnectingClient[msg.Message, msg.FromNode, News]):
     def _connect(self, endpoint: Endpoint) -> socket.socket:
         """Ask for the address each time: a pod that comes back has a new one."""
         timeout_s = timeouts.CONNECT_S if self._seats is None else timeouts.CONNECT_TO_CANDIDATE_S
+        is_home = endpoint == self._home
+        self._is_refused = self._is_refused and not is_home
         try:
             return socket.create_connection((endpoint.host, endpoint.port), timeout_s)
         except (socket.gaierror, UnicodeError) as problem:
@@ -554,6 +564,7 @@ class Client(ReconnectingClient[msg.Message, msg.FromNode, News]):
             more = _NAMELESS if self._is_beside else ""
             raise LostError(f"no address for {endpoint.host} yet: {why}{more}") from None
         except OSError as problem:
+            self._is_refused = self._is_refused or (is_home and isinstance(problem, ConnectionRefusedError))
             if isinstance(problem, ConnectionRefusedError) and self._is_misplaced(endpoint):
                 reason = _MISPLACED % (endpoint.host, self._hello.node_rank)
                 self._is_over = True

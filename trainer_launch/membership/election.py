@@ -11,7 +11,8 @@ may train elsewhere, in a generation of which the coordinator has lost its memor
 its address refuses proves nothing by itself: a Service drops pods that are not ready, a name server answers from
 memory, an address may belong to another pod by now. But coordinators elsewhere look for node 0 as well, and their
 nodes come to it. So node 0 begins without a node that no look has found for longer than name servers remember, and
-longer than workers run on without a coordinator.
+longer than workers run on without a coordinator. Nodes that train elsewhere need not come while node 0 still
+imports, unless a look has not found a node: without that one, node 0 may begin.
 """
 
 from __future__ import annotations

@@ -314,15 +314,19 @@ def _elsewhere(state: JobState, hello: msg.Hello, now_s: float) -> msg.Refused |
 
 
 def look(state: JobState, looked: Looked, now_s: float) -> None:
-    """Other candidates were looked for: node 0's begins where nobody else is; others send their nodes to it."""
+    """Other candidates were looked for: node 0's begins where nobody else is; others send their nodes to it.
+
+    A generation that runs does not stop for a node 0 that still imports.
+    """
     own = state.settings.candidate
     note_look(state, looked, now_s)
     lower = [rank for rank in looked.there if own is not None and rank < own]
-    if not lower or not state.peers or state.end is not None or (runs(state) and 0 not in lower):
+    stays = runs(state) and (0 not in lower or not looked.ready)
+    if not lower or not state.peers or state.end is not None or stays:
         settle(state, now_s)
         return
     reason = f"node {min(lower)} is there again"
-    die(state, reason, now_s)
+    die(state, reason, now_s, grows=True)
     for peer in state.peers:
         state.send(peer, msg.Refused(reason, retry=True))
         state.disconnect(peer)

@@ -105,6 +105,7 @@ class JobStatus(Tagged, frozen=True):
     spares: Nodes = 0  # beyond `max_nodes`
     quarantined: _Quarantined = ()
     notes: _Notes = field(default_factory=dict)
+    ready: bool = True  # to take nodes that train elsewhere; see election.py
 
 
 class Hello(Tagged, frozen=True, forbid_unknown_fields=False):

@@ -156,6 +156,7 @@ class Looked(Struct, frozen=True):
     there: frozenset[int]  # who answers as a coordinator
     absent: frozenset[int]  # no such name, or its address refuses: each may be wrong for a while
     took_s: float = 0.0
+    ready: bool = True  # who is there takes nodes that train; see election.py
 
 
 class JobState(Struct, kw_only=True, eq=False):
@@ -343,10 +344,19 @@ def status(state: JobState, now_s: float) -> msg.JobStatus:
         nodes=(),
         end=None if ended is None else ended.reason if isinstance(ended, msg.GiveUp) else "all nodes are done",
         notes={topic: judge.status(now_s) for topic, judge in state.judges.items()},
+        ready=_is_ready(state),
     )
     return replace(
         job_status, nodes=_fitting(rows, min(ROWS_BYTES, MAX_LINE_BYTES - _HEAD_BYTES - len(encode(job_status))))
     )
+
+
+def _is_ready(state: JobState) -> bool:
+    """Whether nodes that train elsewhere are taken: not while this one still imports, unless it may begin alone."""
+    own = state.nodes.get(state.settings.candidate or 0)
+    is_prepared = own is not None and own.joined and own.prepared
+    is_new = state.phase is JobPhase.GATHERING and state.run is None
+    return is_prepared or not is_new or bool(state.unseen)
 
 
 def _row(state: JobState, node: NodeRecord, now_s: float) -> msg.Row:

@@ -241,10 +241,11 @@ class TorchNode(RunLoop):
 
     @property
     def _away_until_s(self) -> float | None:
-        """How long the coordinator may stay away."""
+        """How long the coordinator may stay away: not at all where a worker has lost a peer, and waits for news."""
         if self._away_since_s is None or self.phase in (NodePhase.ENDING, NodePhase.ENDED):
             return None
-        patience_s = {NodePhase.RUNNING: timeouts.BLIP_S, NodePhase.DONE: timeouts.GONE_S}
+        blip_s = timeouts.BLIP_S if self._lost_peer is None else 0.0
+        patience_s = {NodePhase.RUNNING: blip_s, NodePhase.DONE: timeouts.GONE_S}
         until_s = self._away_since_s + patience_s.get(self.phase, self._membership.patience_s)
         return None if self._processes.asked else until_s
 
