@@ -42,7 +42,7 @@ _SLOW_S = 5.0  # for one file of 1 MiB
 _LOW_BYTES, _LOW_INODES = 1 << 30, 1000
 _LET_WRITE = "let this user write there: securityContext.fsGroup or runAsUser"
 _ADVICE = {
-    errno.ENOENT: "mount the volume there, or make the folder",
+    errno.ENOENT: "mount the volume there, or create the directory",
     errno.EROFS: "the mount is read-only: see readOnly in volumeMounts, and the volume's access mode",
     errno.EACCES: _LET_WRITE,
     errno.EPERM: _LET_WRITE,
