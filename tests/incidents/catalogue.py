@@ -100,7 +100,7 @@ _SIZE = (
 )
 _SIZE += _NO
 _ROOT = (
-    "all ranks known entered broadcast #6 of default_pg, [[4]] Float, and ranks 0-1 have waited in it for {S}: the "
+    "all known ranks entered broadcast #6 of default_pg, [[4]] Float, and ranks 0-1 have waited in it for {S}: the "
 )
 _ROOT += "network or a device does not deliver it, or the ranks name different roots"
 _CODE = "rank 1 ended with exit code 1"

@@ -34,7 +34,7 @@ from trainer_launch.rehearsal.controllers.pod_values import Container, Pod, Temp
 # By kind: its API version, and the function that reads it. Of an MPIJob older versions are another operator's.
 KINDS: Mapping[str, tuple[str, Callable[[Field], Workload]]] = {
     "TrainJob": ("trainer.kubeflow.org/v1alpha1", trainer_v2.read),
-    **dict.fromkeys((kind for kind in v1_table.KINDS if kind != "MXJob"), ("kubeflow.org/v1", v1.read)),
+    **dict.fromkeys(v1_table.KINDS, ("kubeflow.org/v1", v1.read)),
     "MPIJob": ("kubeflow.org/v2beta1", mpi_operator.read),
     "JobSet": ("jobset.x-k8s.io/v1alpha2", jobset.read),
     "Job": ("batch/v1", jobset.read),
