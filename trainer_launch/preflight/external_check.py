@@ -94,7 +94,7 @@ def _limit_s(subject: Subject) -> float:
 
 @check(EXTERNAL, Where.EXTERNAL, limit_s=lambda subject: _limit_s(subject) + REAP_S + 1)
 def external(subject: Subject) -> Iterator[Finding]:
-    """The command of --external-check has looked at this machine; its output has findings of their own."""
+    """The command of --external-check ran on this machine; its output has its own findings."""
     argv = command_of(subject.external_check)
     if not argv:
         return

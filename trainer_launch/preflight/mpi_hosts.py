@@ -295,7 +295,7 @@ def _typed(command: Command | None) -> Typed:
 
 @check(MPI_HOSTS, Where.MPI)
 def mpi_hosts(hosts: HostAnswers) -> Iterator[Finding]:
-    """Every host has an address, can be connected to, and its sshd answers."""
+    """Every host has an address and accepts connections, and its sshd answers."""
     if hosts.trouble is not None:
         text, _, action = str(hosts.trouble).partition("; ")
         fault = Fault.JOB if isinstance(hosts.trouble, UsageError) else Fault.NODE
@@ -307,13 +307,13 @@ def mpi_hosts(hosts: HostAnswers) -> Iterator[Finding]:
 mpi_ssh = replace(
     mpi_hosts,
     id=MPI_SSH,
-    title="Every host accepts the job's key and shows the job's own, and its login shell runs a command.",
+    title="Every host accepts the job's key, shows it as its host key, and runs a command in its login shell.",
 )
 
 
 @check("mpi-programs", Where.MPI)
 def mpi_programs(hosts: HostAnswers) -> Iterator[Finding]:
-    """Every host has what mpirun starts there, and the launcher's version of MPI."""
+    """Every host has the programs that mpirun starts there, in the launcher's version of MPI."""
     if hosts.own is not None:
         ran = {host: facts for host, facts in hosts.answers.items() if hosts.refusals[host] is None}
         yield from alike(hosts.own, ran)

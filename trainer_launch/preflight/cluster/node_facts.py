@@ -123,7 +123,7 @@ RULES: Mapping[str, PeerRule] = {
 
 @check(FACTS, Where.CLUSTER)
 def facts(cluster: Cluster) -> Iterator[Finding]:
-    """All nodes have alike what should be: versions, GPUs, adapters, variables, command and code."""
+    """All nodes agree on versions, GPUs, adapters, variables, command and code."""
     if cluster.nodes:
         yield from differences(cluster.names, [node.report.facts for node in cluster.nodes])
 

@@ -162,7 +162,7 @@ def choose_means(wanted: str, facts: Sequence[str | None]) -> Way:
 
 @check(NAME, Where.CLUSTER)
 def pairs(cluster: Cluster) -> Iterator[Finding]:
-    """Every tested pair of nodes exchanges data unharmed, fast enough and about as fast as the others."""
+    """Every tested pair of nodes exchanges data without errors, fast enough and about as fast as the others."""
     if cluster.pairs is None:
         return
     yield from of_pairs(cluster.pairs)

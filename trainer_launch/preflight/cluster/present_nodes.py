@@ -121,7 +121,7 @@ def look_at_all(places: Sequence[Endpoint | None], limit_s: float) -> list[Stuck
 
 @check(NAME, Where.CLUSTER)
 def all_present(cluster: Cluster) -> Iterator[Finding]:
-    """All nodes are present, each with a rank of its own; what they have found themselves is told by kind."""
+    """All nodes are present, each with its own rank; the nodes' own findings are grouped by kind."""
     count = cluster.n_present
     yield all_present.passed(f"all {count} nodes are present", scope=Scope.JOB, measured=count, unit="nodes")
     yield from collided(cluster.collisions)
