@@ -298,7 +298,7 @@ TO_TELL: tuple[Situation, ...] = (
         "not_installed",
         "a module that is not there",
         _CODE
-        + ", because something it imports is not there: ModuleNotFoundError: No module named 'no_such_module'",
+        + ", because a module that it imports is missing: ModuleNotFoundError: No module named 'no_such_module'",
         "ProgramError",
         1,
         options=(),
@@ -367,7 +367,7 @@ TO_TELL: tuple[Situation, ...] = (
         "device_memory",
         "the GPU's memory is full",
         _CODE
-        + ", because its GPU has no memory left: OutOfMemoryError: CUDA out of memory. Tried to allocate 2.00 GiB",
+        + ", because its GPU ran out of memory: OutOfMemoryError: CUDA out of memory. Tried to allocate 2.00 GiB",
         "DeviceOutOfMemory",
         1,
     ),
