@@ -829,7 +829,7 @@ def test_where_the_members_of_a_group_are_not_known_nobody_else_is_thought_to_be
     found = explained(states)
     assert found.text == (
         "ranks 0-1 have waited in all_reduce #7 of default_pg, [[4]] Float for 40 s; "
-        "which other ranks are in its group, is not known"
+        "the other ranks of its group are unknown"
     )
     assert (found.accuses, found.ranks, found.helps) == (False, (), None)
     found = explained([*states, rank(2, groups={"0": group(6, 6, ranks="")})])

@@ -550,7 +550,7 @@ class _Graph:
         """All that are known have entered it."""
         if not wait.spanned:
             text = wait.waited(wait.name, self._now_ns)
-            return Explanation(text=f"{text}; which other ranks are in its group, is not known", accuses=False)
+            return Explanation(text=f"{text}; the other ranks of its group are unknown", accuses=False)
         is_rooted = wait.operation in _ROOTED
         text = f"all known ranks entered {wait.name}, and {wait.waited('it', self._now_ns)}"
         text += ": the network or a device does not deliver it"

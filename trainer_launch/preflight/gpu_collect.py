@@ -33,7 +33,7 @@ from trainer_launch.model.units import in_ranges
 
 IMPORT = "import torch"  # the stage of a test before it touches the device
 PEERS = "peers"  # the stage of a test in which GPUs need each other
-LATE = "not all GPUs came so far"  # the reason in the test of a GPU that met no others
+LATE = "not all GPUs got that far"  # the reason in the test of a GPU that met no others
 LOAD = "load "  # how the facts begin that were seen under load
 FABRIC_DONE = 3  # the state of a GPU that has joined its NVLink fabric, as nvml.h has it
 _CHILD = Path(__file__).parent / "children"

@@ -149,10 +149,10 @@ def absent(
     for rank, name in list(missing.items())[:MAX_NAMED]:
         stuck = looked.get(rank)
         why = "" if stuck is None else f": {stuck.text}"
-        was_here = f"; it was here before, and {lost[rank]}" if lost.get(rank) else ""
+        was_here = f"; it was present before: {lost[rank]}" if lost.get(rank) else ""
         findings.append(_absent(name, stuck, f"{name} is missing{why}{was_here}"))
     if rest := names[MAX_NAMED:]:
-        text = f"missing, too, {counted(len(rest), 'more node')}: {listed(rest)}"
+        text = f"also missing: {counted(len(rest), 'more node')}: {listed(rest)}"
         findings.append(_absent(", ".join(rest), None, text))
     return findings
 
