@@ -104,7 +104,7 @@ def external(subject: Subject) -> Iterator[Finding]:
         return
     report = _report(ended, _limit_s(subject))
     if isinstance(report, str):
-        yield external.unknown(f"{name} told nothing of this machine: {report}", action=_ADVICE)
+        yield external.unknown(f"{name} gave no result for this machine: {report}", action=_ADVICE)
         return
     yield external.passed(f"{name} reported {counted(len(report.findings), 'finding')} in {ended.took_s:.1f} s")
     yield from (external_finding.finding() for external_finding in report.findings)

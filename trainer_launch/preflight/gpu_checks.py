@@ -31,7 +31,7 @@ _NOT_BUILT = (
 )
 _NO_ROOM = ("/dev/shm", "shared memory segment", "No space left on device")
 _OF_SETTINGS = ("no socket interface found", "invalid usage", "ncclInvalidUsage")  # as NCCL has them
-_MINOR = "this kind of card has no such thing"
+_MINOR = "this model of card does not have it"
 # Check, what a pass means, the facts of which each card's first must be known, and what is said of good cards.
 # fmt: off
 _OF_FACTS: tuple[tuple[str, str, tuple[str, ...], str], ...] = (
@@ -212,11 +212,11 @@ def gpu_peers(subject: Subject) -> Sequence[Observed]:
     if any(test.peers is not None and test.peers.why == LATE for test in tests):  # who came later met nobody
         return (Observed(unknown=f"not tested: {LATE}"),)
     if any(not peers.good for peers in met):
-        how = "add wrongly together" if len(came) > 1 else "adds wrongly in a collective of its own"
+        how = "add wrongly together" if len(came) > 1 else "gets a wrong sum in a collective of its own"
         return (Observed(facts={"wrong sums": f"{who} {how}"}),)
     if len(met) == len(came):
         rate = min(peers.rate for peers in met)
-        text = f"{who} add right together, at {rate:.3g} GB/s (bus bandwidth, 1 GiB)"
+        text = f"{who} add correctly together, at {rate:.3g} GB/s (bus bandwidth, 1 GiB)"
         more = {"measured": round(rate, 2), "unit": "GB/s"}
         return (Observed(good=text, more=more),) if len(tests) > 1 else ()
     came.sort(key=lambda test: test.ending is not LoadEnding.FAILED)  # who failed knows more than who waited for it

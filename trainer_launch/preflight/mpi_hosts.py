@@ -97,7 +97,7 @@ class SshStage(Struct, frozen=True):
 STAGES = (
     SshStage(
         "DNS", MPI_HOSTS, Fault.NODE, "no address found for",
-        "see whether the pod and the job's headless Service are there", "Could not resolve hostname",
+        "check that the pod and the job's headless Service exist", "Could not resolve hostname",
     ),
     SshStage(
         "port", MPI_HOSTS, Fault.NODE, "cannot connect to sshd of",
@@ -105,7 +105,7 @@ STAGES = (
     ),
     SshStage(
         "banner", MPI_HOSTS, Fault.NODE, "no sshd answers on",
-        "see that pod's log; check that the port is sshd's",
+        "read that pod's log; check that the port is sshd's",
         "kex_exchange_identification|banner|Connection (?:closed|reset) by",
     ),
     SshStage(
@@ -116,12 +116,12 @@ STAGES = (
     ),
     SshStage(
         "key", MPI_SSH, Fault.JOB, "the job's key is refused by",
-        "mount the same Secret in all pods; see mode and owner of authorized_keys",
+        "mount the same Secret in all pods; check mode and owner of authorized_keys",
         "Permission denied|Too many authentication failures|no matching key|UNPROTECTED PRIVATE",
     ),
     SshStage(
         "shell", MPI_SSH, Fault.JOB, "no command runs on",
-        "see the login shell and its start-up files (.bashrc, .profile)",
+        "check the login shell and its start-up files (.bashrc, .profile)",
         "This account is (?:currently )?not available|account is locked|may not log in",
     ),
 )  # fmt: skip

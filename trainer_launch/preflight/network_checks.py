@@ -37,7 +37,7 @@ _BOTH_ABSENT = (
     "neither name is known: does the job's headless Service exist, with the pods' subdomain and with "
     "publishNotReadyAddresses: true (without it pods in init containers have no names)?"
 )
-_ABSENT = "node 0's pod is not there yet: see whether it is scheduled and has started"
+_ABSENT = "node 0's pod is not there yet: check whether it is scheduled and has started"
 _NO_DNS = "DNS does not work here: check the cluster's DNS pods, and network policies for port 53"
 _SLOW = (
     "check the cluster's DNS pods and their CPU limits; ndots and search domains multiply each look-up (dnsConfig)"
@@ -154,7 +154,7 @@ def gloo_socket_ifname(subject: Subject) -> Observed:
     """All interfaces that GLOO_SOCKET_IFNAME names exist: gloo needs exact names."""
     spec = subject.env.get(interfaces.GLOO)
     if spec is None or not interfaces.chooses_for_gloo(subject.env):
-        return Observed(skipped="it is not set; own-name tells what gloo does then")
+        return Observed(skipped="it is not set; own-name checks what gloo uses then")
     if not subject.interfaces:
         return Observed(unknown="the kernel does not list the network interfaces")
     return _observed(interfaces.of_gloos_variable(subject.network), f"{interfaces.GLOO}={spec} is here", spec)

@@ -46,8 +46,8 @@ _ADVICE = {
     errno.EROFS: "the mount is read-only: see readOnly in volumeMounts, and the volume's access mode",
     errno.EACCES: _LET_WRITE,
     errno.EPERM: _LET_WRITE,
-    errno.ENOSPC: "make room on the volume",
-    errno.EDQUOT: "make room, or have the quota raised",
+    errno.ENOSPC: "free space on the volume",
+    errno.EDQUOT: "free space, or have the quota raised",
 }
 _JOBS = frozenset((*_ADVICE, errno.ENOTDIR))  # whatever node it is, these stay the same
 _HEADROOM = 8  # of the memory limit's rest, this part at most is locked or written
@@ -165,7 +165,7 @@ def tmpdir(subject: Subject) -> Observed:
     if (long := socket_folders.too_long(subject.env)) is not None:
         return Observed(facts={"wrong": long, "action": "set TMPDIR to a shorter one, such as /tmp"})
     if not (os.path.isdir(path) and os.access(path, os.W_OK | os.X_OK)):
-        text = f"{path} is no folder that can be written; Python takes another one, torch and MPI may not"
+        text = f"{path} is not a writable directory; Python uses another one, torch and MPI may not"
         action = f"make it, correct {name or 'TMPDIR'}, or mount an emptyDir at /tmp"
         return Observed(facts={"wrong": text, "action": action})
     return Observed(good=f"temporary files go to {path}")
@@ -192,12 +192,12 @@ def _of_folder(folder: str, tried: Tried, limit_s: float) -> Observed:
         return Observed(facts={"hangs": text})
     if tried.errno is not None:
         text, whose = f"{folder}: {os.strerror(tried.errno)} at {tried.stage}", tried.errno in _JOBS
-        action = _ADVICE.get(tried.errno, "see the volume and its server")
+        action = _ADVICE.get(tried.errno, "check the volume and its server")
         return Observed(facts={"refused" if whose else "fails": text, "action": action})
     if tried.problem:
         return Observed(unknown=f"{folder} could not be tested: {tried.problem}")
     if not tried.values["same"]:
-        action = "do not train on this volume; see its server and this node"
+        action = "do not train on this volume; check its server and this node"
         return Observed(
             facts={"fails": f"{folder}: the data read back differs from the data written", "action": action}
         )
