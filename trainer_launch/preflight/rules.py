@@ -189,7 +189,7 @@ _LINKS = (
     "check the output of NCCL_DEBUG=INFO, /dev/shm, the NVLinks (nvidia-smi nvlink -s) and the fabric manager of "
     "that machine"
 )
-_LIBRARY = "read the output of NCCL_DEBUG=INFO: the image may lack the adapter's library or plug-in, the container IPC_LOCK"
+_LIBRARY = "set NCCL_DEBUG=INFO: the image may lack the adapter's library or plug-in, the container IPC_LOCK"
 _IPC_LOCK = (
     "add IPC_LOCK to securityContext.capabilities.add (as root; without, raise LimitMEMLOCK of the container "
     "runtime)"
