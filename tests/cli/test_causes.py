@@ -54,7 +54,7 @@ def test_refused_arguments_are_told_by_every_node_and_nothing_is_started_again(t
     for message in words:
         assert message.startswith("reason=ProgramError ")
         assert "retryable=false" in message
-        assert "| rank 1 ended with exit code 2, because it refuses its arguments: train.py: error: unre" in message
+        assert "| rank 1 ended with exit code 2, because it rejected its arguments: train.py: error: unr" in message
 
 
 def ends_of(program: str, tmp_path: Path, nodes: int, restarts: int) -> tuple[list[int], list[str]]:

@@ -129,7 +129,7 @@ def test_node_0_is_said_to_run_the_coordinator() -> None:
     own = {"PET_NODE_RANK": "0", "JOB_COMPLETION_INDEX": "0", "HOSTNAME": "job-node-0-0"}
     plan = plan_of(launch("explain", "--", "torchrun", "train.py", env=V2 | own).stdout)
     assert plan["nodes meet at"].strip().endswith("; this pod runs the coordinator")
-    assert plan["restarts"].strip().startswith("3 worker failures per job, a lost node is waited for 600 s")
+    assert plan["restarts"].strip().startswith("3 worker failures per job, waiting 600 s for a lost node")
 
 
 def test_the_images_torchrun_is_shown_whole() -> None:

@@ -98,7 +98,7 @@ WITHOUT_RANK = (
 @pytest.mark.parametrize(
     ("program", "reason", "why"),
     [
-        (REFUSES, "ProgramError", "it refuses its arguments"),
+        (REFUSES, "ProgramError", "it rejected its arguments"),
         (WITHOUT_RANK, "Misconfigured", "a torch job are not set"),
     ],
     ids=["arguments", "RANK"],

@@ -217,7 +217,7 @@ def test_a_missing_script_of_ranks_is_quoted(tmp_path: Path) -> None:
     require(shutil.which(OPEN_MPI), f"needs {OPEN_MPI}")
     code, message, said = last_words(tmp_path, "--", OPEN_MPI, "-np", "2", sys.executable, "/app/train_mpi.py")
     assert (code, said.count("started mpirun")) == (2, 1), said
-    assert "because its script is not there: " in message.splitlines()[0]
+    assert "because its script does not exist: " in message.splitlines()[0]
     assert "can't open file '/app/train_mpi.py'" in message.splitlines()[0]
 
 

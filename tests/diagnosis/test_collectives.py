@@ -259,7 +259,7 @@ def test_gathers_may_have_other_sizes_on_each_rank() -> None:
 def test_a_collective_that_all_have_entered_is_the_networks_or_a_devices() -> None:
     found = explained([rank(number) for number in range(4)])
     assert found.text == (
-        "all ranks known entered all_reduce #7 of default_pg, [[4]] Float, and ranks 0-3 have waited in it for "
+        "all known ranks entered all_reduce #7 of default_pg, [[4]] Float, and ranks 0-3 have waited in it for "
         "40 s: the network or a device does not deliver it"
     )
     assert found.ranks == ()
@@ -760,7 +760,7 @@ def test_ranks_that_all_wait_outside_recorded_collectives_hang_and_nobody_is_nam
     assert (found.accuses, found.ranks) == (True, ())
     found = unexplained(both, 3)
     assert not found.accuses, "rank 2 may be starting"
-    assert found.text.startswith("all ranks known wait for each other outside recorded collectives: ")
+    assert found.text.startswith("all known ranks wait for each other outside recorded collectives: ")
     found = unexplained([rank(0, 6, 6, **waits), rank(1, 6, 6, place="in a.py:1 (f)")], 2)
     assert not found.accuses, "rank 1 may be at work"
     assert found.text.endswith(": rank 0 waits in recv, called from a.py:9 (stage); rank 1 is in a.py:1 (f)")
@@ -829,7 +829,7 @@ def test_where_the_members_of_a_group_are_not_known_nobody_else_is_thought_to_be
     found = explained(states)
     assert found.text == (
         "ranks 0-1 have waited in all_reduce #7 of default_pg, [[4]] Float for 40 s; "
-        "which other ranks are in its group, is not known"
+        "the other ranks of its group are unknown"
     )
     assert (found.accuses, found.ranks, found.helps) == (False, (), None)
     found = explained([*states, rank(2, groups={"0": group(6, 6, ranks="")})])

@@ -297,7 +297,7 @@ def test_ranks_that_wait_outside_recorded_collectives_hang_only_if_no_other_can_
         world.note(peer, STALL, Ranks((waits,), NOW))
     world.pass_time(SHOW_RANKS_S + 1)
     assert told(world, peers[0]).accuses is answers
-    who = "all ranks" if answers else "all ranks known"
+    who = "all ranks" if answers else "all known ranks"
     assert told(world, peers[0]).text.startswith(f"{who} wait for each other outside recorded collectives")
 
 

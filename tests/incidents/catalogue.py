@@ -100,7 +100,7 @@ _SIZE = (
 )
 _SIZE += _NO
 _ROOT = (
-    "all ranks known entered broadcast #6 of default_pg, [[4]] Float, and ranks 0-1 have waited in it for {S}: the "
+    "all known ranks entered broadcast #6 of default_pg, [[4]] Float, and ranks 0-1 have waited in it for {S}: the "
 )
 _ROOT += "network or a device does not deliver it, or the ranks name different roots"
 _CODE = "rank 1 ended with exit code 1"
@@ -298,7 +298,7 @@ TO_TELL: tuple[Situation, ...] = (
         "not_installed",
         "a module that is not there",
         _CODE
-        + ", because something it imports is not there: ModuleNotFoundError: No module named 'no_such_module'",
+        + ", because a module that it imports is missing: ModuleNotFoundError: No module named 'no_such_module'",
         "ProgramError",
         1,
         options=(),
@@ -367,7 +367,7 @@ TO_TELL: tuple[Situation, ...] = (
         "device_memory",
         "the GPU's memory is full",
         _CODE
-        + ", because its GPU has no memory left: OutOfMemoryError: CUDA out of memory. Tried to allocate 2.00 GiB",
+        + ", because its GPU ran out of memory: OutOfMemoryError: CUDA out of memory. Tried to allocate 2.00 GiB",
         "DeviceOutOfMemory",
         1,
     ),

@@ -94,7 +94,7 @@ FIELD: tuple[Situation, ...] = (
     failed("reads_bad_record", "bad data for ast.literal_eval", _CODE + "…SyntaxError: …",
         never="cannot be parsed"),
     failed("asks_for_petabytes", "an absurd allocation", _CODE + "…Unable to allocate…",
-        never="no memory left|memory limit", reason=("Failed", "ProgramError"), retryable=()),
+        never="ran out of memory|memory limit", reason=("Failed", "ProgramError"), retryable=()),
     failed("wrong_address", "a wrong rendezvous address on one rank", _CODE + "…127.0.0.1…",
         never="PeerLost|network is gone", reason=(), exit_code=(), retryable=()),
     failed("bad_gradient", "an exception in a gradient's hook",

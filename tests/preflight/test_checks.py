@@ -130,7 +130,7 @@ NODES: list[tuple[str, Subject, str]] = [
 
 WARNINGS: list[tuple[str, Subject, str]] = [
     ("tmpdir", subject(env={"TMPDIR": f"/scratch/{'x' * 70}"}), "is a path of 79 bytes, and sockets in it need"),
-    ("tmpdir", subject(env={"TMPDIR": "/no/such/folder"}), "/no/such/folder is no folder that can be written"),
+    ("tmpdir", subject(env={"TMPDIR": "/no/such/folder"}), "/no/such/folder is not a writable directory"),
     ("own-name", replace(of_own_name(None, TWO_WAYS), route=lambda: "net1"), "does not resolve"),
     ("memory", subject(host={"memory_limit_bytes": 4 * GIB}), "2048 MiB for each are usual"),
     ("memory", subject(is_torch=False, host={"memory_limit_bytes": 1025 * MIB}), "1 MiB are left of the limit"),

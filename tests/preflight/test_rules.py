@@ -113,7 +113,7 @@ INNOCENT: dict[tuple[str, str], Subject] = {
     ("gpu-load", "not built"): with_tests(ending=LoadEnding.NO_TORCH, why="No module named 'torch'"),
     ("gpu-load", "stuck"): with_tests(ending=LoadEnding.NOT_RUN, stage="import torch", why=IMPORTING.why),
     ("gpu-load", "wrong"): with_tests(ending=LoadEnding.NOT_RUN, stage="import torch", why=IMPORTING.why),
-    ("gpu-peers", "wrong sums"): with_tests(peers=Peers(good=True, rate=0.0, why="not all GPUs came so far")),
+    ("gpu-peers", "wrong sums"): with_tests(peers=Peers(good=True, rate=0.0, why="not all GPUs got that far")),
     ("gpu-peers", "misled"): with_tests(**APART, why="NCCL error: No space left on device"),
     ("gpu-peers", "apart"): with_tests(**APART, why="Error while creating shared memory segment /dev/shm/nccl-1"),
     ("gpu-network", "fallback"): subject(

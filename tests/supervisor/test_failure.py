@@ -219,7 +219,7 @@ def test_a_victim_is_not_the_rank_that_is_named(text):
 def test_a_last_line_of_stdout_is_no_reason_and_what_to_do_repeats_no_line():
     quiet = classify(Death(rank=1, code=3), Evidence(last_lines=("rank 1 step 4",)))
     assert quiet.message == "rank 1 ended with exit code 3"
-    assert quiet.hint == "it has not said why: see the last lines of its output"
+    assert quiet.hint == "it gave no reason: see the last lines of its output"
     loud = classify(Death(rank=1, code=2), Evidence(last_lines=("step 4", "busy"), last_errors=("busy",)))
     assert (loud.message, loud.hint) == ("rank 1 ended with exit code 2: busy", None)
     assert classify(death(1), said("ValueError: bad")).hint is None

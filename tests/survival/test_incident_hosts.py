@@ -28,7 +28,7 @@ DATA = "net1"  # the second network of some: the workers' collectives
 LONG = pytest.mark.long("tests/survival/test_incident_hosts.py")
 GROWING = Contract(ELASTIC.names, partial(pytorchjob_elastic, nodes="2:3"))
 UNDELIVERED = (
-    r"all ranks known entered all_reduce #\d+ of default_pg, \[\[1\]\] Float, and ranks? [-,\d]+ ha(?:s|ve) waited "
+    r"all known ranks entered all_reduce #\d+ of default_pg, \[\[1\]\] Float, and ranks? [-,\d]+ ha(?:s|ve) waited "
     r"in it for \d+ s: the network or a device does not deliver it"
 )
 HANG = re.compile(r"suspected hang: (.*?)(?:; collected in \S+)?$", re.MULTILINE)

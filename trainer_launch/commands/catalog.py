@@ -25,7 +25,7 @@ class CommandHelp(Struct, frozen=True, kw_only=True):
 
 def _flags_of_preflight(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--json", action="store_true", help="print the report as one JSON object")
-    parser.add_argument("--list", action="store_true", help="print all checks, and check nothing")
+    parser.add_argument("--list", action="store_true", help="print all checks, then exit")
 
 
 def _flags_of_explain(parser: argparse.ArgumentParser) -> None:
@@ -64,7 +64,7 @@ def _flags_of_rehearse(parser: argparse.ArgumentParser) -> None:
         "--file",
         action="append",
         metavar="FILE",
-        help="manifest of the job; repeat it for the job's runtime",
+        help="manifest of the job; repeat -f for its runtime, ConfigMaps and Secrets",
     )
     parser.add_argument(
         "--command",
@@ -73,7 +73,7 @@ def _flags_of_rehearse(parser: argparse.ArgumentParser) -> None:
         help="run this instead of the command in the manifest",
     )
     parser.add_argument(
-        "--skip-init", action="append", metavar="NAME", help="leave out this init container; may be repeated"
+        "--skip-init", action="append", metavar="NAME", help="skip this init container; may be repeated"
     )
     parser.add_argument(
         "--render", metavar="DIR", help="write the pods of -f as snapshots for explain --pod; run nothing"
@@ -82,17 +82,17 @@ def _flags_of_rehearse(parser: argparse.ArgumentParser) -> None:
         "--fault",
         action="append",
         metavar="TEXT",
-        help="inject this fault, such as 'kill worker node=1 at=step:40'; may be repeated; see above",
+        help="inject this fault, such as 'kill worker node=1 at=step:40'; may be repeated; listed above",
     )
     parser.add_argument(
         "--report",
         dest="reports",
         action="append",
         metavar="FILE.html|.json",
-        help="write a report: a page for people, or data for programs; may be repeated",
+        help="write a report: a page for people or data for programs; may be repeated",
     )
     parser.add_argument(
-        "--max-lost-steps", metavar="N", help="end with 1 if a fault costs more steps than N (default: 100)"
+        "--max-lost-steps", metavar="N", help="exit with 1 if a restart repeats more than N steps (default: 100)"
     )
 
 
@@ -121,7 +121,7 @@ exit codes:
     ),
     "preflight": CommandHelp(
         help="check this container and all nodes (an init container)",
-        about="COMMAND, if it is given, is the one that 'run' will get; preflight compares it between the nodes.",
+        about="COMMAND is the one that 'run' will get. It is optional; preflight compares it across the nodes.",
         add_flags=_flags_of_preflight,
         examples="""exit codes:
   0   passed, or only warnings
@@ -133,18 +133,18 @@ examples:
   trainer-launch preflight -- train.py                 # compare the code, too
   trainer-launch preflight --storage shared:/ckpt      # test the volume
   trainer-launch preflight --level container           # this container only
-  trainer-launch preflight --level deep                # test everything
-  trainer-launch preflight --policy dns=off,cpu=fatal  # severities
-  trainer-launch preflight --policy observe            # fail none
-  trainer-launch preflight --report report.html        # a page for people
-  trainer-launch preflight --json                      # the report as JSON
-  trainer-launch preflight --report healthy.json       # what healthy GPUs do
-  trainer-launch preflight --reference healthy.json    # compare with them
+  trainer-launch preflight --level deep                # all memory of GPUs
+  trainer-launch preflight --policy dns=off,cpu=fatal  # set severities
+  trainer-launch preflight --policy observe            # run all, fail none
+  trainer-launch preflight --report report.html        # write a page
+  trainer-launch preflight --json                      # print JSON
+  trainer-launch preflight --report healthy.json       # save healthy speeds
+  trainer-launch preflight --reference healthy.json    # compare with these
 """,
     ),
     "sshd": CommandHelp(
         help="run sshd in an MPI worker pod",
-        about="sshd accepts the job's key only. If sshd crashes, the pod ends, and its platform starts it again.",
+        about="sshd accepts only the job's key. If it crashes, the pod ends.",
         usage="[options]",
         examples="""examples:
   trainer-launch sshd                           # the command of a worker pod
@@ -153,7 +153,7 @@ examples:
     ),
     "explain": CommandHelp(
         help="show what was read from the pod and what would run",
-        about="It changes nothing and starts nothing.",
+        about="Nothing is changed or started.",
         add_flags=_flags_of_explain,
         examples="""examples:
   trainer-launch explain -- train.py                 # in this container
@@ -180,10 +180,10 @@ examples:
         add_flags=_flags_of_incidents,
         examples="""examples:
   kubectl exec POD -- trainer-launch incidents
-  kubectl exec POD -- trainer-launch incidents collect       # now, on all nodes
-  kubectl exec POD -- trainer-launch incidents show          # the newest
+  kubectl exec POD -- trainer-launch incidents collect       # of all nodes, now
+  kubectl exec POD -- trainer-launch incidents show          # the newest one
   kubectl exec POD -- trainer-launch incidents page >incident.html
-  kubectl cp POD:/tmp/trainer-launch-incidents ./copied    # the folders of all
+  kubectl cp POD:/tmp/trainer-launch-incidents ./copied    # copy them all
   trainer-launch incidents show --incident-dir ./copied
 """,
     ),
@@ -205,17 +205,17 @@ faults:
   kill pod [back=3s|never]           term pod [grace=10s] [back=3s|never]
   partition [for=10s]                delay dns 20s
   add node                           scale workers=4
-A fault hits the last node, or the one of node=N or pod=NAME. It is injected at
-step 1, or at=12s, at=1m, at=step:40, at=line:REGEX of what a pod prints.
+A fault hits the last node, unless node=N or pod=NAME names another one. It is
+injected at step 1, or at=12s, at=1m, at=step:40, or at=line:REGEX (of output).
 """,
     ),
     "install-shims": CommandHelp(
-        help="install a torchrun, mpirun, … that use the launcher",
-        about="For platforms whose SDK writes the command, so that the image's ENTRYPOINT never runs.",
+        help="install shims: torchrun, mpirun, … run under the launcher",
+        about="Use them where an SDK writes the command and the image's ENTRYPOINT never runs.",
         usage="DIR",
         add_flags=_flags_of_install_shims,
         examples="""examples:
-  trainer-launch install-shims /opt/shims     # then put it first: ENV PATH=/opt/shims:$PATH
+  trainer-launch install-shims /opt/shims     # put it first in PATH
   TRAINER_LAUNCH_SHIM=off torchrun train.py   # the real torchrun, unchanged
 """,
     ),

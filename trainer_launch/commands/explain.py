@@ -367,9 +367,9 @@ def _restarts(hosting: Mapping[str, Any]) -> str:
     nodes = hosting["nodes"]
     parts = [f"{counted(hosting['max_restarts'], 'worker failure')} per job"]
     if nodes["max"] > 1:
-        parts.append(f"a lost node is waited for {hosting['rejoin_timeout_s']:g} s")
+        parts.append(f"waiting {hosting['rejoin_timeout_s']:g} s for a lost node")
     if nodes["min"] < nodes["max"]:
-        parts.append(f"{nodes['min']} or more nodes continue after {hosting['shrink_after_s']:g} s")
+        parts.append(f"continuing with {nodes['min']} or more nodes after {hosting['shrink_after_s']:g} s")
     return ", ".join(parts)
 
 

@@ -27,17 +27,18 @@ from trainer_launch.model.suggestions import did_you_mean
 _WIDTH = 78  # of what argparse does not wrap itself
 _FEW = 3  # words that are all named
 _SHORT = 12  # settings that a help shows all of
-_ABOUT = """Run training jobs in Kubernetes pods: read what the platform injected, check the
-nodes, run the workers as PID 1, restart them after failures, report the end."""
+_ABOUT = """Run distributed training in Kubernetes pods. The launcher is PID 1: it reads the
+platform's variables, checks the nodes, starts the workers, restarts them after
+failures and reports why a job stopped."""
 _EXAMPLES = """examples:
   trainer-launch rehearse --nodes 2 -- train.py  # rehearse the job on a laptop
   trainer-launch rehearse -f job.yaml            # or from its manifest
   trainer-launch explain -- train.py             # in a pod: show what would run
   trainer-launch run -- train.py --lr 1e-3       # run it"""
-_MORE = f"""'trainer-launch COMMAND --help' shows the options most people need; --help-all
-shows all. Every option has an environment variable: {PREFIX}GRACE=60
-is --grace 60. A flag takes precedence over its variable. Times are seconds, or
-have units: 90s, 10m, 1h30m."""
+_MORE = f"""'trainer-launch COMMAND --help' shows the options that most people need;
+--help-all shows all. Every option has an environment variable: --grace 60 is
+{PREFIX}GRACE=60. An option on the command line takes precedence. Times
+are seconds, or have units: 90s, 10m, 1h30m."""
 _COMMANDS = {  # as the help lists them
     "in the pod": ("run", "preflight", "sshd", "explain", "status", "incidents"),
     "on your machine": ("rehearse",),
@@ -306,7 +307,7 @@ _JOB = ("nodes", "nproc_per_node", "node_rank", "master_addr", "master_port", "m
 _STANDALONE = {"nodes": "1", "node_rank": "0"}
 _ALONE: Mapping[str, Any] = {
     "default": None,
-    "help": "this node alone, whatever the platform says: --nodes 1 --node-rank 0",
+    "help": "run on this node alone, whatever the platform says: --nodes 1 --node-rank 0",
 }
 _CHECKING = (
     *("policy", "level", "gpu_burn", "pair_test", "threshold", "reference", "only", "external_check"),

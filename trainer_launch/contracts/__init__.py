@@ -79,7 +79,7 @@ def find(name: str) -> Contract:
     by_name = {contract.name: contract for contract in CONTRACTS}
     if name in by_name:
         return by_name[name]
-    advice = f"{did_you_mean(name, by_name)} The contracts are {', '.join(by_name)}".strip()
+    advice = f"{did_you_mean(name, by_name)} expected one of {', '.join(by_name)}".strip()
     raise UsageError(f"unknown contract {shown(name)}; {advice}")
 
 

@@ -550,9 +550,9 @@ class _Graph:
         """All that are known have entered it."""
         if not wait.spanned:
             text = wait.waited(wait.name, self._now_ns)
-            return Explanation(text=f"{text}; which other ranks are in its group, is not known", accuses=False)
+            return Explanation(text=f"{text}; the other ranks of its group are unknown", accuses=False)
         is_rooted = wait.operation in _ROOTED
-        text = f"all ranks known entered {wait.name}, and {wait.waited('it', self._now_ns)}"
+        text = f"all known ranks entered {wait.name}, and {wait.waited('it', self._now_ns)}"
         text += ": the network or a device does not deliver it"
         text += ", or the ranks name different roots" if is_rooted else ""
         active = bool(self._active(wait.members))
@@ -595,7 +595,7 @@ def unexplained(states: Sequence[RankState], of: int, limit_s: float = 0.0) -> E
             return Explanation(text=text, ranks=ranks, accuses=False, active=True)
         return Explanation(text=f"{text}; a restart will not help", ranks=ranks, reason="ProgramError", helps=False)
     if alive and all(state.doing is Doing.COLLECTIVE for state in alive):
-        text = f"all ranks {'' if is_all else 'known '}wait for each other outside recorded collectives: {where}"
+        text = f"all {'' if is_all else 'known '}ranks wait for each other outside recorded collectives: {where}"
         return Explanation(text=text, accuses=is_all and not active, active=active)
     text = f"no progress, but none of {len(states)} known ranks waits in a recorded collective"
     return Explanation(text=f"{text}: {where}" if where else text, accuses=False, active=active)

@@ -339,7 +339,7 @@ def _replace_old(state: JobState, old: NodeRecord, node: NodeRecord, now_s: floa
     is_another = old.incarnation != node.incarnation
     if old.peer is not None:
         if is_another:
-            state.send(old.peer, msg.RefusedHere(f"a newer process has come for {old.name}", retry=False))
+            state.send(old.peer, msg.RefusedHere(f"a newer process has taken the place of {old.name}", retry=False))
         state.disconnect(old.peer)
     _lose(state, old, "came back", now_s)
     if is_another:

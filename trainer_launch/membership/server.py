@@ -57,7 +57,7 @@ class Complaints:
         """Say that a connection from this address was dropped, and why, unless the same was said before."""
         if why not in self._complaints and len(self._complaints) < _MANY_COMPLAINTS:
             self._complaints.add(why)
-            self._log(f"{self._whose}: dropped a connection from {address}: {why} (said once)")
+            self._log(f"{self._whose}: dropped a connection from {address}: {why} (logged once)")
 
 
 class Connection:
@@ -246,7 +246,7 @@ class ServerConnections(ABC, Generic[_Heard, _Sent]):
         for connection in list(self._ungreeted.values()):
             if connection.at_s + self._patience_s() > now_s:
                 break
-            self._drop(connection, "did not say who it is")
+            self._drop(connection, "did not identify itself")
         if self._accept_again_s is not None:
             if now_s < self._accept_again_s:
                 return
@@ -354,7 +354,7 @@ class ServerConnections(ABC, Generic[_Heard, _Sent]):
         if connection.write(connection.channel.sign(self._rendered[1])):
             self._to_flush[peer] = connection
         else:
-            self._drop(connection, "does not read what it is sent")
+            self._drop(connection, "does not read its messages")
 
     def _flush(self, connection: Connection) -> None:
         connection.flush()
@@ -529,7 +529,7 @@ def serve(
             return
         if hosting.seat == 0:
             raise
-        _log.warning("%s; so the others cannot go on here without node 0", problem)
+        _log.warning("%s; so the other nodes cannot continue here without node 0", problem)
         yield None
         return
     timer = _deadline(hosting.deadline_s, server)

@@ -106,11 +106,13 @@ class Settings:
         """The options that a flag or a variable has set."""
         return frozenset(vars(self))
 
-    contract: str | None = _option(None, description="platform contract to read the pod as; default: detected")
+    contract: str | None = _option(
+        None, description="platform whose variables to read, as in slurm; default: detected"
+    )
     engine: Literal["auto", "torch", "torchrun", "mpi", "horovodrun", "plain"] = _option(
         "auto",
-        description="what runs the command: the launcher's own torch workers, the image's torchrun with its own "
-        "rendezvous, mpirun, horovodrun, or plain: the program as it is",
+        description="what runs the command. torch: workers of the launcher; torchrun: the image's torchrun with "
+        "its own rendezvous; mpi: mpirun; horovodrun; plain: the program as it is",
     )
     ssh_dir: str | None = _option(None, description="directory with the MPI job's SSH key")
     ssh_port: int | None = _option(
@@ -121,7 +123,7 @@ class Settings:
         "2222 for others",
     )
     insecure_host_keys: bool = _option(
-        False, description="skip the check of host keys, for images whose sshd cannot present the job's key"
+        False, description="do not check host keys, for images whose sshd cannot present the job's key"
     )
     forward_env: str | None = _option(
         None, description="more environment variables for MPI ranks; a secret is passed only if it is named here"
@@ -138,7 +140,7 @@ class Settings:
         None,
         least=1,
         most=65_536,
-        description="continue with N or more nodes, even where the platform fixes their number",
+        description="continue after a loss if at least N nodes are left, even in a job of fixed size",
     )
     shrink_after: float | None = _option(
         None,
@@ -151,13 +153,13 @@ class Settings:
         None,
         least=0,
         most=65_536,
-        description="nodes that wait to replace a lost or faulty one; rehearse adds them to --nodes, elsewhere "
-        "they are among the platform's nodes; default: the platform's nodes beyond --nodes",
+        description="nodes that wait to replace a lost or faulty one; rehearse adds them to --nodes, on a platform "
+        "they are among its nodes; default: the platform's nodes beyond --nodes",
     )
     wait_timeout: float = _option(
         600.0,
         most=604_800,
-        description="seconds to wait for what is missing: nodes, their names, mpirun's hosts, a lost node",
+        description="seconds to wait for missing nodes, their names, mpirun's hosts, or the return of a lost node",
     )
     port_range: str | None = _option(
         None, description="open only these ports, besides the one where the nodes meet"
@@ -169,8 +171,8 @@ class Settings:
     )
     start_method: Literal["auto", "exec"] = _option(
         "auto",
-        description="how torch workers start: auto forks them from a process that has imported torch where that is "
-        "safe, exec starts each on its own",
+        description="how torch workers start. auto: forked from a process that has imported torch, where that is "
+        "safe; exec: each as a new interpreter",
     )
     topology_label: str | None = _option(
         None,
@@ -179,7 +181,7 @@ class Settings:
         "are neighbors",
     )
     preload: str | None = _option(
-        None, description="modules to import before workers are forked, besides torch, such as numpy,transformers"
+        None, description="modules to import, besides torch, before workers are forked, such as numpy,transformers"
     )
     grace: float = _option(
         25.0,
@@ -188,7 +190,7 @@ class Settings:
         description="seconds from SIGTERM to SIGKILL; keep it below the pod's terminationGracePeriodSeconds",
     )
     signals: str | None = _option(
-        None, description="action for a signal: forward, checkpoint, drain or terminate, as in USR1=checkpoint"
+        None, description="what a signal does: forward, checkpoint, drain or terminate, as in USR1=checkpoint"
     )
     shm_size: str = _option(
         "auto",
@@ -207,7 +209,7 @@ class Settings:
         most=604_800,
         description="seconds without progress before a suspected hang is reported, with stacks and the rank that "
         "the others wait for; nobody is killed; auto: learn the limit, at least 60; off: no reports, no flight "
-        "recorder, no look for stragglers",
+        "recorder, no detection of stragglers",
     )
     incident_dir: str | None = _option(
         None,
@@ -231,7 +233,7 @@ class Settings:
         0.0,
         least=0,
         most=86_400,
-        description="seconds of full load that heat all GPUs before they are judged; 0: none beyond a burst",
+        description="seconds of full load that heat all GPUs before they are judged; 0: only a short load",
     )
     threshold: str | None = _option(
         None,
@@ -245,26 +247,29 @@ class Settings:
     only: str | None = _option(None, description="run only these checks")
     external_check: str | None = _option(
         None,
-        description="command that looks at this machine first and prints what it finds as JSON, such as a script "
+        description="command that checks this machine first and prints its findings as JSON, such as a script "
         "around dcgmi diag; it has half of --wait-timeout",
     )
     skip_if_passed_within: float | None = _option(
         None,
         most=604_800,
-        description="put no load on GPUs and skip --external-check where this machine passed them so recently, by "
-        "its stamp in /var/lib/trainer-launch, a hostPath; as in 6h",
+        description="skip the load tests of GPUs and --external-check if this machine has passed them within this "
+        "time, such as 6h; its stamp needs a hostPath at /var/lib/trainer-launch",
     )
     storage: str | None = _option(
-        None, description="directories to test for checkpoints; shared:PATH must be one directory for all nodes"
+        None, description="directories of checkpoints to test; shared:PATH must be the same directory on all nodes"
     )
     report: str | None = _option(
         None,
-        description="file for preflight's report: .html is a page for people, .json is data, which --reference "
-        "reads; run reads the .json that the pod's init container has left there",
+        description="file of preflight's report: .html is a page for people, .json is data for programs and "
+        "--reference; run reads the .json that preflight wrote in the pod's init container",
     )
     prefix: bool = _option(False, description="prefix each worker's lines with [node:rank]")
     output_limit: int = _option(
-        0, least=0, most=1_000_000, description="lines per second of each worker's stdout and stderr; 0: no limit"
+        0,
+        least=0,
+        most=1_000_000,
+        description="most lines per second of each worker's stdout and stderr; 0: no limit",
     )
     termination_log: str = _option(
         "/dev/termination-log",
@@ -275,7 +280,8 @@ class Settings:
         0, least=0, most=65535, description="port for Prometheus metrics, on all addresses; 0: off"
     )
     log_level: Literal["debug", "info", "warning", "error"] = _option(
-        "info", description="lowest level of the launcher's own messages; rehearse shows fewer unless it is given"
+        "info",
+        description="lowest level of the launcher's own messages; rehearsed pods show only warnings by default",
     )
 
 

@@ -340,7 +340,7 @@ class MpiJob(RunLoop):
         wanted = self._wait.wanted()
         if len(members) < len(wanted):
             absent = ", ".join(member.host for member in wanted if member not in members)
-            logs.warn(f"going on with {len(members)} of {len(wanted)} hosts, without {absent}")
+            logs.warn(f"continuing with {len(members)} of {len(wanted)} hosts, without {absent}")
         self._wait.end()
         self._forget_start()
         self.phase, self._running = MpiPhase.RUNNING, members

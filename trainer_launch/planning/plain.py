@@ -38,7 +38,9 @@ def _serves(job: Job, command: Command) -> str | None:
         return "the command is not a Python program"
     if command.kind is CommandKind.MODULE and not command.is_worker:
         return f"{command.program[0]} starts the workers itself"
-    return f"contract {job.contract} starts one program per node"
+    if job.contract == "unknown":
+        return "no platform was found, so the program runs once"
+    return f"contract {job.contract} runs the program once per node"
 
 
 def _plan(task: Task, reason: str) -> Plan:
@@ -177,7 +179,9 @@ def _names_nodes(task: Task, launcher: Launcher) -> bool:
 
 def _no_effect(job: Job, launcher: Launcher | None, asked: str) -> str:
     advice = " To start torch workers, add --engine torchrun." if launcher is None else ""
-    return f"--nproc-per-node {asked} has no effect: contract {job.contract} starts one program per node.{advice}"
+    return (
+        f"--nproc-per-node {asked} has no effect: contract {job.contract} runs the program once per node.{advice}"
+    )
 
 
 def _runs_as_it_is(task: Task) -> str:

@@ -94,7 +94,7 @@ def _limit_s(subject: Subject) -> float:
 
 @check(EXTERNAL, Where.EXTERNAL, limit_s=lambda subject: _limit_s(subject) + REAP_S + 1)
 def external(subject: Subject) -> Iterator[Finding]:
-    """The command of --external-check has looked at this machine; its findings have names of their own."""
+    """The command of --external-check ran on this machine; its output has its own findings."""
     argv = command_of(subject.external_check)
     if not argv:
         return
@@ -104,7 +104,7 @@ def external(subject: Subject) -> Iterator[Finding]:
         return
     report = _report(ended, _limit_s(subject))
     if isinstance(report, str):
-        yield external.unknown(f"{name} told nothing of this machine: {report}", action=_ADVICE)
+        yield external.unknown(f"{name} gave no result for this machine: {report}", action=_ADVICE)
         return
     yield external.passed(f"{name} reported {counted(len(report.findings), 'finding')} in {ended.took_s:.1f} s")
     yield from (external_finding.finding() for external_finding in report.findings)

@@ -31,32 +31,32 @@ _NOT_BUILT = (
 )
 _NO_ROOM = ("/dev/shm", "shared memory segment", "No space left on device")
 _OF_SETTINGS = ("no socket interface found", "invalid usage", "ncclInvalidUsage")  # as NCCL has them
-_MINOR = "this kind of card has no such thing"
+_MINOR = "this model of card does not have it"
 # Check, what a pass means, the facts of which each card's first must be known, and what is said of good cards.
 # fmt: off
 _OF_FACTS: tuple[tuple[str, str, tuple[str, ...], str], ...] = (
-    ("gpu-recovery", "The driver asks for no reset of a GPU, and none is gone.", ("lost", "recovery"),
+    ("gpu-recovery", "The driver has lost no GPU and asks for no reset.", ("lost", "recovery"),
      "the driver asks for no recovery"),
-    ("gpu-ecc", "GPU memory had no error that could not be corrected since the driver was loaded.",
+    ("gpu-ecc", "GPU memory has had no uncorrectable error since the driver was loaded.",
      ("ecc_uncorrected",), "no uncorrected memory error since the driver was loaded"),
     # Cards have remapped rows from A100 on, older ones retired pages.
     ("gpu-remap",
-     "No bad row of GPU memory waits for a spare one, which takes a reset, and there are spare ones left.",
+     "No bad row of GPU memory waits for a reset to be remapped, and spare rows are left.",
      ("remapped", "retired_pending"), "no bad row or page of memory waits for a reset"),
     ("gpu-mig",
-     "No GPU is cut into parts (MIG), one of which serves one process, and none together with other GPUs.",
+     "No GPU is partitioned (MIG): a part serves one process, and not together with other GPUs.",
      ("mig",), "whole"),
     # Asked before any context of ours; a container does not see others' processes, but their memory.
-    ("gpu-memory", "GPU memory is free: somebody who died a moment ago may hold it for a while, others for ever.",
+    ("gpu-memory", "GPU memory is free: a process that has just ended may hold it for a moment.",
      ("memory_used",), "no more memory in use than the driver itself needs"),
-    ("gpu-clocks", "Under load no GPU is slowed down by heat or by its power supply; its own power limit is usual.",
+    ("gpu-clocks", "Under load, neither heat nor the power supply slows a GPU down; its own power limit may.",
      (CLOCKS,), "not slowed down under load"),
-    ("gpu-pcie", "The way from the processor to each GPU is as wide and as fast under load as card and slot allow.",
+    ("gpu-pcie", "Under load, the PCIe link of each GPU is as wide and as fast as card and slot allow.",
      (f"{LOAD}pcie_lanes",), "PCIe as wide and as fast as it can be"),
-    ("gpu-nvlink", "The links between this node's GPUs are up, on each as many as on the others.", ("nvlinks",),
+    ("gpu-nvlink", "The NVLinks between this node's GPUs are up, the same number on each GPU.", ("nvlinks",),
      "all NVLinks up"),
     ("gpu-xid",
-     "The driver told no error (XID) of a GPU while it was tested, nor lately where the kernel's log is known.",
+     "The driver reported no GPU error (XID) during the test, nor recently in the kernel's log, if it can be read.",
      (f"{LOAD}xids",), "no XID error during our tests"),
 )
 # fmt: on
@@ -133,7 +133,7 @@ def _facts(subject: Subject) -> GpuFacts:
 
 @check("gpu-count", Where.GPU, limit_s=limit_s)
 def gpu_count(subject: Subject) -> Observed:
-    """All GPUs are there, the same number by /dev, by the driver and by what the workers need."""
+    """All GPUs are present: /dev, the driver and the number of workers agree."""
     host, workers, facts = subject.host.gpus, subject.topology.local_world_size, _facts(subject)
     if host.count == 0 and not subject.may_use_gpus:  # this line stands for all checks of GPUs
         return Observed(skipped="no GPU here: GPU checks are skipped")
@@ -168,7 +168,7 @@ def gpu_count(subject: Subject) -> Observed:
 
 @check("gpu-load", Where.GPU, needs_load=True, limit_s=limit_s)
 def gpu_load(subject: Subject) -> Iterator[Observed]:
-    """Each GPU does real work: it answers, adds and multiplies right, keeps what it is given, and does not hang."""
+    """Each GPU computes and stores data correctly under load, and does not hang."""
     facts = _facts(subject)
     if facts.load_trouble and not facts.tests:
         yield Observed(skipped=facts.load_trouble)
@@ -200,7 +200,7 @@ def _of_test(test: GpuTest) -> dict[str, str]:
 
 @check("gpu-peers", Where.GPU, needs_load=True, limit_s=limit_s)
 def gpu_peers(subject: Subject) -> Sequence[Observed]:
-    """All GPUs of this node together: NCCL finds the ways between them, and every number of a sum is right."""
+    """NCCL connects all GPUs of this node, and every number of an all-reduce is correct."""
     tests = _facts(subject).tests
     came = [test for test in tests if test.stage == PEERS or test.peers is not None]
     met = [test.peers for test in came if test.peers is not None and not test.peers.why]
@@ -212,11 +212,11 @@ def gpu_peers(subject: Subject) -> Sequence[Observed]:
     if any(test.peers is not None and test.peers.why == LATE for test in tests):  # who came later met nobody
         return (Observed(unknown=f"not tested: {LATE}"),)
     if any(not peers.good for peers in met):
-        how = "add wrongly together" if len(came) > 1 else "adds wrongly in a collective of its own"
+        how = "add wrongly together" if len(came) > 1 else "gets a wrong sum in a collective of its own"
         return (Observed(facts={"wrong sums": f"{who} {how}"}),)
     if len(met) == len(came):
         rate = min(peers.rate for peers in met)
-        text = f"{who} add right together, at {rate:.3g} GB/s (bus bandwidth, 1 GiB)"
+        text = f"{who} add correctly together, at {rate:.3g} GB/s (bus bandwidth, 1 GiB)"
         more = {"measured": round(rate, 2), "unit": "GB/s"}
         return (Observed(good=text, more=more),) if len(tests) > 1 else ()
     came.sort(key=lambda test: test.ending is not LoadEnding.FAILED)  # who failed knows more than who waited for it

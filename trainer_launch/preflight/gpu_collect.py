@@ -33,7 +33,7 @@ from trainer_launch.model.units import in_ranges
 
 IMPORT = "import torch"  # the stage of a test before it touches the device
 PEERS = "peers"  # the stage of a test in which GPUs need each other
-LATE = "not all GPUs came so far"  # the reason in the test of a GPU that met no others
+LATE = "not all GPUs got that far"  # the reason in the test of a GPU that met no others
 LOAD = "load "  # how the facts begin that were seen under load
 FABRIC_DONE = 3  # the state of a GPU that has joined its NVLink fabric, as nvml.h has it
 _CHILD = Path(__file__).parent / "children"
@@ -269,7 +269,7 @@ def asked(env: _Env, limit_s: float, shown: str | None) -> GpuFacts:
     if ended.problem is not None:
         return GpuFacts(trouble=f"no child could be started: {ended.problem.strerror}")
     if ended.status is None:
-        return GpuFacts(trouble=f"{STUCK}: not even SIGKILL ends who asks it")
+        return GpuFacts(trouble=f"{STUCK}: not even SIGKILL ends the process that asks it")
     if ended.timed_out:
         where = STUCK if ended.stdout else "a Python with NVIDIA's bindings did not start"  # its disk may be slow
         return GpuFacts(trouble=f"{where}: no answer within {limit_s:g} s")
@@ -362,7 +362,7 @@ def loaded(
     watch.stop(WATCH_S)
     ended = watch.end()
     if ended.timed_out:
-        return replace(facts, load_trouble=f"{STUCK}: who watched the GPUs was killed")
+        return replace(facts, load_trouble=f"{STUCK}: the process that watched the GPUs was killed")
     watched = parse_facts(ended.stdout)
     later = {gpu.index: gpu for gpu in watched.gpus}
     both = ((gpu, later.get(gpu.index, gpu)) for gpu in facts.gpus)

@@ -50,7 +50,7 @@ SPEED = tuple(
 
 @check("gpu-checksum", Where.CLUSTER, needs_load=True)
 def gpu_checksum(cluster: Cluster) -> Iterator[Finding]:
-    """The same numbers through the same kernels come to the same bits on all GPUs of a kind."""
+    """The same kernels give the same bits on all GPUs of a model."""
     yield from differing({node.name: node.report.checksums for node in cluster.nodes})
 
 

@@ -97,7 +97,7 @@ class SshStage(Struct, frozen=True):
 STAGES = (
     SshStage(
         "DNS", MPI_HOSTS, Fault.NODE, "no address found for",
-        "see whether the pod and the job's headless Service are there", "Could not resolve hostname",
+        "check that the pod and the job's headless Service exist", "Could not resolve hostname",
     ),
     SshStage(
         "port", MPI_HOSTS, Fault.NODE, "cannot connect to sshd of",
@@ -105,7 +105,7 @@ STAGES = (
     ),
     SshStage(
         "banner", MPI_HOSTS, Fault.NODE, "no sshd answers on",
-        "see that pod's log; check that the port is sshd's",
+        "read that pod's log; check that the port is sshd's",
         "kex_exchange_identification|banner|Connection (?:closed|reset) by",
     ),
     SshStage(
@@ -116,12 +116,12 @@ STAGES = (
     ),
     SshStage(
         "key", MPI_SSH, Fault.JOB, "the job's key is refused by",
-        "mount the same Secret in all pods; see mode and owner of authorized_keys",
+        "mount the same Secret in all pods; check mode and owner of authorized_keys",
         "Permission denied|Too many authentication failures|no matching key|UNPROTECTED PRIVATE",
     ),
     SshStage(
         "shell", MPI_SSH, Fault.JOB, "no command runs on",
-        "see the login shell and its start-up files (.bashrc, .profile)",
+        "check the login shell and its start-up files (.bashrc, .profile)",
         "This account is (?:currently )?not available|account is locked|may not log in",
     ),
 )  # fmt: skip
@@ -295,7 +295,7 @@ def _typed(command: Command | None) -> Typed:
 
 @check(MPI_HOSTS, Where.MPI)
 def mpi_hosts(hosts: HostAnswers) -> Iterator[Finding]:
-    """Every host has an address, can be connected to, and its sshd answers."""
+    """Every host has an address and accepts connections, and its sshd answers."""
     if hosts.trouble is not None:
         text, _, action = str(hosts.trouble).partition("; ")
         fault = Fault.JOB if isinstance(hosts.trouble, UsageError) else Fault.NODE
@@ -307,13 +307,13 @@ def mpi_hosts(hosts: HostAnswers) -> Iterator[Finding]:
 mpi_ssh = replace(
     mpi_hosts,
     id=MPI_SSH,
-    title="Every host accepts the job's key and shows the job's own, and its login shell runs a command.",
+    title="Every host accepts the job's key, shows it as its host key, and runs a command in its login shell.",
 )
 
 
 @check("mpi-programs", Where.MPI)
 def mpi_programs(hosts: HostAnswers) -> Iterator[Finding]:
-    """Every host has what mpirun starts there, and the launcher's version of MPI."""
+    """Every host has the programs that mpirun starts there, in the launcher's version of MPI."""
     if hosts.own is not None:
         ran = {host: facts for host, facts in hosts.answers.items() if hosts.refusals[host] is None}
         yield from alike(hosts.own, ran)

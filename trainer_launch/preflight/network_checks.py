@@ -37,7 +37,7 @@ _BOTH_ABSENT = (
     "neither name is known: does the job's headless Service exist, with the pods' subdomain and with "
     "publishNotReadyAddresses: true (without it pods in init containers have no names)?"
 )
-_ABSENT = "node 0's pod is not there yet: see whether it is scheduled and has started"
+_ABSENT = "node 0's pod is not there yet: check whether it is scheduled and has started"
 _NO_DNS = "DNS does not work here: check the cluster's DNS pods, and network policies for port 53"
 _SLOW = (
     "check the cluster's DNS pods and their CPU limits; ndots and search domains multiply each look-up (dnsConfig)"
@@ -128,7 +128,7 @@ def _leads_on(address: str) -> bool:
 
 @check("own-name")
 def own_name(subject: Subject) -> Observed:
-    """The host's own name leads to an address of its own: elsewhere gloo listens on loopback or nowhere."""
+    """The host name resolves to an address of this host other than loopback: gloo listens there."""
     node = subject.network
     if node.addresses and not node.interfaces:
         return Observed(unknown="the kernel does not list the network interfaces")
@@ -151,10 +151,10 @@ def nccl_adapters(spec: str | None, ports: Sequence[AdapterPort]) -> tuple[Adapt
 
 @check("gloo-socket-ifname")
 def gloo_socket_ifname(subject: Subject) -> Observed:
-    """GLOO_SOCKET_IFNAME names interfaces that are here: gloo wants exact names, and each of them."""
+    """All interfaces that GLOO_SOCKET_IFNAME names exist: gloo needs exact names."""
     spec = subject.env.get(interfaces.GLOO)
     if spec is None or not interfaces.chooses_for_gloo(subject.env):
-        return Observed(skipped="it is not set; own-name tells what gloo does then")
+        return Observed(skipped="it is not set; own-name checks what gloo uses then")
     if not subject.interfaces:
         return Observed(unknown="the kernel does not list the network interfaces")
     return _observed(interfaces.of_gloos_variable(subject.network), f"{interfaces.GLOO}={spec} is here", spec)
@@ -162,7 +162,7 @@ def gloo_socket_ifname(subject: Subject) -> Observed:
 
 @check("nccl-socket-ifname")
 def nccl_socket_ifname(subject: Subject) -> Observed:
-    """NCCL_SOCKET_IFNAME, or what NCCL takes without it, leaves an interface that other nodes can reach."""
+    """NCCL_SOCKET_IFNAME, or NCCL's default, leaves an interface that other nodes can reach."""
     spec = subject.env.get(interfaces.NCCL)
     if spec is None and subject.host.gpus.cuda == 0:
         return Observed(skipped="it is not set, and no GPU is here")
@@ -184,7 +184,7 @@ def used_adapters(subject: Subject) -> tuple[AdapterPort, ...]:
 
 @check("nccl-ib-hca")
 def nccl_ib_hca(subject: Subject) -> Observed:
-    """NCCL_IB_HCA leaves an adapter, and one for each GPU: otherwise NCCL goes on over less and says nothing."""
+    """NCCL_IB_HCA leaves an adapter for each GPU: with fewer, NCCL is slower, without a warning."""
     spec = subject.env.get("NCCL_IB_HCA") or None
     if not subject.has_peers:
         return Observed(skipped="there are no other nodes")
@@ -234,7 +234,7 @@ def rdma_errors(subject: Subject) -> Observed:
 
 @check("ports")
 def ports(subject: Subject) -> Observed:
-    """The port that all nodes meet at is free on the node that opens it."""
+    """The port where the nodes meet is free on the node that opens it."""
     coordinator = subject.topology.coordinator
     if coordinator is None or not subject.has_peers or not subject.topology.is_coordinator:
         return Observed(skipped="this node opens no port that others know")

@@ -42,12 +42,12 @@ _SLOW_S = 5.0  # for one file of 1 MiB
 _LOW_BYTES, _LOW_INODES = 1 << 30, 1000
 _LET_WRITE = "let this user write there: securityContext.fsGroup or runAsUser"
 _ADVICE = {
-    errno.ENOENT: "mount the volume there, or make the folder",
+    errno.ENOENT: "mount the volume there, or create the directory",
     errno.EROFS: "the mount is read-only: see readOnly in volumeMounts, and the volume's access mode",
     errno.EACCES: _LET_WRITE,
     errno.EPERM: _LET_WRITE,
-    errno.ENOSPC: "make room on the volume",
-    errno.EDQUOT: "make room, or have the quota raised",
+    errno.ENOSPC: "free space on the volume",
+    errno.EDQUOT: "free space, or have the quota raised",
 }
 _JOBS = frozenset((*_ADVICE, errno.ENOTDIR))  # whatever node it is, these stay the same
 _HEADROOM = 8  # of the memory limit's rest, this part at most is locked or written
@@ -70,7 +70,7 @@ def memory(subject: Subject) -> Observed:
 
 @check("cpu")
 def cpu(subject: Subject) -> Observed:
-    """There are CPUs for this node's workers: less than one each makes collectives many times slower."""
+    """Each worker of this node has at least one CPU: with less, collectives are many times slower."""
     cpus = subject.host.cpus
     usable = float(cpus.affinity if cpus.quota is None else min(cpus.affinity, cpus.quota))
     quota = "no quota" if cpus.quota is None else f"a quota of {cpus.quota:g}"
@@ -81,7 +81,7 @@ def cpu(subject: Subject) -> Observed:
 
 @check("pids")
 def pids(subject: Subject) -> Observed:
-    """The container may have as many processes and threads as its workers will start."""
+    """The container's limit allows all processes and threads that its workers start."""
     if subject.pids is None:
         return Observed(good="processes and threads are not limited")
     limit, left = subject.pids
@@ -96,7 +96,7 @@ def pids(subject: Subject) -> Observed:
 
 @check("nofile")
 def nofile(subject: Subject) -> Observed:
-    """A process may open as many files and sockets as a worker of a job this large does."""
+    """The limit of open files is high enough for a worker of a job of this size."""
     soft, hard = subject.limits.nofile_soft, subject.limits.nofile_hard  # a program starts with the soft one
     if soft is None:
         return Observed(good="open files are not limited")
@@ -111,7 +111,7 @@ def nofile(subject: Subject) -> Observed:
 
 @check("memlock", limit_s=lambda subject: _LOCK_S + 1)
 def memlock(subject: Subject) -> Observed:
-    """Memory can be locked, as RDMA needs it. The limit is not believed: with CAP_IPC_LOCK it means nothing."""
+    """Memory can be locked, as RDMA needs it. Locking is tried: with CAP_IPC_LOCK the limit has no effect."""
     size = _bearable(subject, LOCKED_BYTES)
     tried = subject.try_out("memlock", str(size), _LOCK_S)
     if tried.is_good:
@@ -130,7 +130,7 @@ def memlock(subject: Subject) -> Observed:
 
 @check("shm")
 def shm(subject: Subject) -> Observed:
-    """/dev/shm is large enough for this node's workers, as `run` estimates it, and can be written."""
+    """/dev/shm can be written, and is large enough for this node's workers, as `run` estimates it."""
     host, need = subject.host, subject.shm_need
     size, free = host.shm_bytes, host.shm_free_bytes
     if size is None or free is None:
@@ -159,13 +159,13 @@ def _bearable(subject: Subject, most: int) -> int:
 
 @check("tmpdir")
 def tmpdir(subject: Subject) -> Observed:
-    """The folder for temporary files can be written, and its path is short enough for sockets in it."""
+    """The directory for temporary files can be written, and its path is short enough for sockets."""
     name = next((name for name in socket_folders.VARIABLES if subject.env.get(name)), None)
     path = "/tmp" if name is None else subject.env[name]
     if (long := socket_folders.too_long(subject.env)) is not None:
         return Observed(facts={"wrong": long, "action": "set TMPDIR to a shorter one, such as /tmp"})
     if not (os.path.isdir(path) and os.access(path, os.W_OK | os.X_OK)):
-        text = f"{path} is no folder that can be written; Python takes another one, torch and MPI may not"
+        text = f"{path} is not a writable directory; Python uses another one, torch and MPI may not"
         action = f"make it, correct {name or 'TMPDIR'}, or mount an emptyDir at /tmp"
         return Observed(facts={"wrong": text, "action": action})
     return Observed(good=f"temporary files go to {path}")
@@ -173,7 +173,7 @@ def tmpdir(subject: Subject) -> Observed:
 
 @check("storage", limit_s=lambda subject: _STORAGE_CHILD_S + 2)
 def storage(subject: Subject) -> Iterator[Observed]:
-    """The folders of --storage take a checkpoint: made, synced, renamed, read back, removed, all in time."""
+    """A checkpoint can be written, synced, renamed, read and removed in each --storage directory in time."""
     if not subject.storage:
         yield Observed(skipped="no directory was given with --storage")
         return
@@ -192,12 +192,12 @@ def _of_folder(folder: str, tried: Tried, limit_s: float) -> Observed:
         return Observed(facts={"hangs": text})
     if tried.errno is not None:
         text, whose = f"{folder}: {os.strerror(tried.errno)} at {tried.stage}", tried.errno in _JOBS
-        action = _ADVICE.get(tried.errno, "see the volume and its server")
+        action = _ADVICE.get(tried.errno, "check the volume and its server")
         return Observed(facts={"refused" if whose else "fails": text, "action": action})
     if tried.problem:
         return Observed(unknown=f"{folder} could not be tested: {tried.problem}")
     if not tried.values["same"]:
-        action = "do not train on this volume; see its server and this node"
+        action = "do not train on this volume; check its server and this node"
         return Observed(
             facts={"fails": f"{folder}: the data read back differs from the data written", "action": action}
         )

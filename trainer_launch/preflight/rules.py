@@ -181,19 +181,22 @@ _FEWER = "or start fewer workers"
 _DRAIN = "drain this node, and have the card reset, tested or replaced"
 _RESET = "have the GPU reset before it is used: a bad row of its memory is still in use"
 _IN_PARTS = "is in MIG mode, in which {value} workers of one job cannot work together"
-_COOLING = "see the cooling and the power supply of that machine, and drain it if this goes on"
-_SLOWED = "is slowed down under load by {value[0]}, in {value[1]} of {value[2]} looks"
+_COOLING = "check the cooling and the power supply of that machine, and drain it if this continues"
+_SLOWED = "is slowed down under load by {value[0]}, in {value[1]} of {value[2]} samples"
 _UP = "has {value[0]} of {value[1]} NVLinks up (down: {down_links})"
-_FABRIC = "see the fabric manager of that machine (nvidia-smi -q, Fabric), and the switches of its NVLinks"
-_LINKS = "see NCCL_DEBUG=INFO, /dev/shm, the NVLinks (nvidia-smi nvlink -s) and the fabric manager of that machine"
-_LIBRARY = "see NCCL_DEBUG=INFO: the image may lack the adapter's library or plug-in, the container IPC_LOCK"
+_FABRIC = "check the fabric manager of that machine (nvidia-smi -q, Fabric), and the switches of its NVLinks"
+_LINKS = (
+    "check the output of NCCL_DEBUG=INFO, /dev/shm, the NVLinks (nvidia-smi nvlink -s) and the fabric manager of "
+    "that machine"
+)
+_LIBRARY = "set NCCL_DEBUG=INFO: the image may lack the adapter's library or plug-in, the container IPC_LOCK"
 _IPC_LOCK = (
     "add IPC_LOCK to securityContext.capabilities.add (as root; without, raise LimitMEMLOCK of the container "
     "runtime)"
 )
 _MORE_PIDS = f"raise the kubelet's podPidsLimit (or --pids-limit), {_FEWER}"
 _FILES = "a process may open {soft} files; a worker of {ranks} may need {need}"
-_CABLE = "see that port's cable, its optics and the switch (ibstat, mlxlink)"
+_CABLE = "check that port's cable, its optics and the switch (ibstat, mlxlink)"
 
 # Of each container, and of each GPU, the first rule of a check that fits speaks.
 # fmt: off
@@ -306,7 +309,7 @@ RULES = (
          _FABRIC),
     Rule("gpu-nvlink", "links", _is_short, _NODE, DRAIN, _UP, _DRAIN, unit="links"),
     Rule("gpu-nvlink", "no links", bool, _WARN, "", "has NVLinks, and none is up",
-         "see the fabric manager of that machine; without NVLink GPUs talk over PCIe, many times slower"),
+         "check the fabric manager of that machine; without NVLink GPUs talk over PCIe, many times slower"),
     Rule("gpu-nvlink", "some links", _is_short, _WARN, "", _UP, _FABRIC, unit="links"),
     Rule("gpu-nvlink", "fabric", lambda fabric: fabric["state"] in _FABRIC_WAITS, _WARN, "",
          "has not joined its NVLink fabric (state {value[state]})", _FABRIC),

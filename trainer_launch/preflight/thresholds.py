@@ -136,12 +136,12 @@ class SpeedKind(Struct, frozen=True):
 KINDS = (
     SpeedKind("gemm", "No GPU multiplies matrices slowly.", ("gemm",), 0.85, 0.93,
               "see that card's clocks, power limit and temperature (nvidia-smi -q), or drain it"),
-    SpeedKind("hbm", "No GPU copies slowly in its own memory.", ("hbm",), 0.90, 0.93,
+    SpeedKind("hbm", "No GPU copies slowly within its own memory.", ("hbm",), 0.90, 0.93,
               "see that card's memory: ECC errors and remapped rows (nvidia-smi -q -d ECC)"),
     SpeedKind("pcie", "No GPU copies slowly from and to the host.", ("h2d", "d2h"), 0.85, 0.90,
               "see that card's PCIe generation and width under load"),
-    SpeedKind("allreduce", "All GPUs of each node add together as fast as their links allow.", ("allreduce",), 0.75,
-              0.90, "see that node's NVLinks and fabric manager (nvidia-smi nvlink -s), or drain it"),
+    SpeedKind("allreduce", "An all-reduce of each node's GPUs is as fast as their links allow.", ("allreduce",),
+              0.75, 0.90, "see that node's NVLinks and fabric manager (nvidia-smi nvlink -s), or drain it"),
 )
 # fmt: on
 NAMES = (*(kind.name for kind in KINDS), PEERS, PAIR, PAIR_MBPS)

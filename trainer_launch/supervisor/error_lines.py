@@ -213,7 +213,7 @@ SYMPTOMS = (
         "ProgramError",
         _START + r"(?:ImportError|ModuleNotFoundError)\b",
         r"Error while finding module specification for|^\S{0,200}py[\w.]{0,20}: No module named \S+$",
-        what="because something it imports is not there",
+        what="because a module that it imports is missing",
         hint="install it into the image, or correct PYTHONPATH; a restart will not help",
         **_IN_VAIN,
     ),
@@ -227,14 +227,14 @@ SYMPTOMS = (
     _cause(
         "ProgramError",
         r"\bpy\S{0,99}: can't open file '.*': \[Errno 2\]",
-        what="because its script is not there",
+        what="because its script does not exist",
         hint="correct the path, the working directory or the volume that has the code; a restart will not help",
         **_FINAL,
     ),
     _cause(
         "ProgramError",
         _ARGPARSE,
-        what="because it refuses its arguments",
+        what="because it rejected its arguments",
         hint="correct the command's arguments; a restart will not help",
         **_FINAL,
     ),
@@ -243,14 +243,14 @@ SYMPTOMS = (
         r"rendezvous: environment variable (?:RANK|WORLD_SIZE|MASTER_ADDR|MASTER_PORT) expected, but not set",
         what="because the variables of a torch job are not set",
         hint="start it with --nproc-per-node N, or with the variables of a platform; trainer-launch explain shows "
-        "what this pod was told",
+        "what it reads in this pod",
         **_FINAL,
     ),
     _cause(
         "Misconfigured",
         r"coordinator_\w*address should be defined|(?:of processes|of the current process) must be defined",
         r"Cannot automatically initialize distributed workload|Kubernetes API Error: 403\b",  # where JAX asks it
-        what="because JAX was not told the coordinator, the number of processes or its rank",
+        what="because JAX lacks the coordinator's address, the number of processes or its rank",
         hint="call jax.distributed.initialize with coordinator_address, num_processes and process_id; a TrainJob "
         "of JAX has them in JAX_COORDINATOR_ADDRESS, JAX_NUM_PROCESSES and JAX_PROCESS_ID",
         **_FINAL,
@@ -298,7 +298,7 @@ SYMPTOMS = (
         "DeviceOutOfMemory",
         r"(?:CUDA|HIP) out of memory|" + rf"(?:{_CUDA})out of memory",
         r"Failed to CUDA (?:calloc|malloc)[^\n]*\d bytes|CUBLAS_STATUS_ALLOC_FAILED|CUDA_ERROR_OUT_OF_MEMORY",
-        what="because its GPU has no memory left",
+        what="because its GPU ran out of memory",
         hint="use a smaller batch, activation checkpointing or more sharding; nvidia-smi shows whether other "
         "processes hold this GPU's memory",
     ),
@@ -313,8 +313,8 @@ SYMPTOMS = (
     _cause(
         "PortTaken",
         r"EADDRINUSE|\[Errno 98\] Address already in use",
-        what="because another process of this node has its port",
-        hint="let the program choose a free port, or end the process that has it",
+        what="because another process on this node uses its port",
+        hint="let the program choose a free port, or end the process that uses it",
     ),
     _cause(
         "KernelError",
@@ -393,7 +393,7 @@ SYMPTOMS = (
 _ADDRESS = re.compile(r"DistNetworkError: .{0,300}?(?:to connect to|any network address of) \([^()]*, (\d+)\)")
 MISADDRESSED = Cause(
     reason="Failed",
-    what="because nothing answers at the address where it wants to meet the other ranks",
+    what="because nothing answers at the address where it meets the other ranks",
     hint="correct the address that the program uses: the launcher's is in MASTER_ADDR and MASTER_PORT",
 )
 

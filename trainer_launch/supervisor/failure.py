@@ -152,7 +152,7 @@ _LAST = (
     Cause(
         reason="Failed",
         applies=lambda death, _: exit_codes.cannot_run(death.code),
-        what="as a shell says of a command that it cannot run",
+        what="which a shell reports for a command that it cannot run",
         hint="install the command that the program calls into the image, or correct PATH",
     ),
     Cause(reason="Failed", applies=lambda *_: True),
@@ -177,7 +177,7 @@ def classify(death: Death, evidence: Evidence) -> Failure:
         signal=death.signal,
         last_lines=tuple(presentable("\n".join(lines)).split("\n")) if lines else (),
         evidence=tuple(presentable(text) for text in evident if text),
-        hint=cause.hint or ("it has not said why: see the last lines of its output" if says_nothing else None),
+        hint=cause.hint or ("it gave no reason: see the last lines of its output" if says_nothing else None),
         again=False if cause.reason == "NotStarted" and code < exit_codes.of_signal(0) else cause.again,
     )
 

@@ -89,7 +89,7 @@ def test_data_that_arrives_damaged_is_found(listener: Listener) -> None:
     ("code", "limit_s", "why"),
     [
         ("import time; time.sleep(600)", 0.2, "its test hung and was killed after 0.2 s"),
-        ("raise SystemExit(3)", 5.0, "its test ended with 3 and said nothing"),
+        ("raise SystemExit(3)", 5.0, "its test ended with 3 without a result"),
     ],
 )
 def test_a_child_that_hangs_or_says_nothing_is_no_pass(

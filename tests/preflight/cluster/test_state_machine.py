@@ -44,7 +44,7 @@ def test_who_falls_silent_is_missing_and_it_is_said_that_it_was_there() -> None:
     named = [found for found in job.loud() if found.scope is Scope.NODE]
     assert [found.subject for found in named] == ["node 1 (job-node-0-1.job)", "node 2 (job-node-0-2)"]
     assert named[1].measured == "silent"
-    assert "it was here before, and it has said nothing for 6 s" in named[1].text
+    assert "it was present before: no message from it for 6 s" in named[1].text
 
 
 def test_who_went_and_came_back_in_time_is_there() -> None:

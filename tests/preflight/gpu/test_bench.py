@@ -103,7 +103,7 @@ def test_who_waits_for_a_gpu_that_does_not_come_says_so(tmp_path: Path) -> None:
     found = bench(WAIT_LESS, "--peers", f"0:2:{tmp_path}")
     assert found.ending is LoadEnding.DONE
     assert found.peers is not None
-    assert found.peers.why == "not all GPUs came so far"
+    assert found.peers.why == "not all GPUs got that far"
 
 
 @pytest.mark.torch

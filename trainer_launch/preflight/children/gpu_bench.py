@@ -199,7 +199,7 @@ class Bench:
             count, took_s = self._timed(work, _COPY_S[self._device])
             self._measured(name, self._sent * count / took_s / 1e9, "GB/s")
         if float(here.min()) != 1.0 or float(here.max()) != 1.0:
-            raise RuntimeError("what came back from the device is not what was sent")
+            raise RuntimeError("the data read back from the device differs from the data sent")
 
     def _patterns(self) -> None:
         """Nearly all memory, filled with a pattern, its complement and each word's own number, and read back."""
@@ -230,7 +230,7 @@ class Bench:
         try:
             store.wait([f"here/{rank}" for rank in range(size)], _MEET_S)
         except RuntimeError:
-            self._say(peers={"good": True, "rate": 0.0, "why": "not all GPUs came so far"})
+            self._say(peers={"good": True, "rate": 0.0, "why": "not all GPUs got that far"})
             return
         among = dist.PrefixStore("peers", store)
         dist.init_process_group(self._backend, store=among, rank=self._rank, world_size=size)

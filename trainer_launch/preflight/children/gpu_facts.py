@@ -275,7 +275,7 @@ class WatchedGpu:
         elif "events" in self._start.unknown:
             unknown["load xids"] = self._start.unknown["events"]
         if not self._looks and answers.pop("load clock_reasons", None):
-            unknown["load clock_reasons"] = "it was idle whenever we looked"
+            unknown["load clock_reasons"] = "it was idle in every sample"
         unknown = {name: why for name, why in unknown.items() if name not in answers}
         return {"index": self._index, "facts": answers, "unknown": unknown}
 

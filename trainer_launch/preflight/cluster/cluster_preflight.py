@@ -129,7 +129,7 @@ class ClusterPreflight:
                     node.heard_s = now_s
                 if now_s - node.heard_s > LEASE_S:
                     self._send(peer, None)
-                    self._lose(peer, f"it has said nothing for {LEASE_S:g} s", now_s)
+                    self._lose(peer, f"no message from it for {LEASE_S:g} s", now_s)
                 else:
                     self._send(peer, news)
         self._go_on(now_s)
@@ -374,7 +374,7 @@ class PreflightServer(ServerConnections[msg.Message, msg.FromServer]):
             return
         if not connection.is_greeted:
             if not isinstance(message, msg.Hello):
-                raise MessageError("did not say first who it is")
+                raise MessageError("did not identify itself first")
             # A node that looks for a coordinator is told to wait, whatever its version.
             is_here = message.listens is not None
             refused = refused_version("node 0", msg.VERSION, message.version) if is_here else None

@@ -91,8 +91,10 @@ class PeerRule(Struct, frozen=True):
     remedy: str = ""  # the action for programs; "": the cause is not certain
 
 
-_LOST = PeerRule("the GPUs", Fault.NODE, "see which devices that machine has lost (nvidia-smi -L), or drain it")
-_SLOWER = PeerRule("the RDMA ports that are up", Fault.NODE, "see that machine's adapters and cables, or drain it")
+_LOST = PeerRule("the GPUs", Fault.NODE, "check which devices that machine has lost (nvidia-smi -L), or drain it")
+_SLOWER = PeerRule(
+    "the RDMA ports that are up", Fault.NODE, "check that machine's adapters and cables, or drain it"
+)
 _IMAGE = "start all nodes from the same image, by digest"
 RULES: Mapping[str, PeerRule] = {
     "torch": PeerRule("torch", Fault.JOB, _IMAGE, "FIX_IMAGE"),
@@ -107,7 +109,7 @@ RULES: Mapping[str, PeerRule] = {
     "code": PeerRule("the program's code", None, "start all nodes from the same code: image, git-sync or volume"),
     "command": PeerRule("the command line", None, "give all nodes the same command, unless it is meant to differ"),
     GPUS: PeerRule("the GPUs", None, "give all nodes the same GPUs, unless they are meant to differ"),
-    "adapters": PeerRule("the RDMA ports that are up", None, "see that machine's adapters and cables (ibstat)"),
+    "adapters": PeerRule("the RDMA ports that are up", None, "check that machine's adapters and cables (ibstat)"),
     WORKERS: PeerRule("the number of workers", None, "give all nodes the same nproc_per_node", "FIX_JOB"),
     "image": PeerRule("the image", None, _IMAGE, "FIX_IMAGE"),
     "python": PeerRule("Python", None, _IMAGE, "FIX_IMAGE"),
@@ -123,7 +125,7 @@ RULES: Mapping[str, PeerRule] = {
 
 @check(FACTS, Where.CLUSTER)
 def facts(cluster: Cluster) -> Iterator[Finding]:
-    """All nodes have alike what should be: versions, GPUs, adapters, variables, command and code."""
+    """All nodes agree on versions, GPUs, adapters, variables, command and code."""
     if cluster.nodes:
         yield from differences(cluster.names, [node.report.facts for node in cluster.nodes])
 
@@ -150,7 +152,7 @@ def differences(names: Sequence[str], reports: Sequence[Mapping[str, str]]) -> I
     differing = {key: values for key, values in values_by_key.items() if len(set(values.values())) > 1}
     unread = [name for name in names if _VERSIONS in keys and name not in values_by_key[_VERSIONS]]
     if unread:  # a machine that is too busy to start a Python in time has no other versions for that
-        text = f"the versions of Python and torch could not be found out in time on {listed(unread)}"
+        text = f"the versions of Python and torch could not be determined in time on {listed(unread)}"
         yield facts.unknown(text, subject=listed(unread))
     for key, values in differing.items():
         is_short = key == GPUS and WORKERS in differing  # else each node has enough for its workers
@@ -214,7 +216,7 @@ def clocks(names: Sequence[str], offsets: Sequence[tuple[float, float]]) -> Iter
             f"the clocks of {counted(len(names), 'node')} differ by {max(offsets)[0] - min(offsets)[0]:.1f} s, and "
         )
         evidence = tuple(finding.text for finding in skewed[:_SHOWN])
-        text += "most of them do not agree, so that none can be called wrong"
+        text += "no majority agrees, so none can be called wrong"
         yield replace(worst, text=text, scope=Scope.JOB, subject="", evidence=evidence)
         return
     yield from skewed[:_SHOWN]

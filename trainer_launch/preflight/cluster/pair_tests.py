@@ -61,7 +61,7 @@ def run(test: msg.Test, listener: Listener, child: Sequence[str] = PAIR_TEST_CHI
         argv = (*child, test.token, str(test.limit_s), test.host, str(test.port), *map(str, descriptors))
         streams, limit_s = deadline_subprocess.Streams(pass_fds=descriptors), test.limit_s + _PAIR_TEST_MARGIN_S
         ended = deadline_subprocess.run(argv, None, limit_s, streams, reap_s=_REAP_S)
-    why = f"its test ended with {ended.status} and said nothing"
+    why = f"its test ended with {ended.status} without a result"
     if ended.problem is not None:
         why = f"its test could not be started: {ended.problem.strerror}"
     elif ended.timed_out or ended.is_stuck:
@@ -133,7 +133,7 @@ class Collectives:
                 self._end()
                 self._start()
                 return failed(test, f"its test hung and was killed after {test.limit_s:g} s")
-        return read_answer(test, line or b"", "its test said nothing of use")
+        return read_answer(test, line or b"", "its test gave no usable result")
 
     def _ask(self, test: msg.Test, until_s: float, descriptors: list[int]) -> bytes | None:
         order = to_builtins(test) | {"limit_s": max(0.1, until_s - time.monotonic()), "ports": self._ports}

@@ -35,10 +35,10 @@ SOCKET, GLOO, NCCL = "socket", "gloo", "nccl"
 _NCCL_FACT = re.compile(r"nccl on (\d{1,4}) GPUs")
 _ENOUGH = 4  # pairs that can be compared with each other
 _SHOWN = 6
-_ACTION_NODE = "put the job on other machines than that one, and see its network card, cable and switch port"
-_ACTION_LINK = "see the switches, cables, routes and network policies between the two"
-_ACTION_SLOW = "see the network card, cable and switch port for errors and their negotiated speed"
-_ACTION_WAY = "see what the nodes' own facts say of their pair tests (check facts), or leave --pair-test away"
+_ACTION_NODE = "run the job without that machine, and check its network card, cable and switch port"
+_ACTION_LINK = "check the switches, cables, routes and network policies between the two"
+_ACTION_SLOW = "check the network card, cable and switch port for errors, and their negotiated speed"
+_ACTION_WAY = "see what the nodes' facts say about their pair tests (check facts), or remove --pair-test"
 _ACTION_REFERENCE = (
     "is NCCL on plain sockets, or is there less than one NIC for each GPU? Where that is meant, save it with "
     "--report FILE.json and pass that as --reference"
@@ -162,7 +162,7 @@ def choose_means(wanted: str, facts: Sequence[str | None]) -> Way:
 
 @check(NAME, Where.CLUSTER)
 def pairs(cluster: Cluster) -> Iterator[Finding]:
-    """Every tested pair of nodes exchanges data unharmed, fast enough and about as fast as the others."""
+    """Every tested pair of nodes exchanges data without errors, fast enough and about as fast as the others."""
     if cluster.pairs is None:
         return
     yield from of_pairs(cluster.pairs)
@@ -282,8 +282,8 @@ def _unresolved(ends: Pair, names: Sequence[str], its: Sequence[PairTest], stand
     first, second = (names[end] for end in ends)
     how = "fail" if standard.is_hard(its) else "are slow"
     text = (
-        f"{first} and {second} {how} with each other; whether it is one of them or the way between them cannot be "
-        "told (unresolved)"
+        f"{first} and {second} {how} with each other; either one of them is faulty or the path between them "
+        "(unresolved)"
     )
     return _blamed(its, names, standard, text, subject=f"{first} - {second}")
 
@@ -329,7 +329,7 @@ def _evidence(test: PairTest, names: Sequence[str]) -> str:
     if all(test.whys):
         return f"{where}: {test.whys[0]}; the other node: {test.whys[1]}"
     well, ill = (second, first) if test.whys[0] else (first, second)
-    return f"{where}: one way only: {well} saw nothing wrong, {ill} says: {''.join(test.whys)}"
+    return f"{where}: in one direction only: {well} saw nothing wrong, {ill} says: {''.join(test.whys)}"
 
 
 def _rates(tests: Sequence[PairTest]) -> str:

@@ -121,7 +121,7 @@ def look_at_all(places: Sequence[Endpoint | None], limit_s: float) -> list[Stuck
 
 @check(NAME, Where.CLUSTER)
 def all_present(cluster: Cluster) -> Iterator[Finding]:
-    """All nodes are present, each with a rank of its own; findings of the same kind are reported together."""
+    """All nodes are present, each with its own rank; the nodes' own findings are grouped by kind."""
     count = cluster.n_present
     yield all_present.passed(f"all {count} nodes are present", scope=Scope.JOB, measured=count, unit="nodes")
     yield from collided(cluster.collisions)
@@ -149,10 +149,10 @@ def absent(
     for rank, name in list(missing.items())[:MAX_NAMED]:
         stuck = looked.get(rank)
         why = "" if stuck is None else f": {stuck.text}"
-        was_here = f"; it was here before, and {lost[rank]}" if lost.get(rank) else ""
+        was_here = f"; it was present before: {lost[rank]}" if lost.get(rank) else ""
         findings.append(_absent(name, stuck, f"{name} is missing{why}{was_here}"))
     if rest := names[MAX_NAMED:]:
-        text = f"missing, too, {counted(len(rest), 'more node')}: {listed(rest)}"
+        text = f"also missing: {counted(len(rest), 'more node')}: {listed(rest)}"
         findings.append(_absent(", ".join(rest), None, text))
     return findings
 

@@ -21,7 +21,7 @@ _SEE = "see the mount of that volume on its machine, and its access mode"
 
 @check(NAME, Where.CLUSTER)
 def shared_storage(cluster: Cluster) -> Iterator[Finding]:
-    """Each folder of --storage is the same for all nodes, where it has to be."""
+    """Each shared: directory of --storage is the same on all nodes."""
     # Of a node that cannot write there at all, its own check speaks.
     failed = {
         node.rank
