@@ -14,7 +14,6 @@ import pytest
 from tests.cli.launching import launch, script
 from trainer_launch import __version__
 from trainer_launch.commands import options
-from trainer_launch.commands.catalog import CATALOG
 from trainer_launch.model import settings
 from trainer_launch.rehearsal.script_checks import MAX_LOST_STEPS
 
@@ -290,10 +289,6 @@ def test_an_unknown_option_before_the_command_is_named(words: tuple[str, ...], t
 
 def test_the_version_is_told_in_every_usual_way() -> None:
     assert {launch(word).stdout for word in ("version", "--version", "-V")} == {f"trainer-launch {__version__}\n"}
-
-
-def test_the_help_of_sshd_leaves_its_restart_to_the_platform() -> None:
-    assert CATALOG["sshd"].about.endswith("If sshd crashes, the pod ends, and its platform starts it again.")
 
 
 def test_run_has_no_heading_of_checks_in_help() -> None:
