@@ -12,16 +12,20 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
+from msgspec.structs import replace
 
 from tests.conftest import require
 from tests.planning.requests import request
 from tests.process.world import DEADLINE_S
 from tests.waiting import eventually
+from trainer_launch.host import deadline_subprocess
 from trainer_launch.host.deadline_subprocess import Ended
 from trainer_launch.model import Job, Mpi
+from trainer_launch.model.errors import UsageError
 from trainer_launch.mpi import host_access
 from trainer_launch.mpi.host_access import HostAccess, HostCommands, own_ssh
 from trainer_launch.mpi.host_readiness import Probes, Threads
+from trainer_launch.mpi.mpi_job import prepared
 from trainer_launch.mpi.remote_hosts import HostList, RemoteHosts
 from trainer_launch.mpi.ssh_client import InThread, configured_port
 from trainer_launch.planning import engines, mpi_options
@@ -67,6 +71,19 @@ def test_a_call_in_a_thread_raises_any_error_in_its_caller_who_would_wait_for_ev
     assert InThread(len, "word").result() == 4
     with pytest.raises(OSError, match="Too many open files"):
         InThread(call, "mpirun", "--version").result()
+
+
+def test_an_mpirun_that_a_limit_of_the_container_keeps_from_starting_is_not_to_be_installed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    task = request("mpirun -np 1 x", Job(contract="c"), scratch=str(tmp_path))
+    ended = Ended(status=127, problem=OSError(errno.EMFILE, "Too many open files"))
+    monkeypatch.setattr(deadline_subprocess, "run", lambda *_: ended)
+    with pytest.raises(OSError, match="Too many open files"):
+        prepared(task, engines.plan(task).processes[0])
+    monkeypatch.setattr(deadline_subprocess, "run", lambda *_: replace(ended, problem=OSError(errno.EACCES, "No")))
+    with pytest.raises(UsageError, match=r"'mpirun' cannot be run \(No\); install an MPI in this image"):
+        prepared(task, engines.plan(task).processes[0])
 
 
 KUBEXEC_SH = """\

@@ -1,6 +1,6 @@
 """A trial in a process of its own, started by path with `-I -S`: only the standard library, as little as can be.
 
-`probe.py storage FOLDER SECONDS` writes, renames and reads back a file, `probe.py memlock BYTES SECONDS` locks
+`storage FOLDER SECONDS` writes, renames and reads back a file, `memlock BYTES SECONDS` locks
 memory; `leave` and `remove` take a path, `seek` a JSON list of paths in one folder. Each stage is told before it
 begins, so that who kills us knows where we hung.
 """

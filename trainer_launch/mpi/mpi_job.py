@@ -28,7 +28,7 @@ from msgspec.structs import replace
 from trainer_launch.host import deadline_subprocess, logs, runtime_directory
 from trainer_launch.membership import retry_policy, timeouts
 from trainer_launch.model import Death, Failure, Member, Outcome, Plan, Process, exit_codes
-from trainer_launch.model.errors import UsageError
+from trainer_launch.model.errors import EXHAUSTED, UsageError
 from trainer_launch.model.signal_policy import STOP_SIGNALS, SignalAction, name_of
 from trainer_launch.model.units import counted
 from trainer_launch.mpi import host_access, host_readiness, mpirun_command, mpirun_messages
@@ -128,6 +128,8 @@ def _dialect(process: Process) -> Dialect:
     mpirun = process.argv[0]
     ended = deadline_subprocess.run((mpirun, "--version"), process.env, _VERSION_S)
     if ended.problem is not None:
+        if ended.problem.errno in EXHAUSTED:
+            raise ended.problem  # a limit of this container, of which the command line says what helps
         raise UsageError(f"{mpirun!r} cannot be run ({ended.problem.strerror}); install an MPI in this image")
     dialect = recognised(ended.out + ended.err)
     if dialect is None:
