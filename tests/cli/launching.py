@@ -54,7 +54,11 @@ def clean_env(extra: Mapping[str, str] | None = None) -> dict[str, str]:
 
 
 def launch(
-    *words: str, env: Mapping[str, str] | None = None, cwd: Path | None = None, within: Sequence[str] = ()
+    *words: str,
+    env: Mapping[str, str] | None = None,
+    cwd: Path | None = None,
+    within: Sequence[str] = (),
+    timeout_s: float = DEADLINE_S,
 ) -> subprocess.CompletedProcess[str]:
     """Run a command line to its end, `within` what execs it."""
     return subprocess.run(
@@ -64,7 +68,7 @@ def launch(
         capture_output=True,
         text=True,
         stdin=subprocess.DEVNULL,
-        timeout=DEADLINE_S,
+        timeout=timeout_s,
     )
 
 

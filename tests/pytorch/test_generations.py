@@ -351,7 +351,7 @@ def test_a_survivor_of_many_replacements_has_no_more_memory_threads_and_descript
 ) -> None:
     options = ("--nproc-per-node", "3", "--max-restarts", "999", "--incident-dir", "none")
     before = len(os.listdir("/dev/shm"))
-    ended = launch("run", *options, "--", script(tmp_path, textwrap.dedent(LEAKS)), str(kills))
+    ended = launch("run", *options, "--", script(tmp_path, textwrap.dedent(LEAKS)), str(kills), timeout_s=280)
     assert ended.returncode == 0, ended.stderr
     looks = shown(ended.stdout)
     assert len(looks) == kills + 1
