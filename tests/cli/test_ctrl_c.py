@@ -17,7 +17,7 @@ CAREFUL = """
 import sys, time
 try:
     print("ready\\n", end="", flush=True)
-    time.sleep(600)
+    while True: time.sleep(0.1)
 except KeyboardInterrupt:
     print("interrupted\\n", end="", flush=True)
 finally:
@@ -30,7 +30,7 @@ import multiprocessing, time
 def load():
     try:
         print("ready\\n", end="", flush=True)
-        time.sleep(600)
+        while True: time.sleep(0.1)
     except KeyboardInterrupt:
         print("interrupted\\n", end="", flush=True)
     print("tidied up\\n", end="", flush=True)
@@ -46,7 +46,7 @@ import time
 while True:
     try:
         print("ready\\n", end="", flush=True)
-        time.sleep(600)
+        while True: time.sleep(0.1)
     except KeyboardInterrupt:
         print("interrupted\\n", end="", flush=True)
 """

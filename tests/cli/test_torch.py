@@ -260,7 +260,7 @@ loader = subprocess.Popen([sys.executable, "-c", '''
 import signal, time
 signal.signal(signal.SIGTERM, lambda *_: print("loader-signalled", flush=True))
 print("loader-ready", flush=True)
-time.sleep(60)
+while True: time.sleep(0.1)
 '''], stdout=subprocess.PIPE, text=True)
 assert loader.stdout.readline() == "loader-ready\\n"
 def save(*_):

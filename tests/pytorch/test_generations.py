@@ -240,10 +240,14 @@ def test_where_the_last_rank_with_the_state_is_lost_all_go_on_from_the_checkpoin
     assert {each["new"] for each in last} == new, output
 
 
-def test_survivors_that_wait_for_a_pod_hear_a_request_to_stop(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    "handler", ["pass", "signal.signal(signal.SIGTERM, lambda *_: None)"], ids=["none", "note"]
+)
+def test_survivors_that_wait_for_a_pod_hear_a_request_to_stop(tmp_path: Path, handler: str) -> None:
     options = ("--nodes", "2", "--nproc-per-node", "1", "--fault", "kill pod node=1 at=line:generation back=never")
     (tmp_path / "faults").mkdir()
-    words = (SCRIPT, "100000", str(tmp_path / "faults"), "{}")
+    program = f"import runpy, signal\n{handler}\nrunpy.run_path({SCRIPT!r}, run_name='__main__')\n"
+    words = (script(tmp_path, program), "100000", str(tmp_path / "faults"), "{}")
     with start("rehearse", *options, "--", *words, env={"TMPDIR": str(tmp_path)}) as run:
         run.read_until("1 of 2 nodes")
         run.signal(signal.SIGINT)

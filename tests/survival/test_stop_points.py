@@ -33,7 +33,7 @@ ready = os.path.join(os.path.dirname(__file__), "ready")
 if rank == "0":
     signal.signal(signal.SIGTERM, lambda *_: (print("saving", flush=True), time.sleep(1), sys.exit(0)))
     open(ready, "w").close()
-    time.sleep(60)
+    while True: time.sleep(0.1)
 while not os.path.exists(ready):
     time.sleep(0.05)
 sys.exit(3)

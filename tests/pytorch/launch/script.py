@@ -44,7 +44,7 @@ def give_back_a_function():
 def wait():
     signal.signal(signal.SIGTERM, lambda *_: (os.write(1, b"saved\\n"), os._exit(0)))
     os.write(1, b"ready\\n")
-    time.sleep(60)
+    while True: time.sleep(0.1)
 
 def wait_deaf():
     os.write(1, b"worker %d\\n" % os.getpid())
