@@ -22,8 +22,8 @@ for _number in (signal.SIGHUP, signal.SIGQUIT):
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
-# On a busy machine any example may take a moment; every test has a timeout.
-hypothesis.settings.register_profile("trainer-launch", deadline=None)
+# On a busy machine any example may take a moment; every test has a timeout. CI tries the same examples each time.
+hypothesis.settings.register_profile("trainer-launch", deadline=None, derandomize="CI" in os.environ)
 hypothesis.settings.load_profile("trainer-launch")
 
 
