@@ -227,11 +227,13 @@ SECTION = Section(
     name="keeping-state",
     title="Keeping state",
     about=(
-        "8 workers with gloo on one node, 104 MB of state in each; one gets SIGKILL in step 15. A checkpoint is "
-        "saved each 10 steps. torchft's ranks are replica groups, each with a torchrun; *expert*: 0.5 s without a "
-        "heartbeat, 1 s for a collective. nvidia-resiliency-ext's wrapper (nvrx) goes on without the rank; "
-        "*expert*: its intervals are 0.1 s. The schedule of faults is that of the section above."
+        "8 workers with gloo on one node, 104 MB of state in each; one gets SIGKILL. A checkpoint is saved each 10 "
+        "steps. torchft's ranks are replica groups; *expert*: 0.5 s without a heartbeat, 1 s for a collective. "
+        "nvrx is nvidia-resiliency-ext's wrapper, which goes on without the rank. The schedule is the one "
+        "above."
     ),
+    beside=NAMES[:-1],
+    pictured=(ALL,),
     open=opened,
     whos=NAMES,
     versions=versions,

@@ -270,6 +270,8 @@ class _Channel:
             os.write(self._fd, of_worker.encode(message))
 
     def _hear(self) -> None:
+        import trainer_launch.supervisor.error_lines  # noqa: F401  not only when a peer is lost: the job waits then
+
         while True:
             try:
                 data = os.read(self._fd, MAX_BYTES)
