@@ -232,7 +232,7 @@ SECTION = Section(
         "nvrx is nvidia-resiliency-ext's wrapper, which goes on without the rank. The schedule is the one "
         "above."
     ),
-    beside=NAMES[:-1],
+    beside=(*NAMES[:3], NAMES[4], NAMES[5]),
     pictured=(ALL,),
     open=opened,
     whos=NAMES,
