@@ -125,14 +125,8 @@ def _bars(figures: Sequence[Figure], whos: Sequence[str]) -> list[picture.Bar]:
         for figure in figures:
             if figure.who == who:
                 value = tables.middle(figure)
-                text = (
-                    "never"
-                    if value is None
-                    else f"{tables.number(value)} {figure.unit}"
-                    if figure.unit
-                    else f"{value:g}"
-                )
-                bars.append(picture.Bar(who, value, text, who.startswith(tables.OURS)))
+                text = f"{tables.cell_of(figure.values, figure.unit)} {figure.unit}" if figure.values else "never"
+                bars.append(picture.Bar(who, value, text.rstrip(), who.startswith(tables.OURS)))
     return bars
 
 

@@ -47,12 +47,17 @@ def cell(figure: Figure | None, show: Callable[[Sequence[float]], str] = spread)
         return "-"
     if not figure.values:
         return f"**failed** {tries} of {tries}: {_most_common(figure.failures)}"
-    text = show(figure.values) if figure.unit else f"{statistics.median(figure.values):g}"  # a count
+    text = cell_of(figure.values, figure.unit, show)
     if notes := sorted(set(figure.notes)):
         text += (" " if notes[0].startswith("of ") else "; ") + ", ".join(notes)
     if figure.failures:
         text += f"; failed {len(figure.failures)} of {tries}: {_most_common(figure.failures)}"
     return text
+
+
+def cell_of(values: Sequence[float], unit: str, show: Callable[[Sequence[float]], str] = median) -> str:
+    """Values without their unit; what has none is a count."""
+    return show(values) if unit else f"{statistics.median(values):g}"
 
 
 def _most_common(words: Sequence[str]) -> str:

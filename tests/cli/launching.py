@@ -165,3 +165,12 @@ def script(folder: Path, text: str) -> str:
     path = folder / "train.py"
     path.write_text(text)
     return str(path)
+
+
+def ends_of(nodes: Sequence[Started], timeout_s: float = 60.0) -> list[tuple[int, str]]:
+    """Exit code and all output of each node of a job, once all have ended."""
+    try:
+        return [node.end(timeout_s=timeout_s) for node in nodes]
+    finally:
+        for node in nodes:
+            node.close()

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.cli.launching import Started, launch
+from tests.cli.launching import Started, ends_of, launch
 from tests.contracts.pods import V2_TORCH
 from tests.ports import free_port
 
@@ -173,11 +173,7 @@ def test_a_program_that_has_variables_of_its_own_for_nodes_trains_with_the_jobs(
     words = ("run", "--start-method", "exec", "--no-prefix", "--", "llamafactory-cli", "train", "a.yaml")
     ranks = [{"PET_NODE_RANK": rank, "JOB_COMPLETION_INDEX": rank} for rank in ("1", "0")]
     nodes = [Started(words, env={**job, **rank}, cwd=folder) for rank in ranks]
-    try:
-        ends = [node.end(timeout_s=60) for node in nodes]
-    finally:
-        for node in nodes:
-            node.close()
+    ends = ends_of(nodes)
     assert [code for code, _ in ends] == [0, 0], ends
     workers = [json.loads(line) for _, output in ends for line in output.splitlines() if line.startswith("{")]
     assert [(worker["RANK"], worker["WORLD_SIZE"]) for worker in workers] == [("1", "2"), ("0", "2")]

@@ -12,7 +12,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from tests.cli.launching import Started, launch, script, start
+from tests.cli.launching import Started, ends_of, launch, script, start
 from tests.conftest import require
 from tests.ports import free_port
 from tests.waiting import eventually
@@ -259,11 +259,7 @@ def test_nodes_meet_at_an_address_of_ipv6(words: tuple[str, ...], tmp_path: Path
     train, port = script(tmp_path, MEETS_OTHERS), str(free_port())
     places = [[word.replace("RANK", rank).replace("PORT", port) for word in words] for rank in "10"]
     nodes = [Started(("run", "--no-prefix", *place, train), env={}, cwd=tmp_path) for place in places]
-    try:
-        ends = [node.end(timeout_s=60) for node in nodes]
-    finally:
-        for node in nodes:
-            node.close()
+    ends = ends_of(nodes)
     assert [code for code, _ in ends] == [0, 0], ends
     outputs = [output for _, output in ends]
     assert all(f"coordinator=[::1]:{port}" in output for output in outputs)

@@ -313,11 +313,9 @@ class _Channel:
 def _state_of(thread: int) -> tuple[int, int, int] | None:
     """Where a thread is in a call of torch, and its CPU time in 10 ms; None: it is elsewhere, or has ended."""
     frame = sys._current_frames().get(thread)
-    if frame is None or f"{os.sep}torch{os.sep}" not in frame.f_code.co_filename:
-        return None
-    if frame.f_code.co_filename.endswith(
-        "serialization.py"
-    ):  # a file server may be slow: no collective waits there
+    file = "" if frame is None else frame.f_code.co_filename
+    # No collective waits in torch.save, where a file server may be slow.
+    if frame is None or f"{os.sep}torch{os.sep}" not in file or file.endswith("serialization.py"):
         return None
     spent_s = time.clock_gettime(time.pthread_getcpuclockid(thread))
     return id(frame), frame.f_lasti, int(spent_s * 100)
