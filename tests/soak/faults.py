@@ -50,6 +50,8 @@ TORCH = {
     "roll": Kind(victims=0, code=STOPPED, starts=(1, 3 * NODES), seconds=(0.5, 3.0), bound_s=120.0),
     "partition": Kind(starts=(0, 3), seconds=(0.5, 12.0), may_pair=True),
 }
+# A rank that hangs or is cut off may take the others' process group with it; these end a rank or its pod.
+_LEAVE_STATE = {"kill worker", "pause worker", "kill fork server", "kill pod", "move pod", "term pod"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -128,6 +130,11 @@ def expected(faults: Sequence[Fault], known: Mapping[str, Kind]) -> Cost:
         charges, starts = (0, charges[1]), (min(1, starts[0]), starts[1] + 1)
     bound_s = sum(kind.bound_s + fault.seconds for fault, kind in zip(faults, kinds, strict=True))
     return Cost(tuple(codes), charges, starts, bound_s)
+
+
+def leave_state(faults: Sequence[Fault]) -> bool:
+    """Whether a rank that trains has its state through all of these, and no node comes back with an older one."""
+    return all(fault.kind in _LEAVE_STATE for fault in faults)
 
 
 def _together(ranges: Sequence[Range]) -> Range:

@@ -25,7 +25,7 @@ MIN_SAMPLES, MIN_S = 12, 300.0
 Points = Sequence[tuple[float, float]]  # seconds, value
 
 
-def broken(steps: Sequence[Step]) -> list[str]:
+def broken(steps: Sequence[Step], keeps_state: bool) -> list[str]:
     """Where a step was left out, or lost beyond the checkpoint, or two starts trained at a time."""
     found, over = [], set[str]()
     for a, b in itertools.pairwise(steps):
@@ -37,9 +37,21 @@ def broken(steps: Sequence[Step]) -> list[str]:
         if b.start in over:
             found.append(f"start {b.start} went on at step {b.number} although {a.start} had begun")
         # The checkpoint is written before the line, and whoever is killed between them leaves no line.
-        if b.number - 1 not in (_checkpoint(a.number), _checkpoint(a.number + 1)):
+        bases = {_checkpoint(a.number), _checkpoint(a.number + 1)} | (
+            {a.number, a.number + 1} if keeps_state else set()
+        )
+        if b.number - 1 not in bases:
             found.append(f"step {b.number} after step {a.number} and a new start")
     return found
+
+
+def done_again(steps: Sequence[Step]) -> list[str]:
+    """Where a job whose ranks keep their state did a step again."""
+    return [
+        f"step {b.number} was done again after step {a.number}, though ranks had kept their state"
+        for a, b in itertools.pairwise(steps)
+        if b.number <= a.number
+    ]
 
 
 def _checkpoint(step: int) -> int:

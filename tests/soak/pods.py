@@ -27,9 +27,13 @@ _DEADLINE_S = 120.0
 _OPTIONS = ("--prefix", "--grace", "5", "--max-restarts", "100000", "--hang-timeout", f"{HANG_S:g}")
 
 
+_FIXED = partial(jobs.trainer_v2, nodes=NODES)
+_ELASTIC = partial(jobs.pytorchjob_elastic, nodes=f"1:{NODES}")
 CONTRACTS: dict[str, tuple[str, Callable[[int], dict[str, str]]]] = {
-    "fixed": ("job-node-0-{}", partial(jobs.trainer_v2, nodes=NODES)),
-    "elastic": ("job-worker-{}", partial(jobs.pytorchjob_elastic, nodes=f"1:{NODES}")),
+    "fixed": ("job-node-0-{}", _FIXED),
+    "elastic": ("job-worker-{}", _ELASTIC),
+    "keeping": ("job-node-0-{}", jobs.keeping(_FIXED)),
+    "keeping-elastic": ("job-worker-{}", jobs.keeping(_ELASTIC)),
 }
 
 

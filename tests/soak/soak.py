@@ -68,8 +68,9 @@ class Ledger:
 class Episode:
     """One job from its start to its good end; what it shows is compared with what its faults explain."""
 
-    def __init__(self, ledger: Ledger, job: Pods) -> None:
+    def __init__(self, ledger: Ledger, job: Pods, *, keeps_state: bool) -> None:
         self._ledger, self._job, self._folder = ledger, job, job.job.folder
+        self._keeps_state = keeps_state
         self._steps: list[Step] = []
         self._events = [Events(self._folder / f"events-{node}.jsonl") for node in range(NODES)]
         self._looks: list[Look] = []
@@ -105,7 +106,9 @@ class Episode:
         )
         told = asdict(seen) | {"recovered_s": round(recovered_s - begun_s, 2), "faults": names}
         self._ledger.note("recovered", **told, load=os.getloadavg()[0])
-        found = [*faults.wrong(cost, seen), *judging.broken(self._steps[max(0, first - 1) :])]
+        found = [*faults.wrong(cost, seen), *judging.broken(self._steps[max(0, first - 1) :], self._keeps_state)]
+        if self._keeps_state and faults.leave_state(trouble.faults):
+            found += judging.done_again(self._steps[max(0, first - 1) :])
         self._judge(found, f"{names}, at a load of {os.getloadavg()[0]:.1f}")
         self._look()
 
@@ -123,7 +126,7 @@ class Episode:
             orderly = [code for code in pod.codes if code != faults.KILLED]
             if self._events[node].ends != orderly:
                 found.append(f"pod {node} ended with {orderly}, and told {self._events[node].ends} as events")
-        found += [*judging.broken(self._steps), *judging.growing(judging.histories(self._looks))]
+        found += [*judging.broken(self._steps, self._keeps_state), *judging.growing(judging.histories(self._looks))]
         self._judge(found, "the end")
         said = {"starts": [pod.starts for pod in self._job.pods], "charges": self._charges()}
         self._ledger.note("episode ends", steps=len(self._steps), **said, events=[e.count for e in self._events])
@@ -178,7 +181,7 @@ class Episode:
 
 
 def soak(folder: Path, minutes: float, seed: int, episodes: int, most: int | None = None) -> int:
-    """Run fixed and elastic jobs in turn, each with 1 to `most` troubles; return the number of violations."""
+    """Run the kinds of jobs in turn, each with 1 to `most` troubles; return the number of violations."""
     with contextlib.closing(Ledger(folder)) as ledger:
         return _soak(ledger, folder, minutes, seed, episodes, most)
 
@@ -208,7 +211,7 @@ def _episode(
     ledger: Ledger, contract: str, home: Path, token: str, troubles: Iterator[Trouble], until_s: float
 ) -> None:
     with pods(contract, home, token) as job:
-        episode = Episode(ledger, job)
+        episode = Episode(ledger, job, keeps_state=contract.startswith("keeping"))
         try:
             episode.begin()
             for trouble in troubles:

@@ -8,7 +8,7 @@ import pytest
 
 from tests.soak import judging
 from tests.soak.faults import KILLED, NODES, STOPPED, TORCH, Fault, Seen, expected, wrong
-from tests.survival.jobs import parse
+from tests.survival.jobs import Step, parse
 
 NOBODY: tuple[tuple[int, ...], ...] = ((),) * NODES
 STOPPED_WORDS = "reason=Stopped node=2 host=job-node-0-2 exit=143 attempt=1 retryable=true seconds=26.4"
@@ -57,9 +57,22 @@ def test_a_termination_message_has_to_fit_the_end(text):
     ],
 )
 def test_a_job_goes_on_from_its_checkpoint_and_from_nowhere_else(runs, is_broken):
+    assert len(judging.broken(_steps(*runs), keeps_state=False)) == is_broken
+
+
+@pytest.mark.parametrize(
+    ("second", "is_broken", "is_done_again"),
+    [(8, False, False), (9, False, False), (6, False, True), (10, True, False), (7, True, True)],
+)
+def test_a_job_that_keeps_its_state_goes_on_from_it_or_from_a_checkpoint(second, is_broken, is_done_again):
+    steps = _steps((1, 7), (second, 12))
+    assert len(judging.broken(steps, keeps_state=True)) == is_broken
+    assert len(judging.done_again(steps)) == is_done_again
+
+
+def _steps(*runs: tuple[int, int]) -> list[Step]:
     numbers = [(name, number) for name, (a, b) in zip("ab", runs, strict=False) for number in range(a, b + 1)]
-    text = "".join(f"{at}.0 {number} {NODES} {name}\n" for at, (name, number) in enumerate(numbers))
-    assert len(judging.broken(parse(text))) == is_broken
+    return parse("".join(f"{at}.0 {number} {NODES} {name}\n" for at, (name, number) in enumerate(numbers)))
 
 
 @pytest.mark.parametrize(("kb_per_look", "grows"), [(10, False), (100, True)])
