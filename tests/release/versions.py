@@ -38,6 +38,7 @@ TORCH = {
         "-k",
         "stop or sigterm or signal or drain or saves",
     ),
+    "kept state": ("tests/pytorch/test_generations.py", "tests/pytorch/test_survivors.py"),
     "parity with torchrun": (
         "tests/pytorch/test_parity.py",
         "tests/pytorch/test_torchrun_engine.py",
