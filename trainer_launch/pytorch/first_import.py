@@ -25,7 +25,7 @@ BRINGS = {"numpy": ("numpy",), "torch": ("torch", "numpy")}
 _READ_BY = {
     "OpenMP: libgomp and libomp": ("ACC_DEVICE_", "GOMP_", "KMP_", "OMP_"),
     "MKL, oneDNN, FBGEMM, ITT": ("DNNL_", "FBGEMM_", "INTEL_LIBITTNOTIFY", "MKLDNN_", "MKL_", "ONEDNN_"),
-    "OpenBLAS, BLIS, Accelerate, Fortran": ("BLIS_", "GFORTRAN_", "GOTO_", "OPENBLAS_", "VECLIB_"),
+    "OpenBLAS, BLIS, Accelerate, Fortran": ("BLIS_", "GFORTRAN_", "GOTO_", "GOTOBLAS_", "OPENBLAS_", "VECLIB_"),
     "numpy": ("NPY_", "NUMPY_"),
     "static initialisers of libtorch": ("ATEN_", "KINETO_", "LTC_", "PYTORCH_", "TORCH_"),
     "modules of torch": (
