@@ -88,6 +88,16 @@ def test_of_two_sides_at_most_one_goes_on_and_all_meet_again(sides, left):
     assert not job.problems
 
 
+def test_nodes_that_were_apart_meet_at_the_lowest_of_them_while_node_0_is_away():
+    job = settled(5)
+    job.cut((0, 1, 2, 3, 4))
+    job.pass_time(15)
+    job.cut((0, 1, 1, 1, 1))
+    job.pass_time(20)
+    assert job.sizes() == [4]
+    assert not job.problems
+
+
 def test_two_pods_killed_at_once_leave_node_0_which_knows_that_they_ended():
     job = settled(3)
     job.kill(1)
