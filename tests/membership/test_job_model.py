@@ -72,8 +72,10 @@ class Lying(Divided):
 
     def hear(self, agent, message):
         if agent.rank in self.frozen:
-            peer = agent.peer
-            self.frozen[agent.rank].append(lambda: agent.peer == peer and self.hear(agent, message))
+            line = agent.coordinator, agent.peer
+            self.frozen[agent.rank].append(
+                lambda: (agent.coordinator, agent.peer) == line and self.hear(agent, message)
+            )
         else:
             super().hear(agent, message)
 
