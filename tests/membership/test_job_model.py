@@ -348,5 +348,5 @@ class AnyHistory(RuleBasedStateMachine):
 
 TestAnyHistory = AnyHistory.TestCase
 TestAnyHistory.settings = settings(
-    max_examples=50, stateful_step_count=15, deadline=None, suppress_health_check=list(HealthCheck)
+    max_examples=200, stateful_step_count=15, deadline=None, suppress_health_check=list(HealthCheck)
 )
