@@ -34,6 +34,7 @@ class Agent:
         self.coordinator: int | None = None
         self.peer = 0
         self.broken = False  # a line was lost, so no later one comes through
+        self.is_welcome = False  # an attempt that was refused is none
         self.heard_s = now_s
         self.away_s = now_s
         self.last = 0
@@ -136,13 +137,15 @@ class Divided:
 
     def hang_up(self, agent):
         seat, peer = agent.coordinator, agent.peer
-        agent.coordinator, agent.away_s, agent.broken, agent.is_formed = None, self.now_s, False, False
+        agent.away_s = self.now_s if agent.is_welcome else agent.away_s
+        agent.coordinator, agent.broken, agent.is_formed, agent.is_welcome = None, False, False, False
         if self.reach(agent.rank, seat):
             self.play(seat, hang_up, peer, ended=False)
 
     def hear(self, agent, message):
         agent.heard_s = self.now_s
         seat = agent.coordinator
+        agent.is_welcome = agent.is_welcome or isinstance(message, msg.Welcome)
         if isinstance(message, msg.Formed) and message.claim is not None:
             agent.generation, agent.training = message.generation, None
             agent.claims = remember(agent.claims, message.claim)

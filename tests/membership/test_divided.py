@@ -88,6 +88,16 @@ def test_of_two_sides_at_most_one_goes_on_and_all_meet_again(sides, left):
     assert not job.problems
 
 
+def test_nodes_that_were_apart_meet_at_the_lowest_of_them_while_node_0_is_away():
+    job = settled(5)
+    job.cut((0, 1, 2, 3, 4))
+    job.pass_time(15)
+    job.cut((0, 1, 1, 1, 1))
+    job.pass_time(20)
+    assert job.sizes() == [4]
+    assert not job.problems
+
+
 def test_two_pods_killed_at_once_leave_node_0_which_knows_that_they_ended():
     job = settled(3)
     job.kill(1)
@@ -124,6 +134,66 @@ def test_an_agent_that_is_killed_before_a_partition_does_not_vote_twice():
     job.pass_time(30)
     assert job.sizes() == [1], "node 0's side knows the end of the agent; the other side has one vote"
     assert not job.problems
+
+
+@pytest.mark.parametrize(
+    ("job", "steps", "sizes"),
+    [
+        pytest.param(
+            {"nodes": 4},
+            [{"sides": (0, 1, 0, 0)}, {"kill": 0}, {"sides": (0, 0, 1, 1), "start": 0}],
+            [[3], [2], [2]],
+            id="a new node 0, whose predecessor had gone on with others",
+        ),
+        pytest.param(
+            {"nodes": 3},
+            [{"kill": 0}, {"sides": (0, 0, 1), "start": 0}, {"kill": 1}, {"sides": (1, 0, 0), "start": 1}],
+            [[2], [2], [1], [1]],
+            id="a new coordinator elsewhere, whose predecessor had joined node 0",
+        ),
+        pytest.param(
+            {"nodes": 5},
+            [{"sides": (0, 1, 0, 1, 1)}, {"sides": (0, 1, 0, 1, 0), "kill": 4}, {"start": 4}],
+            [[3], [2], [2]],
+            id="a new member, whose predecessor had gone on elsewhere",
+        ),
+        pytest.param(
+            {"nodes": 5},
+            [{"sides": (0, 0, 1, 1, 1)}, {"sides": (0, 0, 1, 1, 0)}, {"kill": 4}],
+            [[3], [2], [2]],
+            id="a node that ends after it has told where it had gone on",
+        ),
+        pytest.param(
+            {"nodes": 5, "spares": 2},
+            [
+                {"sides": (1, 0, 0, 0, 0)},
+                {"sides": (0, 0, 1, 1, 1)},
+                {"sides": (0, 0, 0, 0, 1)},
+                {"sides": (0, 0, 0, 1, 1)},
+            ],
+            [[3], [3], [3], [3]],
+            id="a member that does not become one again",
+        ),
+    ],
+)
+def test_no_vote_counts_twice(job, steps, sizes):
+    """Whose process has lost its memory, or who may go elsewhere as if it had not voted."""
+    divided = Divided(**job)
+    divided.pass_time(8)
+    for step, left in zip(steps, sizes, strict=True):
+        if "sides" in step:
+            divided.cut(step["sides"])
+        if "kill" in step:
+            divided.kill(step["kill"])
+        if "start" in step:
+            divided.start(step["start"])
+        divided.pass_time(15)
+        assert not divided.problems
+        assert divided.sizes() == left
+    divided.cut((0,) * divided.nodes)
+    divided.pass_time(20)
+    assert divided.sizes() == [len(divided.launchers) - divided.spares]
+    assert not divided.problems
 
 
 def test_ranks_are_spelled_and_read_again():

@@ -72,8 +72,10 @@ class Lying(Divided):
 
     def hear(self, agent, message):
         if agent.rank in self.frozen:
-            peer = agent.peer
-            self.frozen[agent.rank].append(lambda: agent.peer == peer and self.hear(agent, message))
+            line = agent.coordinator, agent.peer
+            self.frozen[agent.rank].append(
+                lambda: (agent.coordinator, agent.peer) == line and self.hear(agent, message)
+            )
         else:
             super().hear(agent, message)
 
@@ -346,5 +348,5 @@ class AnyHistory(RuleBasedStateMachine):
 
 TestAnyHistory = AnyHistory.TestCase
 TestAnyHistory.settings = settings(
-    max_examples=50, stateful_step_count=15, deadline=None, suppress_health_check=list(HealthCheck)
+    max_examples=200, stateful_step_count=15, deadline=None, suppress_health_check=list(HealthCheck)
 )

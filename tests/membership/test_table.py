@@ -110,20 +110,6 @@ def test_a_running_job_can_be_asked(cluster):  # noqa: F811
     assert [client.receive(0) for client in clients] == [None, None]
 
 
-def test_a_secret_is_needed_where_there_is_one(cluster):  # noqa: F811
-    cluster.serve(2, secret=b"shared")
-    assert ask(at(cluster), "job", b"shared").phase == "gathering"
-    for secret, why in ((None, "a secret, and none was shown"), (b"wrong", "its secret differs from the job's")):
-        with pytest.raises(NodeError, match=why):
-            ask(at(cluster), "job", secret)
-
-
-def test_another_jobs_coordinator_says_so(cluster):  # noqa: F811
-    cluster.serve(2)
-    with pytest.raises(NodeError, match="serves job job, not mine"):
-        ask(at(cluster), "mine")
-
-
 def test_an_answer_that_is_too_long_ends_the_connection_of_who_asked_alone(cluster, monkeypatch):  # noqa: F811
     clients = cluster.running(2)
     with monkeypatch.context() as patched:

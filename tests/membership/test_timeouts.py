@@ -37,6 +37,7 @@ ORDERS = {
         t.LOOK_EVERY_S * (1 + t.LOOK_JITTER) + t.LOOK_ANSWER_S,
         t.YIELD_S,
     ),
+    "and they ask others before": (t.TAKEOVER_S + t.CONNECT_TO_CANDIDATE_S + t.SOON_PAUSE_S, t.YIELD_S),
     "a look that takes long is still the next one": (10 * (t.LOOK_EVERY_S + t.LOOK_ANSWER_S), t.LOOK_GAP_S),
     "so is one that waits for slow name servers, counted from the beginning of the one before": (
         t.LOOK_EVERY_S * (1 + t.LOOK_JITTER) + 2 * (t.LOOK_NAMES_S + t.LOOK_ANSWER_S),

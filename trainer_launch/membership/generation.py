@@ -13,7 +13,7 @@ from msgspec.structs import replace
 
 from trainer_launch.membership import protocol as msg
 from trainer_launch.membership import timeouts
-from trainer_launch.membership.election import binding, may_form, remember
+from trainer_launch.membership.election import choose, may_form
 from trainer_launch.membership.notes import Joined, Judge, MemberView, Tell, ignore, opened
 from trainer_launch.membership.protocol import Claim
 from trainer_launch.membership.retry_policy import why_not_again, why_spent
@@ -66,13 +66,12 @@ def _reckon(state: JobState) -> None:
 
 def _form(state: JobState, now_s: float) -> None:
     """Form the next generation; its members are told who they are."""
-    chosen, number = _choose(state), state.generation + 1
+    chosen, number = choose(state), state.generation + 1
     members = {node.key: i for i, node in enumerate(chosen)}
     _say_replaced(state, members)
     claim = _claim(state, chosen, number)
     if claim is not None:
-        state.claims = remember(binding(state), claim)
-        state.formed.add(number)
+        state.formed.add(claim)
     note_bodies = _notes_for(state, chosen, now_s)
     for node in chosen:
         state.set_joined(node, False)
@@ -80,7 +79,7 @@ def _form(state: JobState, now_s: float) -> None:
     # Who is not connected is forgotten: names of pods that never return must not pile up.
     state.nodes = {key: node for key, node in state.nodes.items() if node.peer is not None}
     state.refused.clear()  # whoever was refused is not missed
-    state.run = Run(number=number, members=members, formed_s=now_s)
+    state.run = Run(number=number, members=members, formed_s=now_s, claim=claim)
     state.phase, state.generation, state.failure, state.announced = JobPhase.FORMED, number, None, None
     size, restarts = counted(len(chosen), "node"), counted(state.restarts, "restart")
     state.say(f"generation {number}: {size}, {restarts} so far", logging.DEBUG)
@@ -153,19 +152,6 @@ def _ranks(chosen: list[NodeRecord]) -> Iterator[tuple[int, int, int, int]]:
         before_of_role[node.role] += node.workers
 
 
-def _choose(state: JobState) -> list[NodeRecord]:
-    """The next members: those of the last generation stay in; ranks follow the nodes' order, never the arrival."""
-    run = state.run
-    joined = [node for node in state.nodes.values() if node.joined]
-    last = (
-        {node.key for node in joined if node.returning} if run is None else run.members
-    )  # a new coordinator is told
-    fit = [node for node in joined if not node.is_faulty]
-    joined = fit if len(fit) >= state.settings.min_nodes else joined  # a faulty one trains only where it is needed
-    joined.sort(key=lambda node: (node.is_faulty, node.key not in last, node.node_rank))
-    return sorted(joined[: state.settings.max_nodes], key=lambda node: node.place)
-
-
 def _form_at_s(state: JobState) -> float | None:
     """At once when nobody can be missed; else after a moment for others, if fewer than max are allowed."""
     settings, begun_s = state.settings, state.gather_from_s
@@ -193,7 +179,7 @@ def _form_at_s(state: JobState) -> float | None:
 def _has_spare(state: JobState) -> bool:
     """Whether a spare would be in the first generation, in place of a node of the job's own."""
     most = state.settings.max_nodes
-    return state.settings.spares > 0 and any(node.node_rank >= most for node in _choose(state))
+    return state.settings.spares > 0 and any(node.node_rank >= most for node in choose(state))
 
 
 def _is_anyone_late(state: JobState) -> bool:

@@ -24,7 +24,7 @@ from msgspec.structs import replace
 
 from trainer_launch.membership import protocol as msg
 from trainer_launch.membership import quarantine, timeouts
-from trainer_launch.membership.election import binding, note_look
+from trainer_launch.membership.election import note_claims, note_look, remember
 from trainer_launch.membership.generation import (
     begin_judging,
     carried,
@@ -178,19 +178,23 @@ def _note_store(state: JobState, node: NodeRecord, store: msg.Store, now_s: floa
 def _note_taken(state: JobState, node: NodeRecord, now_s: float) -> None:
     if state.run is not None and state.phase is JobPhase.FORMED:
         state.run.took.add(node.key)
+        if state.run.claim is not None:
+            node.claims = remember(node.claims, state.run.claim)
         _go(state, now_s)
 
 
 def _go(state: JobState, now_s: float) -> None:
     """Workers start when the store is open and, if there are other candidates, all members know of it."""
-    run, claims = state.run, state.claims
+    run = state.run
     if run is None or run.store is None:
         return
-    if claims and claims[-1].generation == run.number:
+    if run.claim is not None:
         if len(run.took) < len(run.members):
             return
         # A sure claim ends all doubts: no earlier generation matters any more.
-        state.claims, state.formed = (replace(claims[-1], sure=True),), {run.number}
+        state.claims, state.formed, state.ended = (replace(run.claim, sure=True),), set(), {}
+        for key in run.members:
+            state.nodes[key].claims = state.claims
     state.phase, run.go_s = JobPhase.RUNNING, now_s
     begin_judging(state, members_of(state), now_s)
     send_members(state, msg.Go(run.number, run.store.host, run.store.port))
@@ -238,6 +242,7 @@ def _greet(state: JobState, peer: int, hello: msg.Hello, now_s: float) -> None:
     state.nodes[node.key] = state.peers[peer] = node
     state.hosts[node.key] = node.host
     state.unseen.pop(node.node_rank, None)
+    note_claims(state, hello.claims)
     state.generation = max(state.generation, hello.generation)
     state.restarts = max(state.restarts, hello.restarts)
     state.gather_from_s = now_s if state.gather_from_s is None else state.gather_from_s
@@ -308,7 +313,7 @@ def _elsewhere(state: JobState, hello: msg.Hello, now_s: float) -> msg.Refused |
     """The refusal by a coordinator that yields, or by a standby while no node here has been in a generation."""
     if state.yielding_until_s is not None and now_s < state.yielding_until_s:
         return msg.Refused("a node with a lower index is there again", retry=True)
-    if state.settings.candidate != 0 and state.run is None and not (hello.claims or binding(state)):
+    if state.settings.candidate != 0 and state.run is None and not (hello.claims or state.claims):
         return msg.Refused("this is a standby, and no generation has run here", retry=True)
     return None
 
@@ -394,12 +399,12 @@ def _lose(
     state: JobState, node: NodeRecord, how: str, now_s: float, *, ended: bool = False, since_s: float | None = None
 ) -> None:
     """A node is not connected any more; `since_s`: it may have been lost for so long."""
-    working, run = is_working(state, node.key), state.run
+    working = is_working(state, node.key)
     _unlink(state, node)
     state.set_joined(node, False)
     node.is_away, node.lost_s = False, now_s
-    if ended and run is not None and node.key in run.members and state.settings.candidate is not None:
-        state.ended[node.key] = run.number
+    if ended and node.claims:
+        state.ended[node.key] = node.claims
     _go_on_without(state, node, how, now_s, working=working, since_s=since_s)
     if ended:
         note_loss(state, node, now_s)

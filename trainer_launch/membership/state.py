@@ -112,6 +112,7 @@ class Run(Struct, kw_only=True):
     members: Mapping[Key, int]  # their numbers, in their order
     formed_s: float
     late_s: float = 0.0  # how long it has waited for its store's node, which still starts
+    claim: Claim | None = None  # None: only node 0 is a candidate, or it is too long
     go_s: float | None = None
     store: msg.Store | None = None
     took: set[Key] = field(default_factory=set)
@@ -173,9 +174,9 @@ class JobState(Struct, kw_only=True, eq=False):
     run: Run | None = None
     hosts: dict[Key, str] = field(default_factory=dict)  # who had each rank last
     refused: dict[Key, str] = field(default_factory=dict)  # why who claims this rank is not of this job
-    claims: tuple[Claim, ...] = ()  # the generations that were formed here and may still matter
-    formed: set[int] = field(default_factory=set)  # numbers of those formed here, from the last sure one on
-    ended: dict[Key, int] = field(default_factory=dict)  # whose process has certainly ended, and in which run
+    claims: tuple[Claim, ...] = ()  # the last sure generation that anyone has told, and the unsure ones after it
+    formed: set[Claim] = field(default_factory=set)  # here since the last sure one, and never sure
+    ended: dict[Key, tuple[Claim, ...]] = field(default_factory=dict)  # what a process that ended here had taken
     unseen: dict[int, float] = field(default_factory=dict)  # ranks that no look has found, and since when
     looked_s: float | None = None  # when the latest look began
     yielding_until_s: float | None = None  # nodes are refused: a lower candidate is there
