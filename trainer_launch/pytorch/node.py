@@ -48,7 +48,7 @@ from trainer_launch.supervisor import error_lines
 from trainer_launch.supervisor.failure import how
 from trainer_launch.supervisor.processes import Rung
 from trainer_launch.supervisor.run_loop import RunLoop
-from trainer_launch.supervisor.run_observer import RunObserver, RunPhase, StateKept, TimeUse
+from trainer_launch.supervisor.run_observer import RunObserver, RunPhase, StateKept, TimeKind
 
 if TYPE_CHECKING:
     from trainer_launch.diagnosis.hang_watch import Watch
@@ -691,26 +691,26 @@ class TorchNode(RunLoop):
     def _observe(self, since_s: float | None = None) -> None:
         phases = {NodePhase.DONE: RunPhase.CLEARING, NodePhase.ENDED: RunPhase.DONE}
         phases |= dict.fromkeys(_LIVES, self._processes.phase)
-        self._observer.enter(phases.get(self.phase, RunPhase.WAITING), self._time_use(), since_s)
+        self._observer.enter(phases.get(self.phase, RunPhase.WAITING), self._time_kind(), since_s)
 
-    def _time_use(self) -> TimeUse:
+    def _time_kind(self) -> TimeKind:
         if self._stop_signal is not None or self._job_end is not None:
-            return TimeUse.ENDING
+            return TimeKind.ENDING
         match self.phase:
             case NodePhase.JOINING:
-                return TimeUse.WAITING
+                return TimeKind.WAITING
             case NodePhase.FORMED if self._formed is not None and self._formed.kept:
-                return TimeUse.REPLACING
+                return TimeKind.REPLACING
             case NodePhase.FORMED if self._is_prepared:
-                return TimeUse.MEETING
+                return TimeKind.MEETING
             case NodePhase.FORMED:  # the fork server still imports torch
-                return TimeUse.RESTARTING if self._starts else TimeUse.STARTING
+                return TimeKind.RESTARTING if self._starts else TimeKind.STARTING
             case NodePhase.RUNNING if self._processes.is_running:
-                return TimeUse.TRAINING
+                return TimeKind.TRAINING
             case NodePhase.ENDING:
                 keeps = self._may_keep and self._group.keeps_state
-                return TimeUse.REPLACING if keeps else TimeUse.STOPPING
-        return TimeUse.ENDING
+                return TimeKind.REPLACING if keeps else TimeKind.STOPPING
+        return TimeKind.ENDING
 
     def _outcome(self) -> Outcome:
         end, death, exits = self._job_end, self._ending.death, tuple(self._group.deaths)

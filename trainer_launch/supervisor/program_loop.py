@@ -10,7 +10,7 @@ from trainer_launch.supervisor import error_lines, failure
 from trainer_launch.supervisor.failure import how
 from trainer_launch.supervisor.processes import Processes
 from trainer_launch.supervisor.run_loop import AnyWatch, RunLoop
-from trainer_launch.supervisor.run_observer import RunObserver, RunPhase, TimeUse
+from trainer_launch.supervisor.run_observer import RunObserver, RunPhase, TimeKind
 from trainer_launch.supervisor.system import System
 
 log = logging.getLogger(__name__)
@@ -90,15 +90,15 @@ class ProgramLoop(RunLoop):
 
     def _observe(self) -> None:
         since_s = self._cause.at_s if self._cause is not None and _is_hang(self._cause) else None
-        self._observer.enter(RunPhase.DONE if self.is_done else self._processes.phase, self._time_use(), since_s)
+        self._observer.enter(RunPhase.DONE if self.is_done else self._processes.phase, self._time_kind(), since_s)
 
-    def _time_use(self) -> TimeUse:
+    def _time_kind(self) -> TimeKind:
         """The use of the seconds from now on."""
         has_failed = self._cause is not None
         if self._processes.is_running and not has_failed:
-            return TimeUse.TRAINING
+            return TimeKind.TRAINING
         is_end = self.is_done or self._stop_signal is not None or self._processes.is_draining
-        return TimeUse.STOPPING if has_failed and not is_end else TimeUse.ENDING
+        return TimeKind.STOPPING if has_failed and not is_end else TimeKind.ENDING
 
     def outcome(self) -> Outcome:
         """How it ended, and why."""
