@@ -64,15 +64,6 @@ def test_a_preloaded_module_whose_name_begins_with_torch_costs_only_the_fork_of_
     assert (starter.forks, servers.preloads) == (False, [("torchvision",)])
 
 
-def test_where_preloaded_modules_crash_the_server_another_one_without_them_opens_the_store(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    starter, servers = starter_of(monkeypatch, CRASH, CRASH, None)
-    starter.begin()
-    assert [starter.answer() for _ in range(3)] == [False, False, True]
-    assert (starter.forks, servers.preloads) == (False, [("mine",), ("mine",), ()])
-
-
 def test_a_server_that_crashes_without_preloaded_modules_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
     starter, servers = starter_of(monkeypatch, CRASH, CRASH, preload="")
     starter.begin()

@@ -248,29 +248,17 @@ def _open(request: OpenStore) -> Any:
 
     from torch.distributed import TCPStore
 
+    from trainer_launch.host import network
+    from trainer_launch.model.errors import NodeError
+
     tries = _TRIES
     while True:
         tries -= 1
         try:
-            port, wait_s = _free_port(request), timedelta(seconds=60)
+            port = 0 if request.ports is None else network.free_port(request.ports)
+            wait_s = timedelta(seconds=60)
             return TCPStore("127.0.0.1", port, is_master=True, wait_for_workers=False, timeout=wait_s)
-        except (OSError, RuntimeError):  # the latter is what torch raises for a port that is taken
+        except (NodeError, OSError, RuntimeError):  # the last is what torch raises for a port that is taken
             if not tries:
                 raise
             time.sleep(_TAKEN_S)
-
-
-def _free_port(request: OpenStore) -> int:
-    import random
-
-    if request.low is None or request.high is None:
-        return 0
-    ports = list(range(request.low, request.high + 1))
-    for port in random.sample(ports, len(ports)):
-        with contextlib.suppress(OSError), socket.socket() as probe:
-            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)  # one that only winds down is free
-            probe.bind(("", port))
-            return port
-    if request.low == request.high:
-        raise OSError(f"port {request.low} is taken on this node")
-    raise OSError(f"every port of --port-range {request.low}-{request.high} is taken on this node")

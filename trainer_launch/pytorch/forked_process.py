@@ -80,8 +80,6 @@ class Worker:
         self._recorder: int | None = None  # where PID 1 asks torch's flight recorder
         self._answers = False  # a thread answers there
         self._pid = os.getpid()  # the program may fork
-        self._umask = os.umask(0)
-        os.umask(self._umask)
 
     def __call__(self) -> NoReturn:
         """Run the program; the interpreter then ends with its exit code."""
@@ -115,8 +113,7 @@ class Worker:
         sockets = [_out_of_the_way(fd) for fd in self._sockets]
         files.close_descriptors({*before.descriptors, self._go, *sockets})
         self._recorder = sockets[0] if worker.recorder else None
-        if worker.generations:
-            generations.connect(sockets[-1])
+        generations.connect(sockets[-1])
         os.chdir(request.cwd)
         os.environ.clear()  # the same object, which others have imported
         os.environ.update(self._worker.environment)
@@ -150,7 +147,6 @@ class Worker:
     def _replace(self, reason: str) -> NoReturn:
         """The program needs another import of torch than the fork server's: begin anew, as a new interpreter."""
         signal.pthread_sigmask(signal.SIG_SETMASK, self._before.mask)
-        os.umask(self._umask)
         if self._worker.local_rank == 0:  # the other workers do the same
             _write(f"workers start without the fork server: {reason}; what the program did before that runs again")
         request = self._request

@@ -40,7 +40,7 @@ from trainer_launch.model.errors import LaunchError, NodeError
 from trainer_launch.model.signal_policy import SignalAction, action_of
 from trainer_launch.model.units import counted
 from trainer_launch.pytorch import worker_ends
-from trainer_launch.pytorch.fork_server import ServerError, Starter
+from trainer_launch.pytorch.fork_server import Starter
 from trainer_launch.pytorch.generations import LostPeer, OutOfGroups, Outside, SharedState
 from trainer_launch.pytorch.worker_group import WorkerGroup
 from trainer_launch.pytorch.worker_processes import LogFolders, worker_places, worker_processes
@@ -313,7 +313,7 @@ class TorchNode(RunLoop):
         """Open the store of a generation, and send its place; whether that could be done."""
         try:
             port = self._starter.open_store(self._membership.ports)
-        except ServerError as problem:  # it may have been killed just now
+        except NodeError as problem:  # the fork server may have been killed just now
             text = f"the store cannot be opened: {problem}"
             if self._is_store_tried_again:
                 self.on_unstartable(text)
