@@ -301,7 +301,7 @@ class Starter:
         first, self._first = self._first, None
         self._tries += 1
         self._server = first or ForkServer(replace(self._workers, forks=self.forks))
-        self._system.adopt(self._server.pid, keep=True)
+        self._system.keep(self._server.pid)
         self._listen(wanted=True)
 
     def _listen(self, *, wanted: bool) -> None:
@@ -327,7 +327,7 @@ class Starter:
         if self._server is None:
             raise ServerError("the fork server has ended")
         self._store, port = self._server.open_store(ports)
-        self._system.adopt(self._store, keep=True)
+        self._system.keep(self._store)
         return port
 
     def close_store(self) -> None:

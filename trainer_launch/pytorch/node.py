@@ -54,7 +54,6 @@ if TYPE_CHECKING:
     from trainer_launch.diagnosis.hang_watch import Watch
 
 _STOP_REQUEST = "asked to stop"
-_OWN_DESCRIPTORS = 16  # for the fork server, the coordinator's client, and what is opened for a moment
 _log = logging.getLogger(__name__)
 
 
@@ -93,13 +92,8 @@ class Diagnosis(NamedTuple):
 
 
 def client_of(group: WorkerGroup, secret: bytes | None, carried: Callable[[], Mapping[str, object]]) -> Client:
-    """The connection of this node to its coordinator.
-
-    Raises:
-        NodeError: there are too few descriptors for the workers.
-    """
+    """The connection of this node to its coordinator."""
     me, workers, system = group.membership, group.workers, group.system
-    system.need_descriptors(_OWN_DESCRIPTORS + 6 * workers.count)
     hello = say.Hello(
         *(say.VERSION, me.job, me.node_rank, me.host, group.incarnation),
         workers=workers.count,
