@@ -359,12 +359,10 @@ class Witness:
     def look(self) -> Evidence:
         """Return what can be seen now."""
         room = shm.space()
-        limit_bytes = cgroup.memory_limit_bytes(self._groups)
         evidence = Evidence(
             oom_kills_before=self._before,
             oom_kills_after=cgroup.oom_kills(self._groups),
-            memory_limit_bytes=limit_bytes,
-            memory_bytes=limit_bytes or os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE"),
+            memory_limit_bytes=cgroup.memory_limit_bytes(self._groups),
             memory_peak_bytes=cgroup.memory_peak_bytes(self._groups),
             shm_free_bytes=None if room is None else room.free_bytes,
             shm_size_bytes=None if room is None else room.size_bytes,
