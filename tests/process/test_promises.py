@@ -8,7 +8,6 @@ import shlex
 import signal
 import subprocess
 import sys
-import time
 import uuid
 from pathlib import Path
 
@@ -94,32 +93,6 @@ def zombies_of(pid):
     return [entry.pid for child in children if (entry := process_tree.read(int(child))) and entry.state == "Z"]
 
 
-def test_who_ignores_term_is_killed_when_the_grace_is_over(tmp_path, wrap):
-    with Launcher(
-        tmp_path, worker("ignore", "fork:ignore+rest", "note:ready", "rest"), wrap=wrap, grace_s=0.5
-    ) as it:
-        it.await_note("ready")
-        started = time.monotonic()
-        it.send(signal.SIGTERM)
-        assert it.wait() == 143
-        assert time.monotonic() - started > 0.45
-        assert survivors(it.token) == []
-
-
-def test_a_second_term_reaches_everyone_and_a_third_kills(tmp_path):
-    words = ("fork:setsid+catch+note:child+rest", "catch", "note:ready", "rest")
-    with Launcher(tmp_path, worker(*words), grace_s=60.0) as launcher:
-        launcher.await_note("child")
-        launcher.await_note("ready")
-        launcher.send(signal.SIGTERM)
-        launcher.await_note("got 15")
-        assert launcher.notes().count("got 15") == 1
-        launcher.send(signal.SIGTERM)
-        launcher.await_note("got 15", count=3)  # the leader again, and its child
-        launcher.send(signal.SIGTERM)
-        assert launcher.wait() == 143
-
-
 def test_the_leader_is_asked_first_and_its_loaders_live_until_it_has_saved(tmp_path, wrap):
     loader = "fork:save:0:0+note:loader+rest"
     with Launcher(tmp_path, worker(loader, "save:0.3:0", "note:ready", "rest"), wrap=wrap) as launcher:
@@ -165,26 +138,6 @@ def test_children_inherit_what_is_ignored_and_blocked_but_no_blocked_request_to_
         numbers = (signal.SIGINT, signal.SIGUSR2, signal.SIGPIPE, signal.SIGXFSZ)
         ignored = sum(1 << (number - 1) for number in numbers)
         assert launcher.notes() == [f"mask {1 << (signal.SIGUSR1 - 1)} ignored {ignored}", "session True"]
-
-
-def test_no_wake_up_when_nothing_happens(tmp_path):
-    process = {"argv": worker("note:ready", "rest"), "label": "w"}
-    with Launcher(tmp_path, process) as launcher:
-        launcher.await_note("ready")
-        eventually(lambda: idle_for(launcher.pid, 1.0), "a second without a wake-up")
-        launcher.send(signal.SIGTERM)
-        assert launcher.wait() == 143
-
-
-def idle_for(pid, seconds):
-    before, until = switches(pid), time.monotonic() + seconds
-    eventually(lambda: time.monotonic() >= until, "the window")
-    return switches(pid) == before
-
-
-def switches(pid):
-    status = [path.read_text() for path in Path(f"/proc/{pid}/task").glob("*/status")]
-    return [line for text in status for line in text.splitlines() if line.startswith("voluntary")]
 
 
 def test_a_termination_message_goes_into_a_bind_mount(tmp_path):

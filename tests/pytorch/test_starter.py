@@ -14,7 +14,7 @@ from unittest.mock import create_autospec
 import pytest
 
 from trainer_launch.model import Workers, exit_codes
-from trainer_launch.model.errors import LaunchError, NodeError
+from trainer_launch.model.errors import NodeError
 from trainer_launch.pytorch import fork_server, forked_process
 from trainer_launch.pytorch.fork_server import ForkServer, ServerError, Starter
 from trainer_launch.pytorch.forked_process import BeforeImports, Worker
@@ -71,14 +71,6 @@ def test_a_server_that_crashes_without_preloaded_modules_is_an_error(monkeypatch
     with pytest.raises(NodeError, match="the store cannot be opened: the fork server exited"):
         starter.answer()
     assert len(servers.preloads) == 2
-
-
-def test_without_torch_no_other_server_is_tried(monkeypatch: pytest.MonkeyPatch) -> None:
-    starter, servers = starter_of(monkeypatch, "importing torch failed (OSError: libcudart.so.12)")
-    starter.begin()
-    with pytest.raises(LaunchError, match="the store cannot be opened: importing torch failed"):
-        starter.answer()
-    assert len(servers.preloads) == 1
 
 
 def test_a_forked_worker_names_the_working_directory_that_is_gone(

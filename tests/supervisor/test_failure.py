@@ -11,7 +11,6 @@ from msgspec.structs import replace
 from trainer_launch.host import cgroup
 from trainer_launch.model import Death
 from trainer_launch.supervisor.failure import (
-    CAUSES,
     Evidence,
     classify,
     with_error_file,
@@ -67,15 +66,6 @@ def test_each_rule_names_its_cause_and_says_what_to_do(end, evidence, reason, co
     assert (failure.reason, failure.exit_code) == (reason, code)
     assert failure.hint
     assert failure.message
-
-
-def test_no_rule_is_without_a_row():
-    assert {cause.reason for cause in CAUSES} == {reason for *_, reason, _ in ROWS}
-
-
-def test_what_exec_said_is_the_message():
-    unstarted = replace(death(127), reason="NotRunnable", message="cannot run 'x'")
-    assert classify(unstarted, Evidence()).message == "cannot run 'x'"
 
 
 def test_a_kill_for_memory_shows_count_limit_and_peak():
@@ -277,17 +267,6 @@ def test_a_failed_device_is_named_by_its_workers_local_rank():
     assert failure.message.startswith(
         "rank 11 ended with exit code 1, because its GPU or the link to it failed: Run"
     )
-
-
-def test_why_nothing_was_started_again_is_evidence():
-    worker = Death(rank=0, code=1, message="SyntaxError: x", why_not_again="not restarted, because")
-    assert classify(worker, Evidence()).evidence[-1] == "not restarted, because"
-
-
-def test_without_a_message_the_last_line_tells_why():
-    assert classify(death(1), said("ValueError: bad")).message == "main ended with exit code 1: ValueError: bad"
-    worker = Death(rank=1, code=1, message="from its error file")
-    assert classify(worker, said("x")).message == "rank 1 ended with exit code 1: from its error file"
 
 
 def error_file(message: str, code: object = None, callstack: str = "") -> dict[str, Any]:

@@ -146,11 +146,6 @@ def test_the_last_lines_leave_out_old_states_of_a_progress_bar():
     assert a.last_lines(2) == ("z", "z")
 
 
-def test_whole_lines_without_a_prefix():
-    bare = PipeText(b"", Stream())
-    assert bare.feed(b"x\ny") + bare.feed(b"\n") == b"x\ny\n"
-
-
 class Clock:
     """Time as the test has it."""
 
