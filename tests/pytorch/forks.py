@@ -16,7 +16,6 @@ from typing import Any
 import psutil
 
 from tests.cli.launching import clean_env
-from tests.waiting import eventually
 
 DRIVER = Path(__file__).with_name("driver.py")
 DEADLINE_S = 120
@@ -121,10 +120,6 @@ class Forks:
 def are_gone(pids: Sequence[int]) -> bool:
     """Whether none of these processes runs any more."""
     return not any(psutil.pid_exists(pid) and psutil.Process(pid).status() != "zombie" for pid in pids)
-
-
-def wait_until_gone(pids: Sequence[int]) -> None:
-    eventually(lambda: are_gone(pids), f"processes {pids} are gone")
 
 
 def fresh(
