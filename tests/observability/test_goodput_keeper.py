@@ -19,7 +19,7 @@ from trainer_launch.observability import goodput, node_view, progress
 from trainer_launch.observability.goodput_keeper import GoodputKeeper
 from trainer_launch.observability.observer import Observer
 from trainer_launch.observability.progress import PrintedSteps
-from trainer_launch.supervisor.program_loop import supervise
+from trainer_launch.supervisor.run_loop import supervise
 from trainer_launch.supervisor.run_observer import RunObserver, RunPhase, StateKept, TimeKind
 
 

@@ -9,7 +9,7 @@ import sys
 from tests.process.world import survivors, worker
 from trainer_launch.model import Plan, Process
 from trainer_launch.supervisor import outcome
-from trainer_launch.supervisor.program_loop import supervise
+from trainer_launch.supervisor.run_loop import supervise
 from trainer_launch.supervisor.system import System
 
 ROGUES = (  # each leaves something behind that does not listen to SIGTERM

@@ -18,7 +18,7 @@ from tests.supervisor.fakes import Program
 from trainer_launch.model import exit_codes
 from trainer_launch.pytorch import generations
 from trainer_launch.pytorch.generations import OutOfGroups
-from trainer_launch.pytorch.survivors import Survivors
+from trainer_launch.pytorch.worker_group import Survivors
 from trainer_launch.supervisor.system import System
 
 

@@ -14,7 +14,7 @@ from trainer_launch.model import Death, Outcome, Plan, Process, Verdict
 from trainer_launch.model.signal_policy import SignalAction
 from trainer_launch.supervisor import outcome
 from trainer_launch.supervisor.processes import LAST_KILL_S
-from trainer_launch.supervisor.program_loop import supervise
+from trainer_launch.supervisor.run_loop import supervise
 
 USR1, USR2 = int(signal.SIGUSR1), int(signal.SIGUSR2)
 FORWARD, CHECKPOINT, DRAIN, TERMINATE = SignalAction

@@ -192,7 +192,7 @@ def _supervised(
 ) -> Outcome:
     from trainer_launch.observability.incident_watch import Incidents
     from trainer_launch.supervisor.processes import Processes
-    from trainer_launch.supervisor.program_loop import supervise
+    from trainer_launch.supervisor.run_loop import supervise
 
     processes = Processes(plan, system, observer)
     if plan.workers is None:

@@ -33,7 +33,7 @@ from trainer_launch.planning.task import MachineTrial, Task, sparing
 from trainer_launch.supervisor import inherited, outcome
 from trainer_launch.supervisor.output import use_color
 from trainer_launch.supervisor.processes import Processes
-from trainer_launch.supervisor.program_loop import supervise
+from trainer_launch.supervisor.run_loop import supervise
 from trainer_launch.supervisor.system import System
 
 # Not ERROR: it has a line for each probe of the port that does not go on to log in.

@@ -255,7 +255,7 @@ class Rehearsal:
 
     def _clear(self, pid: int, pod: str, container: str) -> None:
         """A container ends with its first process: the processes that it left behind are killed."""
-        self._system.signal_group(pid, signal.SIGKILL)
+        self._system.signal_groups({pid}, signal.SIGKILL)
         for _ in range(_SWEEPS):
             left = self.kubelet.processes_of(self.state.pods[pod], container)
             for process in left:
@@ -312,7 +312,7 @@ class Rehearsal:
     def _stop(self, action: Stop) -> None:
         pid = self._pids.get(f"{action.pod}/{action.container}")
         if pid is not None and action.kill:
-            self._system.signal_group(pid, signal.SIGKILL)
+            self._system.signal_groups({pid}, signal.SIGKILL)
         elif pid is not None:  # the kubelet asks a container's first process only
             self._system.signal_leader(pid, signal_policy.number_of(self._stop_signal_of(action)) or signal.SIGTERM)
 

@@ -215,7 +215,7 @@ class System:
             )
 
         reached = _shown(swept, None)
-        return self._signal_groups(number) if reached is None else reached  # groups are all that we can reach
+        return self._signal_sessions(number) if reached is None else reached  # groups are all that we can reach
 
     def _ours(self) -> list[process_tree.ProcessEntry]:
         """All processes below us but the kept ones, with their sessions, and those that carry no mark of ours."""
@@ -231,7 +231,7 @@ class System:
             return True
         return (process_tree.environment(entry.pid) or {}).get(name) == value
 
-    def _signal_groups(self, number: int) -> int:
+    def _signal_sessions(self, number: int) -> int:
         for pid in self._sessions - self._kept:
             with contextlib.suppress(ProcessLookupError, PermissionError):
                 os.killpg(pid, number)
