@@ -21,8 +21,7 @@ from trainer_launch.membership.client import Connected
 from trainer_launch.model import Death, Outcome, Verdict
 from trainer_launch.model.errors import NodeError
 from trainer_launch.model.signal_policy import SignalAction
-from trainer_launch.pytorch.generations import LostPeer
-from trainer_launch.pytorch.worker_group import Survivors
+from trainer_launch.pytorch.generations import LostPeer, Survivors
 from trainer_launch.supervisor import outcome
 from trainer_launch.supervisor.system import Happened
 

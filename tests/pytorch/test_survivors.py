@@ -17,8 +17,7 @@ from tests.pytorch.nodes import Here
 from tests.supervisor.fakes import Program
 from trainer_launch.model import exit_codes
 from trainer_launch.pytorch import generations
-from trainer_launch.pytorch.generations import OutOfGroups
-from trainer_launch.pytorch.worker_group import Survivors
+from trainer_launch.pytorch.generations import OutOfGroups, Survivors
 from trainer_launch.supervisor.system import System
 
 
