@@ -140,23 +140,6 @@ def test_a_file_that_nobody_closed_is_written(forks: Forks, tmp_path: Path) -> N
     assert text.read_text() == "two"
 
 
-CHILDREN = """
-import inspect, multiprocessing, pickle
-
-class Point:
-    def __init__(self, x):
-        self.x = x
-
-def double(point):
-    return Point(2 * point.x)
-
-if __name__ == "__main__":
-    for method in ("fork", "spawn", "forkserver"):
-        with multiprocessing.get_context(method).Pool(1) as pool:
-            print(method, [point.x for point in pool.map(double, [Point(1), Point(2)])])
-    print(inspect.getsource(double).splitlines()[0], pickle.loads(pickle.dumps(Point(3))).x)
-"""
-
 LOADERS = """
 import os, sys
 import torch, torch.multiprocessing
@@ -178,15 +161,6 @@ if __name__ == "__main__":
     torch.multiprocessing.spawn(spawned, (sys.argv[1],), nprocs=1)
     print(open(sys.argv[1]).read())
 """
-
-
-def test_a_program_starts_processes_of_its_own_by_every_method(forks: Forks, tmp_path: Path) -> None:
-    script = tmp_path / "train.py"
-    script.write_text(CHILDREN)
-    ended = forks.run(tmp_path, str(script))
-    assert ended.code == 0, ended.err
-    pools = [f"{method} [2, 4]" for method in ("fork", "spawn", "forkserver")]
-    assert ended.out.splitlines() == [*pools, "def double(point): 3"]
 
 
 def test_torchs_data_loaders_and_its_spawn_work(forks: Forks, tmp_path: Path) -> None:

@@ -282,16 +282,3 @@ def test_the_launchers_own_error_file_tells_the_first_failure(tmp_path: Path, me
         said[name] = message
     assert said["ours"] == said["theirs"]
     assert said["ours"]["message"] == "ValueError: no luck"
-
-
-@LONG
-def test_each_start_after_a_failure_counts(tmp_path: Path) -> None:
-    text = PROBE.read_text() + "    raise SystemExit(os.environ['TORCHELASTIC_RESTART_COUNT'] != '1')\n"
-    script = tmp_path / "train.py"
-    script.write_text(text)
-    nodes = [("--nproc-per-node=1", *GIVEN)]
-    theirs, ours = (
-        ran(start, tmp_path / folder, nodes, "auto", program=(str(script),))
-        for folder, start in {"torchrun": TORCHRUN, "ours": (*OURS, "auto", "--", "torchrun")}.items()
-    )
-    compare(theirs, ours)

@@ -367,19 +367,12 @@ def test_a_death_may_prove_that_a_device_failed(record) -> None:
         ({"code": 1, "message": "RuntimeError: No CUDA GPUs are available"}, NO_OOM),
         ({"signal": 11}, NO_OOM),
         ({"code": 1, "message": "ValueError: bad sample"}, NO_OOM),
-        ({"code": 3}, NO_OOM),
-        ({"code": 1, "message": "NameError: name 'x' is not defined"}, NO_OOM),
         ({"code": 1, "message": "RuntimeError: CUDA out of memory"}, NO_OOM),
         ({"code": 1, "message": "RuntimeError: CUDA error: device-side assert triggered"}, NO_OOM),
         ({"code": 1, "message": "RuntimeError: Xid 31 of this process"}, NO_OOM),  # programs' faults
-        ({"code": 1, "message": "RuntimeError: gloo: Connection closed by peer"}, NO_OOM),
-        ({"code": 1, "message": "RuntimeError: ncclRemoteError: remote process exited"}, NO_OOM),
         ({"signal": 6, "message": "RuntimeError: gloo: Connection reset by peer"}, NO_OOM),
         ({"signal": 9}, OOM),
         ({"signal": 7}, replace(NO_OOM, shm_free_bytes=4096, shm_size_bytes=64 << 20)),
-        ({"signal": 15}, NO_OOM),
-        ({"signal": 2}, NO_OOM),
-        ({"signal": 10}, NO_OOM),
     ],
 )
 def test_any_other_death_proves_nothing_about_a_device(record, evidence) -> None:
