@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import json
 import os
-import signal
 import subprocess
 import sys
 from collections.abc import Mapping, Sequence
@@ -98,11 +97,6 @@ class Forks:
         assert line, "the driver has died"
         answer: dict[str, Any] = json.loads(line)
         return answer
-
-    def kill(self) -> None:
-        """Kill the launcher, as the kernel does."""
-        self._process.send_signal(signal.SIGKILL)
-        self._process.wait()
 
     def close(self) -> None:
         """End it, and whatever a failed test has left."""

@@ -22,7 +22,7 @@ import pytest
 
 from tests.pytorch.forks import PYTHON, Forks, are_gone
 from tests.waiting import eventually
-from trainer_launch.model import Workers
+from trainer_launch.model import Workers, exit_codes
 from trainer_launch.model.errors import NodeError
 from trainer_launch.pytorch import fork_server_process
 from trainer_launch.pytorch.fork_server import Starter
@@ -142,6 +142,14 @@ def test_workers_are_children_of_the_launcher(make: Make, tmp_path: Path) -> Non
     said = [(tmp_path / f"out.{rank}").read_text() for rank in range(32)]
     assert said == [f"{forks.pid} {rank}\n" for rank in range(32)]
     assert not psutil.Process(forks.server).children(), "no process between is left"
+
+
+def test_a_worker_names_the_working_directory_that_is_gone(make: Make, tmp_path: Path) -> None:
+    forks = make()
+    worker = {"err": f"{tmp_path}/err"}
+    assert "error" not in forks.ask("fork", argv=[*PYTHON, "x.py"], workers=[worker], cwd=f"{tmp_path}/gone")
+    assert forks.hear()["codes"] == [exit_codes.NOT_FOUND]
+    assert f"No such file or directory: '{tmp_path}/gone'" in (tmp_path / "err").read_text()
 
 
 def test_a_signal_right_after_the_fork_is_not_lost(make: Make, tmp_path: Path) -> None:
@@ -308,7 +316,7 @@ def test_signals_for_the_workers_do_not_end_the_server(make: Make) -> None:
 # -- a server that cannot be started ------------------------------------------------------------
 
 
-Starting = Callable[[str], Starter]
+Starting = Callable[..., Starter]
 
 
 @pytest.fixture
@@ -316,7 +324,7 @@ def starting(monkeypatch: pytest.MonkeyPatch) -> Iterator[Starting]:
     """Makes a starter whose server exits at once; the words tell which attempts to start one are refused."""
     started: list[subprocess.Popen[bytes]] = []
 
-    def make_one(words: str) -> Starter:
+    def make_one(words: str, *, hosts_store: bool = False) -> Starter:
         left, popen = words.split(), subprocess.Popen
 
         def start(*args: Any, **options: Any) -> subprocess.Popen[bytes]:
@@ -328,7 +336,7 @@ def starting(monkeypatch: pytest.MonkeyPatch) -> Iterator[Starting]:
         monkeypatch.setattr("trainer_launch.pytorch.fork_server.subprocess.Popen", start)
         workers = Workers(count=1, argv=(), env={}, forks=True, python="/bin/false")
         system = create_autospec(System, instance=True)
-        group: Any = SimpleNamespace(workers=workers, system=system, hosts_store=False)
+        group: Any = SimpleNamespace(workers=workers, system=system, hosts_store=hosts_store)
         return Starter(group)
 
     yield make_one
@@ -342,6 +350,15 @@ def test_who_waits_for_a_server_is_told_when_its_second_start_fails(starting: St
     assert starter.prepare() is False, "it has exited, which nobody knows yet"
     with pytest.raises(NodeError, match=r"the fork server could not be started .*temporarily unavailable"):
         eventually(starter.answer, "it is told")
+
+
+def test_a_server_that_never_gets_to_the_end_of_its_imports_opens_no_store(
+    starting: Starting,
+) -> None:
+    starter = starting("runs runs", hosts_store=True)
+    starter.begin()
+    with pytest.raises(NodeError, match="the store cannot be opened: the fork server exited"):
+        eventually(starter.answer, "its second end is told")
 
 
 def test_a_server_that_could_not_be_started_while_nobody_waited_is_tried_again(starting: Starting) -> None:
