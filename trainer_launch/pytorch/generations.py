@@ -40,7 +40,6 @@ _TCP = tuple((socket.SOCK_STREAM, family) for family in (socket.AF_INET, socket.
 _AGAIN_S = 0.05  # between two looks for connections that were made meanwhile
 _QUIET_S = 0.02  # until ranks that lost a peer send nothing any more
 _STUCK_S = 3.0  # in one call of torch without using the CPU, although all connections are shut
-_FORGOTTEN_S = 1.0  # likewise, although gloo has closed them all
 _WORDS = 1000  # of an error
 
 
@@ -303,11 +302,11 @@ class _Channel:
                 if number != self._number or not self._groups.are_open:
                     return
                 self.is_leaving = True
-                are_closed = self._groups.shut()
+                self._groups.shut()
                 self._changed.wait(_AGAIN_S)
             if (now := _state_of(self._main_thread)) != state or now is None:
                 state, since_s = now, time.monotonic()
-            elif time.monotonic() > since_s + (_FORGOTTEN_S if are_closed else _STUCK_S):
+            elif time.monotonic() > since_s + _STUCK_S:
                 os.write(2, b"[trainer-launch] this worker cannot leave its collective; it is replaced\n")
                 os.kill(os.getpid(), signal.SIGKILL)
 
@@ -357,12 +356,9 @@ class _GroupSockets:
             before, self._before = self._before, None
             self._made |= {*_sockets().values()} - before
 
-    def shut(self) -> bool:
-        """End the connections; whether there are none, nor a group that is aborted, which may take a while.
-
-        NCCL's groups are.
-        """
-        begun, are_closed = self._before, True
+    def shut(self) -> None:
+        """End the connections, and the collectives of groups that can be aborted."""
+        begun = self._before
         for fd, inode in _sockets().items():
             is_made = inode in self._made or (begun is not None and inode not in begun)
             with contextlib.suppress(OSError), socket.socket(fileno=os.dup(fd)) as connection:
@@ -370,10 +366,8 @@ class _GroupSockets:
                     continue
                 peer = connection.getpeername()
                 if is_made or (peer[1] == self._store_port and inode not in self._earlier):
-                    are_closed = False
                     connection.shutdown(socket.SHUT_RDWR)
-        has_aborted = _abort_groups()
-        return are_closed and not has_aborted
+        _abort_groups()
 
 
 def _sockets() -> dict[int, str]:
@@ -420,9 +414,8 @@ def _forget_groups() -> None:
         groups._world.group_count = 0
 
 
-def _abort_groups() -> bool:
-    """End the collectives of backends that can be aborted; whether there are any. Gloo cannot."""
-    has_aborted = False
+def _abort_groups() -> None:
+    """End the collectives of backends that can be aborted, as NCCL's; gloo's cannot."""
     torch = sys.modules.get("torch")
     world = getattr(getattr(getattr(torch, "distributed", None), "distributed_c10d", None), "_world", None)
     with flight_recorder.nobody_asking():
@@ -431,9 +424,7 @@ def _abort_groups() -> bool:
                 with contextlib.suppress(Exception):
                     backend = group._get_backend(device)
                     if "gloo" not in backend.name():
-                        has_aborted = True
                         backend.abort()
-    return has_aborted
 
 
 class Survivors:
