@@ -36,7 +36,7 @@ from trainer_launch.membership import protocol as say
 from trainer_launch.membership import timeouts
 from trainer_launch.membership.client import Client, Connected, Disconnected, News
 from trainer_launch.model import Death, Failure, GivenUp, Outcome, exit_codes
-from trainer_launch.model.errors import LaunchError, NodeError
+from trainer_launch.model.errors import LaunchError, NodeError, explained
 from trainer_launch.model.signal_policy import SignalAction, action_of
 from trainer_launch.model.units import counted
 from trainer_launch.pytorch import worker_ends
@@ -339,7 +339,8 @@ class TorchNode(RunLoop):
         try:
             unstarted = self._starter.start(specs, group.places)
         except (NodeError, OSError) as problem:
-            self._job_end = Death(reason="NotStarted", message=str(problem), code=exit_codes.INFRASTRUCTURE)
+            text = str(explained(problem) or problem)
+            self._job_end = Death(reason="NotStarted", message=text, code=exit_codes.INFRASTRUCTURE)
             self._end_generation(Ending(), now_s, rung=Rung.KILL)
             return
         _log.log(
