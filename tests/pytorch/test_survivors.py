@@ -75,6 +75,22 @@ def test_workers_that_only_note_a_request_to_stop_end_where_they_wait_for_the_ne
     assert ended.took_s < 2.5, "it does not wait for the end of the grace"
 
 
+class Entering(Waiting):
+    """Survivors of which one comes to be inside in the moment in which another worker dies."""
+
+    def hear(self) -> list[tuple[str, Any]]:
+        self.able |= {"rank 0"} if self._here.system.now() >= 1.0 else set()
+        return []
+
+
+def test_a_worker_that_has_just_come_to_be_inside_is_not_stopped_for_anothers_death(tmp_path: Path) -> None:
+    dies, ends = Program(ends_s=1.0, number=9), Program(ends_s=1.0)
+    here = Here(tmp_path, rank_0=[Program(ends_s=1.5), ends], rank_1=[dies, ends])
+    here.does(0.5, lambda: setattr(here.node._group, "survivors", Entering(here)))
+    here.run()
+    assert (1, "leader", "rank 0", 15) not in here.system.calls
+
+
 def test_a_worker_that_is_dismissed_while_it_waits_exits_as_one_that_was_stopped() -> None:
     ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     channel = generations._Channel(theirs.fileno())

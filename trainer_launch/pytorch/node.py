@@ -181,8 +181,12 @@ class TorchNode(RunLoop):
         self._stragglers.look(now_s)
 
     def on_news(self, now_s: float) -> None:
-        """Hear the fork server, then the coordinator: behind a Formed it would answer what that asks for."""
+        """Hear the fork server, then the coordinator: behind a Formed it would answer what that asks for.
+
+        Workers are heard before their deaths: one that is inside of `generations()` since a moment can be kept.
+        """
         self._ask(self._starter.answer)
+        self._hear_survivors(now_s)
         while (news := self._client.receive(0)) is not None:
             self.hear(news, now_s)
 
