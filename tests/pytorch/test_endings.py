@@ -58,7 +58,6 @@ ENDINGS = {
     "logging.basicConfig(stream=sys.stdout, level='INFO', format='%(name)s %(message)s')\n"
     "import torch\nlogging.getLogger('torch.mine').info('heard')",
     "modules that import each other": "import circle.a\nprint(circle.a.x, circle.b.again is circle.a)",
-    "an excepthook that fails": "import sys\ndef f(*a):\n    raise KeyError('hook')\nsys.excepthook = f\n1 / 0",
     "atexit": "import atexit\natexit.register(print, 'first')\natexit.register(print, 'second')\n1 / 0",
     "a thread that is waited for": "import threading, time\ndef work():\n    time.sleep(0.2)\n    print('worked')\n"
     "threading.Thread(target=work).start()\nprint('main is done')",

@@ -275,23 +275,13 @@ def finish(problem: BaseException | None) -> None:
     if isinstance(problem, SystemExit):
         _note_exit(problem.code)
         return
-    trace = problem.__traceback__
-    sys.last_type, sys.last_value, sys.last_traceback = type(problem), problem, trace
-    if sys.version_info >= (3, 12):
-        sys.last_exc = problem
     if not isinstance(problem, KeyboardInterrupt):
         error_file.leave_exception(problem)
     try:
-        sys.excepthook(type(problem), problem, trace)
+        sys.excepthook(type(problem), problem, problem.__traceback__)
     except SystemExit as end:
         _note_exit(end.code)
         raise
-    except BaseException as second:  # noqa: BLE001  as the interpreter does it
-        print("Error in sys.excepthook:", file=sys.stderr)  # noqa: T201
-        second.__traceback__ = without_frames_of(__file__, second.__traceback__)
-        sys.__excepthook__(type(second), second, second.__traceback__)
-        print("\nOriginal exception was:", file=sys.stderr)  # noqa: T201
-        sys.__excepthook__(type(problem), problem, trace)
 
 
 def _note_exit(code: object) -> None:
