@@ -720,10 +720,6 @@ class TorchNode(RunLoop):
         if self._note:
             return replace(outcome, note=self._note)
         if isinstance(end, say.GiveUp):
-            place = self._group.places.get(death.process) if death is not None else None
-            if death is not None and place is not None:  # also for the launcher's own parent
-                code = -death.signal if death.signal is not None else death.code or 0
-                error_lines.hand_up(place.error_file, code, self._workers.env.get("TORCHELASTIC_ERROR_FILE"))
             first = {"rank": end.rank, "exit_code": end.exit_code, "signal": end.signal}
             return replace(outcome, given_up=GivenUp(reason=end.reason, message=end.message or "", **first))
         if well and not exits and self._stop_signal is None:

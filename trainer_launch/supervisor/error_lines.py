@@ -8,7 +8,6 @@ ROCm, TensorFlow 2.20, JAX 0.10 and MPICH 4.
 from __future__ import annotations
 
 import json
-import logging
 import re
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
@@ -417,8 +416,6 @@ def tells_of_killed_child(text: str) -> bool:
     return _LOST_CHILD.search(text) is not None
 
 
-log = logging.getLogger(__name__)
-
 _FILE_BYTES = 1 << 20  # of a file that a worker can write
 _NO_MESSAGE = "<NONE>"  # torch's word for a worker that left no error file
 
@@ -452,24 +449,6 @@ def _traceback(data: dict[str, Any]) -> list[str]:
     extra = message.get("extraInfo") if isinstance(message, dict) else None
     text = extra.get("py_callstack") if isinstance(extra, dict) else None
     return str(text).strip().splitlines() if text else []
-
-
-def hand_up(path: str | None, exit_code: int, own: str | None) -> None:
-    """Copy the error file of the worker that failed first to the launcher's own, as torchrun does.
-
-    `own` is the launcher's TORCHELASTIC_ERROR_FILE, by which a platform asks for it. `exit_code` is the worker's,
-    -N for signal N: the worker could not know it.
-    """
-    data = read_error_file(path)
-    if not own or not data:
-        return
-    message = data.get("message")
-    if exit_code and isinstance(message, dict):
-        message["errorCode"] = exit_code
-    try:
-        files.overwrite(own, json.dumps(data).encode())
-    except OSError as problem:
-        log.warning("TORCHELASTIC_ERROR_FILE=%s was not written: %s", own, problem.strerror)
 
 
 def ended_torchrun(lines: Sequence[str]) -> int | None:
