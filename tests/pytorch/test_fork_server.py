@@ -60,8 +60,8 @@ def script(folder: Path, text: str) -> str:
 @pytest.mark.parametrize(
     ("text", "reason"),
     [
-        ("import threading, time\nthreading.Thread(target=time.sleep, args=(9,), name='busy', daemon=True).start()",
-         "an import started threads, which a fork does not copy (busy)"),
+        ("import threading, time\nthreading.Thread(target=time.sleep, args=(9,), daemon=True).start()",
+         "an import started threads, which a fork does not copy"),
         ("import torch\ntorch.cuda.is_initialized = lambda: True",
          "an import initialised CUDA, which does not survive a fork"),
         ("import no_such_thing",

@@ -7,7 +7,7 @@ import os
 import pytest
 from msgspec.structs import replace
 
-from trainer_launch.model import Death, Failure, Outcome, Verdict
+from trainer_launch.model import Failure, Outcome, Verdict
 from trainer_launch.supervisor import outcome
 
 FAILURE = Failure(
@@ -72,11 +72,6 @@ def test_the_summary_is_one_line_whatever_the_message():
     assert "\n" not in line
     assert "| a b x" in line
     assert len(line) <= 1024
-
-
-def test_a_stop_tells_who_did_not_leave_with_0():
-    ends = tuple(Death(process=name, code=code, signal=None, at_s=0) for name, code in (("a", 0), ("b", 5)))
-    assert outcome.summary(Outcome(verdict=Verdict.STOPPED, exits=ends)).endswith("| b ended with 5")
 
 
 def test_a_termination_message_holds_summary_lines_and_what_to_do():

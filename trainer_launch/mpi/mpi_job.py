@@ -496,6 +496,5 @@ class MpiJob(RunLoop):
         if self._stop_signal is not None:  # how it took the request is worth a word when it did not leave with 0
             cause = death if death is not None and death.exit_code != 0 else None
         failure = None if cause is None else self.classified(cause)
-        exits = () if death is None else (death,)
-        ended = self.ended(failure, exits, max(1, self._starts), well=self._cause is None)
+        ended = self.ended(failure, max(1, self._starts), well=self._cause is None)
         return replace(ended, note=self._note)

@@ -110,16 +110,13 @@ def unfit() -> str | None:
         device = getattr(torch, name, None)
         if device is not None and device.is_initialized():
             return f"an import initialised {name.upper()}, which does not survive a fork"
-    names = _threads_after_fork()
-    if names:
-        return f"an import started threads, which a fork does not copy ({', '.join(names)})"
-    return None
+    return "an import started threads, which a fork does not copy" if _has_threads_after_fork() else None
 
 
-def _threads_after_fork() -> list[str]:
-    """Other threads of ours; numpy's linear algebra stops its own whenever a process forks, so fork once."""
+def _has_threads_after_fork() -> bool:
+    """Whether there are other threads; numpy's linear algebra stops its own when a process forks, so fork once."""
     if len(os.listdir("/proc/self/task")) == 1:
-        return []
+        return False
     pid = os.fork()
     if pid == 0:
         os._exit(0)
@@ -127,15 +124,7 @@ def _threads_after_fork() -> list[str]:
     end_s = time.monotonic() + _SETTLING_S
     while len(os.listdir("/proc/self/task")) > 1 and time.monotonic() < end_s:
         time.sleep(0.001)
-    names = {thread.native_id: thread.name for thread in sys.modules["threading"].enumerate()}
-    others = {int(word) for word in os.listdir("/proc/self/task")} - {os.getpid()}
-    return [names.get(number) or _comm(number) for number in sorted(others)]
-
-
-def _comm(thread: int) -> str:
-    with contextlib.suppress(OSError), open(f"/proc/self/task/{thread}/comm", encoding="utf-8") as file:
-        return file.read().strip()
-    return str(thread)
+    return len(os.listdir("/proc/self/task")) > 1
 
 
 def serve(connection: socket.socket, before_imports: BeforeImports) -> Worker:

@@ -712,17 +712,17 @@ class TorchNode(RunLoop):
         return TimeKind.ENDING
 
     def _outcome(self) -> Outcome:
-        end, death, exits = self._job_end, self._ending.death, tuple(self._group.deaths)
+        end, death = self._job_end, self._ending.death
         if death is None or not isinstance(end, say.GiveUp) or end.rank != death.rank:
             death = None  # the job did not end for it
         attempt, well = max(1, self._starts), isinstance(end, say.Finished)
-        outcome = self.ended(self._cause(death), exits, attempt, well=well)
+        outcome = self.ended(self._cause(death), attempt, well=well)
         if self._note:
             return replace(outcome, note=self._note)
         if isinstance(end, say.GiveUp):
             first = {"rank": end.rank, "exit_code": end.exit_code, "signal": end.signal}
             return replace(outcome, given_up=GivenUp(reason=end.reason, message=end.message or "", **first))
-        if well and not exits and self._stop_signal is None:
+        if well and not self._group.deaths and self._stop_signal is None:
             more = " any more" if self._starts else ""
             return replace(outcome, note=f"this node was a spare, and the job did not need it{more}")
         return outcome

@@ -113,14 +113,13 @@ class RunLoop(ABC):
         errors = death.lines or self._system.last_errors(death.process)
         return failure.classify(death, replace(self._evidence, last_lines=lines, last_errors=errors, **more))
 
-    def ended(self, cause: Failure | None, exits: tuple[Death, ...], attempt: int, *, well: bool) -> Outcome:
+    def ended(self, cause: Failure | None, attempt: int, *, well: bool) -> Outcome:
         """How it ended: `well`, unless it was asked to stop."""
         verdict = Verdict.SUCCEEDED if well else Verdict.FAILED
         return Outcome(
             verdict=verdict if self._stop_signal is None else Verdict.STOPPED,
             failure=cause,
             stop_signal=self._stop_signal,
-            exits=exits,
             took_s=self._system.now() - self._started_at_s,
             attempt=attempt,
             survivors=self._processes.stuck(),
@@ -246,8 +245,7 @@ class ProgramLoop(RunLoop):
 
     def outcome(self) -> Outcome:
         """How it ended, and why."""
-        exits = () if self._death is None else (self._death,)
-        return self.ended(self._failure(), exits, attempt=1, well=self._cause is None)
+        return self.ended(self._failure(), attempt=1, well=self._cause is None)
 
     def _failure(self) -> Failure | None:
         cause, is_stopped = self._cause, self._stop_signal is not None
