@@ -39,7 +39,6 @@ from trainer_launch.rehearsal.pod_watch import PodProcesses, PodWatch
 from trainer_launch.rehearsal.report import pod_rows
 from trainer_launch.rehearsal.report.history import History, HistoryEntry, Recorder, What
 from trainer_launch.rehearsal.report.reporting import Reporting
-from trainer_launch.supervisor.output import use_color
 from trainer_launch.supervisor.system import Happened, System
 
 DRAIN_S = 1.0
@@ -69,7 +68,7 @@ def rehearse(job: RehearsalJob, settings: Settings, setting: Setting) -> int:
             kubelet.check()
             job.check(kubelet)
             watch = PodWatch() if job.faults or job.reporting.needs_steps else None
-            system = System(color=use_color(), listener=watch.scan if watch else None)
+            system = System(listener=watch.scan if watch else None)
             logs.send_through(system.say)
             with contextlib.closing(system):
                 rehearsal = Rehearsal(job, kubelet, system, watch, settings.grace)

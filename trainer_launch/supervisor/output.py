@@ -63,13 +63,12 @@ class Output:
     def __init__(
         self,
         *,
-        color: bool = False,
         watched: bool = False,
         lines_per_s: int = 0,  # 0: no limit
         listener: Listener | None = None,
         sieve: Sieve | None = None,
     ) -> None:
-        self._color = color
+        self._color = use_color()
         self._watched = watched  # nothing is inherited
         self._sieve = sieve
         self._lines_per_s = lines_per_s

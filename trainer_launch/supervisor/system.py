@@ -52,7 +52,6 @@ class System:
     def __init__(
         self,
         *,
-        color: bool = False,
         watched: bool = False,
         lines_per_s: int = 0,
         listener: Listener | None = None,
@@ -67,7 +66,7 @@ class System:
         self._adopted = inherited.adopt_orphans()
         self._witness = Witness()
         self._witness.begin()  # for what others have started, such as the fork server
-        self._output = Output(color=color, watched=watched, lines_per_s=lines_per_s, listener=listener, sieve=sieve)
+        self._output = Output(watched=watched, lines_per_s=lines_per_s, listener=listener, sieve=sieve)
         output = self._output
         self.last_lines, self.last_errors = output.last_lines, output.last_errors
         self.last_line, self.heard, self.rename = output.last_line, output.heard, output.rename
