@@ -336,13 +336,12 @@ class Starter:
         if store is not None:
             end_child(store)
 
-    def is_store(self, pid: int) -> bool:
-        """Whether this process is the present store, which nobody has closed."""
-        return pid == self._store
-
-    def store_ended(self) -> None:
-        """The store process has ended, and not by us."""
-        self._store = None
+    def lose_store(self, pid: int) -> bool:
+        """Forget the present store if it was this process, which has ended; whether it was."""
+        was_store = pid == self._store
+        if was_store:
+            self._store = None
+        return was_store
 
     def start(self, processes: Sequence[Process], places: Mapping[str, WorkerPlace]) -> list[Death]:
         """Begin a generation: survivors of the last one enter it, all others are started; who could not be.

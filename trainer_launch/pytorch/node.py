@@ -365,8 +365,7 @@ class TorchNode(RunLoop):
         """A child has ended; orphans, and workers of an earlier generation, concern nobody."""
         if self._starter.is_server(pid):
             self._ask(lambda: self._starter.server_ended(status))
-        elif self._starter.is_store(pid):
-            self._starter.store_ended()
+        elif self._starter.lose_store(pid):
             self.on_store_end(status, now_s)
         else:
             death = self._processes.reaped(pid, status, now_s)

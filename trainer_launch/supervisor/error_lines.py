@@ -405,15 +405,10 @@ def is_misaddressed(text: str, store_port: int) -> bool:
 
 
 # A process without which another cannot go on has been killed, or has gone without a word.
-_LOST_CHILD = re.compile(
+LOST_CHILD = re.compile(
     r"killed by signal: Killed|DataLoader worker \(pid\(s\) [\d, ]+\) exited unexpectedly|\bSIGKILL\b|"
     r"(?:exit|code|status)[=: ]{1,2}(?:-9|137)\b|signal 9\b|terminated abruptly|BrokenProcessPool"
 )
-
-
-def tells_of_killed_child(text: str) -> bool:
-    """Whether an error says that a process which the program needs was killed, or is gone without a word."""
-    return _LOST_CHILD.search(text) is not None
 
 
 _FILE_BYTES = 1 << 20  # of a file that a worker can write

@@ -16,6 +16,7 @@ from trainer_launch.model.units import counted, in_units
 from trainer_launch.planning.command import is_shell
 from trainer_launch.supervisor import error_lines
 from trainer_launch.supervisor.error_lines import (
+    LOST_CHILD,
     MISADDRESSED,
     PEER_HINT,
     Cause,
@@ -44,7 +45,7 @@ def _killed_for_memory(death: Death, evidence: Evidence) -> bool:
     if not evidence.oom_killed or death.reason is not None:
         return False
     was_killed = death.signal == signal.SIGKILL or death.code in (128 + signal.SIGKILL, 256 - signal.SIGKILL)
-    return was_killed or (death.signal is None and error_lines.tells_of_killed_child(_error_text(death, evidence)))
+    return was_killed or (death.signal is None and LOST_CHILD.search(_error_text(death, evidence)) is not None)
 
 
 def _error_text(death: Death, evidence: Evidence) -> str:
