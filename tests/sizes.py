@@ -14,7 +14,6 @@ PACKAGE = ROOT / "trainer_launch"
 # What runs a node's workers; as the files are rewritten, their successors take their places here.
 NODES_SIDE = (
     "supervisor/processes.py",
-    "supervisor/program_loop.py",
     "supervisor/run_loop.py",
     "supervisor/run_observer.py",
     "pytorch/node.py",

@@ -46,7 +46,7 @@ def test_it_computes():
         pass
 
 def test_it_supervises():
-    with contextlib.closing(System(color=False)) as system:
+    with contextlib.closing(System()) as system:
         while True:
             system.wait(None)
 

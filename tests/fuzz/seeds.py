@@ -19,9 +19,10 @@ from trainer_launch.membership import protocol as coordination
 from trainer_launch.membership.protocol import Claim
 from trainer_launch.model.findings import Fault, Finding, Status
 from trainer_launch.observability import node_view
-from trainer_launch.observability.goodput import TRAINING, LedgerSummary, TimeKind
+from trainer_launch.observability.goodput import TRAINING, LedgerSummary
 from trainer_launch.preflight.cluster import preflight_messages as calling
 from trainer_launch.preflight.report_formats import finding_as_json
+from trainer_launch.supervisor.run_observer import TimeKind
 
 _TESTS = Path(__file__).parents[1]
 _BAD = Finding(check="dns", status=Status.FAIL, fault=Fault.NODE, text="no address", measured=1.5, evidence=("a",))

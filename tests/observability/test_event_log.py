@@ -21,7 +21,7 @@ from trainer_launch.observability import event_log
 from trainer_launch.observability.event_log import EventLog, File
 from trainer_launch.observability.progress import Progress
 from trainer_launch.supervisor import outcome
-from trainer_launch.supervisor.program_loop import supervise
+from trainer_launch.supervisor.run_loop import supervise
 from trainer_launch.supervisor.run_observer import RunObserver
 
 ROOT = Path(__file__).resolve().parents[2]

@@ -9,7 +9,8 @@ from msgspec.structs import replace
 
 from trainer_launch.model import codec
 from trainer_launch.observability import goodput
-from trainer_launch.observability.goodput import Ledger, LedgerSummary, Signs, TimeKind
+from trainer_launch.observability.goodput import Ledger, LedgerSummary, Signs
+from trainer_launch.supervisor.run_observer import TimeKind
 
 
 def spent(ledger: Ledger, at_s: float, *, has_succeeded: bool = False) -> dict[str, float]:

@@ -18,10 +18,10 @@ from msgspec.structs import replace
 from tests.observability.exposition import parse
 from trainer_launch.observability import metrics
 from trainer_launch.observability.event_log import Standing
-from trainer_launch.observability.goodput import TimeKind
 from trainer_launch.observability.node_view import View
 from trainer_launch.observability.observer import Observer
 from trainer_launch.observability.progress import Progress
+from trainer_launch.supervisor.run_observer import TimeKind
 
 VIEW = View(
     version="1", pid=7, started_ticks=1, run_dir="/r", host="pod-1", node_rank=1, contract="c", engine="torchrun",

@@ -6,8 +6,9 @@ import pytest
 
 from tests.membership.world import World
 from trainer_launch.membership import protocol as msg
-from trainer_launch.observability.goodput import TRAINING, LedgerSummary, TimeKind
+from trainer_launch.observability.goodput import TRAINING, LedgerSummary
 from trainer_launch.observability.training_judge import TrainingJudge
+from trainer_launch.supervisor.run_observer import TimeKind
 
 
 def joins(

@@ -12,7 +12,7 @@ import sys
 
 from trainer_launch.model import Destination, Plan, Process, signal_policy
 from trainer_launch.supervisor import outcome
-from trainer_launch.supervisor.program_loop import supervise
+from trainer_launch.supervisor.run_loop import supervise
 from trainer_launch.supervisor.system import System
 
 

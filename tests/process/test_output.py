@@ -22,7 +22,6 @@ from tests.process.world import (
     worker,
 )
 from tests.waiting import eventually
-from trainer_launch.supervisor.output import CUT
 
 pytestmark = pytest.mark.process
 
@@ -58,15 +57,6 @@ def test_lines_of_many_writers_are_never_torn():
         assert label == mark
         assert int(number) == seen[mark]
         seen[mark] += 1
-
-
-def test_a_line_of_a_megabyte_and_bytes_that_are_no_text(tmp_path):
-    program = "import os;w=open(1,'wb',0);w.write(b'x'*1000000+b'\\n'+bytes(range(256))+b'\\nend')"
-    with Launcher(tmp_path, {"argv": [*PYTHON, "-c", program], "label": "w"}) as launcher:
-        assert launcher.wait() == 0
-        text = launcher.output().replace(CUT, b"").replace(b"[w] ", b"")
-    garbage = bytes(range(256))
-    assert text == b"x" * 1_000_000 + b"\n" + garbage + b"\nend\n"
 
 
 def test_without_a_label_output_is_untouched(tmp_path):
@@ -163,12 +153,6 @@ def test_a_stream_that_is_teed_is_in_both_with_a_prefix_on_the_console(tmp_path:
     assert launcher.output() == b"[default0]:out\n[default0]:an apple\n[default0]:no end\n"
 
 
-def test_our_own_prefix_comes_first(tmp_path: Path) -> None:
-    launcher = ran(tmp_path, {1: {"file": str(tmp_path / "file"), "prefix": "[default0]:"}}, label="0:4")
-    assert launcher.output().startswith(b"[0:4] [default0]:out\n")
-    assert "[0:4] apple\n" in launcher.log()
-
-
 def test_a_stream_that_is_not_shown_is_remembered_for_the_termination_message(tmp_path: Path) -> None:
     words = tmp_path / "words"
     words.touch()
@@ -188,10 +172,3 @@ def test_a_full_disk_ends_the_file_not_the_job(tmp_path: Path) -> None:
         assert launcher.wait() == 0, launcher.log()
     assert launcher.output() == b"1\n2\n3\n"
     assert launcher.log().count(f"cannot write to {file}: File too large; the job continues") == 1
-
-
-def test_a_generation_of_the_same_attempt_is_appended(tmp_path: Path) -> None:
-    file = tmp_path / "file"
-    for _ in range(2):
-        ran(tmp_path, {1: {"file": str(file), "is_shown": False}}, program="echo out")
-    assert file.read_bytes() == b"out\nout\n"

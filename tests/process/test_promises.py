@@ -4,11 +4,9 @@ from __future__ import annotations
 
 import json
 import os
-import shlex
 import signal
 import subprocess
 import sys
-import time
 import uuid
 from pathlib import Path
 
@@ -23,37 +21,27 @@ pytestmark = pytest.mark.process
 MANY = Path(__file__).with_name("many.py")
 
 
-def many(*words):
-    token = uuid.uuid4().hex
-    env = {**os.environ, "PYTHONPATH": str(ROOT), "TOKEN": token}
-    argv = [sys.executable, str(MANY), *words]
-    try:
-        done = subprocess.run(argv, env=env, capture_output=True, text=True, timeout=120, check=False)
-    finally:
-        end_all(token)
-    assert done.returncode == 0, done.stderr
-    return {int(key): value for key, value in json.loads(done.stdout).items()}
-
-
-def test_an_exit_code_passes_through():
-    codes = many("codes")
-    assert {0, 1, 137, 255} < codes.keys()
-    assert codes == {code: code for code in codes}
-
-
-def test_death_by_a_signal_is_128_plus_its_number():
-    codes = many("signals")
-    assert len(codes) > 10
-    assert codes == {number: 128 + number for number in codes}
-
-
 @pytest.mark.long("tests/process/test_promises.py")
 def test_no_survivor_in_100_trials():
-    assert set(map(tuple, many("trials", "100").values())) == {(0, 0)}
+    token = uuid.uuid4().hex
+    env = {**os.environ, "PYTHONPATH": str(ROOT), "TOKEN": token}
+    try:
+        done = subprocess.run([sys.executable, str(MANY), "100"], env=env, stdout=subprocess.PIPE, timeout=120)
+    finally:
+        end_all(token)
+    assert json.loads(done.stdout) == [[0, 0]] * 100
 
 
 @pytest.mark.parametrize(
-    ("argv", "code"), [(["sh", "-c", "exit 42"], 42), (["/no/such"], 127), (["/etc/passwd"], 126)]
+    ("argv", "code"),
+    [
+        (["sh", "-c", "exit 42"], 42),
+        (["sh", "-c", "exit 255"], 255),
+        (["/no/such"], 127),
+        (["/etc/passwd"], 126),
+        (["sh", "-c", "kill -9 $$"], 137),
+        (["sh", "-c", "kill -64 $$"], 192),
+    ],
 )
 def test_the_launcher_itself_ends_so(tmp_path, wrap, argv, code):
     with Launcher(tmp_path, argv, wrap=wrap) as launcher:
@@ -94,32 +82,6 @@ def zombies_of(pid):
     return [entry.pid for child in children if (entry := process_tree.read(int(child))) and entry.state == "Z"]
 
 
-def test_who_ignores_term_is_killed_when_the_grace_is_over(tmp_path, wrap):
-    with Launcher(
-        tmp_path, worker("ignore", "fork:ignore+rest", "note:ready", "rest"), wrap=wrap, grace_s=0.5
-    ) as it:
-        it.await_note("ready")
-        started = time.monotonic()
-        it.send(signal.SIGTERM)
-        assert it.wait() == 143
-        assert time.monotonic() - started > 0.45
-        assert survivors(it.token) == []
-
-
-def test_a_second_term_reaches_everyone_and_a_third_kills(tmp_path):
-    words = ("fork:setsid+catch+note:child+rest", "catch", "note:ready", "rest")
-    with Launcher(tmp_path, worker(*words), grace_s=60.0) as launcher:
-        launcher.await_note("child")
-        launcher.await_note("ready")
-        launcher.send(signal.SIGTERM)
-        launcher.await_note("got 15")
-        assert launcher.notes().count("got 15") == 1
-        launcher.send(signal.SIGTERM)
-        launcher.await_note("got 15", count=3)  # the leader again, and its child
-        launcher.send(signal.SIGTERM)
-        assert launcher.wait() == 143
-
-
 def test_the_leader_is_asked_first_and_its_loaders_live_until_it_has_saved(tmp_path, wrap):
     loader = "fork:save:0:0+note:loader+rest"
     with Launcher(tmp_path, worker(loader, "save:0.3:0", "note:ready", "rest"), wrap=wrap) as launcher:
@@ -129,15 +91,6 @@ def test_the_leader_is_asked_first_and_its_loaders_live_until_it_has_saved(tmp_p
         assert launcher.wait() == 143
         assert launcher.notes()[2:4] == ["term", "saved"]
         assert launcher.notes()[4:] == ["term", "saved"]  # the loader, afterwards
-
-
-def test_below_a_shell_that_dies_of_the_request_a_program_has_the_grace_to_save(tmp_path):
-    program = shlex.join(map(str, worker("save:3:0", "note:ready", "rest")))
-    with Launcher(tmp_path, ["sh", "-c", f"{program}; exit 0"], grace_s=15.0) as launcher:
-        launcher.await_note("ready")
-        launcher.send(signal.SIGTERM)
-        assert launcher.wait() == 143
-        assert launcher.notes() == ["ready", "term", "saved"]
 
 
 @pytest.mark.parametrize("signals", ["", "TERM=drain"], ids=["a request", "a drain"])
@@ -165,26 +118,6 @@ def test_children_inherit_what_is_ignored_and_blocked_but_no_blocked_request_to_
         numbers = (signal.SIGINT, signal.SIGUSR2, signal.SIGPIPE, signal.SIGXFSZ)
         ignored = sum(1 << (number - 1) for number in numbers)
         assert launcher.notes() == [f"mask {1 << (signal.SIGUSR1 - 1)} ignored {ignored}", "session True"]
-
-
-def test_no_wake_up_when_nothing_happens(tmp_path):
-    process = {"argv": worker("note:ready", "rest"), "label": "w"}
-    with Launcher(tmp_path, process) as launcher:
-        launcher.await_note("ready")
-        eventually(lambda: idle_for(launcher.pid, 1.0), "a second without a wake-up")
-        launcher.send(signal.SIGTERM)
-        assert launcher.wait() == 143
-
-
-def idle_for(pid, seconds):
-    before, until = switches(pid), time.monotonic() + seconds
-    eventually(lambda: time.monotonic() >= until, "the window")
-    return switches(pid) == before
-
-
-def switches(pid):
-    status = [path.read_text() for path in Path(f"/proc/{pid}/task").glob("*/status")]
-    return [line for text in status for line in text.splitlines() if line.startswith("voluntary")]
 
 
 def test_a_termination_message_goes_into_a_bind_mount(tmp_path):

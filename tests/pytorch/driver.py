@@ -9,6 +9,7 @@ import json
 import os
 import select
 import signal
+import socket
 import sys
 from typing import Any
 
@@ -59,7 +60,8 @@ def fork(server: ForkServer, argv: list[str], workers: list[dict[str, Any]], cwd
     forked: list[ForkedWorker] = []
     for number, worker in enumerate(workers):
         files = opened(worker)
-        fds += files.values()
+        _, of_generations = socket.socketpair()
+        fds += [*files.values(), of_generations.detach()]
         given, stacks = {**os.environ, **worker.get("environment", {})}, worker.get("stacks")
         forked.append(ForkedWorker(local_rank=number, environment=given, streams=tuple(files), stacks=stacks))
     request = ForkWorkers(argv=tuple(argv), cwd=cwd, workers=tuple(forked))

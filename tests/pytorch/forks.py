@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import json
 import os
-import signal
 import subprocess
 import sys
 from collections.abc import Mapping, Sequence
@@ -16,7 +15,6 @@ from typing import Any
 import psutil
 
 from tests.cli.launching import clean_env
-from tests.waiting import eventually
 
 DRIVER = Path(__file__).with_name("driver.py")
 DEADLINE_S = 120
@@ -100,11 +98,6 @@ class Forks:
         answer: dict[str, Any] = json.loads(line)
         return answer
 
-    def kill(self) -> None:
-        """Kill the launcher, as the kernel does."""
-        self._process.send_signal(signal.SIGKILL)
-        self._process.wait()
-
     def close(self) -> None:
         """End it, and whatever a failed test has left."""
         below = psutil.Process(self.pid).children(recursive=True) if self._process.poll() is None else []
@@ -121,10 +114,6 @@ class Forks:
 def are_gone(pids: Sequence[int]) -> bool:
     """Whether none of these processes runs any more."""
     return not any(psutil.pid_exists(pid) and psutil.Process(pid).status() != "zombie" for pid in pids)
-
-
-def wait_until_gone(pids: Sequence[int]) -> None:
-    eventually(lambda: are_gone(pids), f"processes {pids} are gone")
 
 
 def fresh(

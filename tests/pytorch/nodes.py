@@ -123,7 +123,7 @@ class FakeStarter:
     def is_server(self, pid: int) -> bool:
         return pid == self.SERVER
 
-    def is_store(self, pid: int) -> bool:
+    def lose_store(self, pid: int) -> bool:
         return pid == self.STORE
 
     def server_ended(self, _status: int) -> bool:
@@ -132,10 +132,10 @@ class FakeStarter:
     def open_store(self, _ports: object) -> int:
         return 1234
 
-    def store_ended(self) -> None:
+    def close(self) -> None:
         pass
 
-    close_store = close = store_ended
+    close_store = close
 
     def start(self, processes: Sequence[Any], _places: object) -> list[Death]:
         return self._group.processes.start(processes)

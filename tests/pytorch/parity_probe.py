@@ -29,9 +29,7 @@ FIRST = {
     "environment": ENVIRONMENT,
 }
 
-import asyncio  # noqa: E402
 import atexit  # noqa: E402
-import ctypes  # noqa: E402
 import faulthandler  # noqa: E402
 import gc  # noqa: E402
 import json  # noqa: E402
@@ -48,13 +46,11 @@ import tempfile  # noqa: E402
 import threading  # noqa: E402
 import time  # noqa: E402
 import traceback  # noqa: E402
-import warnings  # noqa: E402
 import weakref  # noqa: E402
 from pathlib import Path  # noqa: E402
 from typing import Any  # noqa: E402
 
 RANK = os.environ.get("RANK", "")
-_PR_GET_DUMPABLE, _PR_GET_KEEPCAPS, _PR_GET_CHILD_SUBREAPER = 3, 7, 37
 
 
 class Point:
@@ -87,11 +83,7 @@ def of_interpreter() -> dict[str, Any]:
     return {name: getattr(sys, name) for name in names} | {
         "flags": repr(sys.flags),
         "for children": getattr(subprocess, "_args_from_interpreter_flags")(),  # noqa: B009
-        "builtins": [repr(name) for name in (quit, exit, help, copyright)],
         "hooks": [sys.excepthook is sys.__excepthook__, sys.displayhook is sys.__displayhook__],
-        "unraisable": [sys.unraisablehook is sys.__unraisablehook__, threading.excepthook.__module__],
-        "limits": [sys.getrecursionlimit(), sys.getswitchinterval(), sys.dont_write_bytecode],
-        "trace": [sys.gettrace(), sys.getprofile(), threading.gettrace()],
         "locale": locale.setlocale(locale.LC_ALL),
         "faulthandler": faulthandler.is_enabled(),
         "threads": [(t.name, t.daemon, type(t).__name__) for t in threading.enumerate()],
@@ -123,7 +115,7 @@ def of_process() -> dict[str, Any]:
     """What the kernel knows of it."""
     umask = os.umask(0)
     os.umask(umask)
-    libc, mine = ctypes.CDLL(None), status()
+    mine = status()
     return {
         "leads its session": os.getsid(0) == os.getpid(),
         "leads its group": os.getpgid(0) == os.getpid(),
@@ -142,24 +134,9 @@ def of_process() -> dict[str, Any]:
         "users": [os.getresuid(), os.getresgid(), os.getgroups()],
         "signals": {name: mine[name] for name in ("SigBlk", "SigIgn", "SigPnd", "ShdPnd", "SigCgt")},
         "handlers": {int(n): repr(signal.getsignal(n)).partition(" at 0x")[0] for n in signal.valid_signals()},
-        "wakeup": signal.set_wakeup_fd(-1),
-        "timers": [signal.getitimer(which) for which in (signal.ITIMER_REAL, signal.ITIMER_PROF)],
-        "privileges": {name: mine[name] for name in ("CapEff", "CapInh", "NoNewPrivs", "Seccomp")},
-        "flags": [libc.prctl(number, 0, 0, 0, 0) for number in (_PR_GET_DUMPABLE, _PR_GET_KEEPCAPS)],
-        "adopts orphans": _flag(libc, _PR_GET_CHILD_SUBREAPER),
         "children": Path(f"/proc/self/task/{os.getpid()}/children").read_text(),
-        **{
-            name: Path(f"/proc/self/{name}").read_text().strip()
-            for name in ("timerslack_ns", "oom_score_adj", "personality", "cgroup")
-        },
         "namespaces": {name: os.readlink(f"/proc/self/ns/{name}") for name in os.listdir("/proc/self/ns")},
     }
-
-
-def _flag(libc: ctypes.CDLL, option: int) -> int:
-    value = ctypes.c_int(-1)
-    libc.prctl(option, ctypes.byref(value), 0, 0, 0)
-    return value.value
 
 
 def of_multiprocessing() -> dict[str, Any]:
@@ -188,30 +165,6 @@ def _inherited() -> str:
     return subprocess.run([sys.executable, "-c", code], close_fds=False, capture_output=True, text=True).stdout
 
 
-def of_libraries() -> dict[str, Any]:
-    """Python's own libraries."""
-
-    async def main() -> list[object]:
-        child = await asyncio.create_subprocess_exec("true")
-        asyncio.get_running_loop().add_signal_handler(signal.SIGUSR1, heard.append, True)
-        os.kill(os.getpid(), signal.SIGUSR1)
-        await asyncio.sleep(0.01)
-        return [await child.wait(), type(asyncio.get_running_loop()).__name__]
-
-    heard: list[bool] = []
-    ends = asyncio.run(main())
-    return {
-        "asyncio": [ends, heard],
-        "logging": [
-            logging.root.level,
-            [repr(handler) for handler in logging.root.handlers],
-            logging.root.disabled,
-        ],
-        "traceback": _traceback(),
-        "temporary folder": tempfile.gettempdir(),
-    }
-
-
 def _traceback() -> str:
     try:
         [double(None) for _ in range(1)]  # type: ignore[arg-type]
@@ -233,13 +186,7 @@ def of_torch() -> dict[str, Any]:
         "is_torchelastic_launched": dist.is_torchelastic_launched(),
         "threads": [*imported, status()["Threads"], product],
         "loggers": sorted(name for name in logging.root.manager.loggerDict if name.startswith("torch")),
-        "filters": [repr(entry[:3]) for entry in warnings.filters],
         "cuda": [torch.cuda.is_initialized(), torch.cuda._is_in_bad_fork()],
-        "modes": [
-            torch.is_grad_enabled(),
-            torch.get_default_dtype() is torch.float32,
-            torch.is_inference_mode_enabled(),
-        ],
         "pickled": repr(pickle.loads(pickle.dumps([torch.nn.ReLU(), torch.arange(3), numpy.arange(3)]))),
         "finders": [getattr(finder, "__name__", type(finder).__name__) for finder in sys.meta_path],
         "set": sorted(os.environ.keys() - ENVIRONMENT.keys()),
@@ -291,7 +238,8 @@ if __name__ == "__main__":
         "interpreter": of_interpreter(),
         "streams": of_streams(),
         "process": of_process(),
-        "libraries": of_libraries(),
+        "traceback": _traceback(),
+        "temporary folder": tempfile.gettempdir(),
     }
     say_at_exit()
     said["torch"] = of_torch()

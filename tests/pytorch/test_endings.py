@@ -35,28 +35,20 @@ c.__cxa_atexit(c.puts, ctypes.c_void_p(c.strdup(b"from C")), None)
 """
 ENDINGS = {
     "at its end": "print('bye')",
-    "sys.exit()": "import sys; sys.exit()",
     "sys.exit(42)": "import sys; sys.exit(42)",
-    "sys.exit(True)": "import sys; sys.exit(True)",
     "sys.exit(-1)": "import sys; sys.exit(-1)",
-    "sys.exit(256)": "import sys; sys.exit(256)",
     "sys.exit of a text": "import sys; sys.exit('no more')",
-    "sys.exit of a tuple": "import sys; sys.exit(('no', 'more'))",
     "an exception": "def f():\n    raise ValueError('no luck')\nf()",
     "an exception without a text": "class A(Exception):\n    def __str__(self):\n        raise KeyError\nraise A",
     "a chain of exceptions": "try:\n    1 / 0\nexcept ZeroDivisionError as e:\n    raise KeyError('x') from e",
-    "an exception group or what is like it": "class Odd(BaseException):\n    pass\nraise Odd('one')",
     "a syntax error": "print('never')\ndef f(:\n    pass\n",
     "another encoding": "# coding: latin-1\nprint('\xff')",
     "a KeyboardInterrupt": "raise KeyboardInterrupt",
     "SIGINT": "import os, signal\nos.kill(os.getpid(), signal.SIGINT)\nimport time\ntime.sleep(9)",
     "os._exit(0)": "import os\nprint('bye')\nos._exit(0)",
     "os._exit(3)": "import os\nos._exit(3)",
-    "C's exit": "import ctypes\nctypes.CDLL(None).exit(5)",
-    "SIGKILL": "import os\nos.kill(os.getpid(), 9)",
     "SIGTERM": "import os\nos.kill(os.getpid(), 15)",
     "SIGSEGV": "import os, resource\nresource.setrlimit(resource.RLIMIT_CORE, (0, 0))\nos.kill(os.getpid(), 11)",
-    "SIGABRT": "import os, resource\nresource.setrlimit(resource.RLIMIT_CORE, (0, 0))\nos.abort()",
     "an excepthook of its own": "import sys\nsys.excepthook = lambda *a: print('mine', a[0], a[1])\n1 / 0",
     "an excepthook that reads the traceback": "import sys, traceback\n"
     "def hook(kind, value, trace):\n"
@@ -66,11 +58,9 @@ ENDINGS = {
     "logging.basicConfig(stream=sys.stdout, level='INFO', format='%(name)s %(message)s')\n"
     "import torch\nlogging.getLogger('torch.mine').info('heard')",
     "modules that import each other": "import circle.a\nprint(circle.a.x, circle.b.again is circle.a)",
-    "an excepthook that fails": "import sys\ndef f(*a):\n    raise KeyError('hook')\nsys.excepthook = f\n1 / 0",
     "atexit": "import atexit\natexit.register(print, 'first')\natexit.register(print, 'second')\n1 / 0",
     "a thread that is waited for": "import threading, time\ndef work():\n    time.sleep(0.2)\n    print('worked')\n"
     "threading.Thread(target=work).start()\nprint('main is done')",
-    "a thread that fails": "import threading\nthreading.Thread(target=lambda: 1 / 0).start()",
     "a daemon thread": "import threading, time\n"
     "threading.Thread(target=time.sleep, args=(99,), daemon=True).start()",
     "a handler from before multiprocessing": "import atexit, time\natexit.register(print, 'last')\n"
@@ -80,47 +70,12 @@ ENDINGS = {
     "children of multiprocessing": "import multiprocessing as mp\nctx = mp.get_context('fork')\n"
     "p = ctx.Process(target=print, args=('child',))\np.start()",
     "text left in C's buffer": "import ctypes\nctypes.CDLL(None).printf(b'from C\\n')",
-    "a destructor that uses an import": "import shutil\nclass A:\n    def __del__(self):\n"
-    "        print('gone', shutil.rmtree.__name__)\na = A()",
-    "a destructor of a class in a cycle": "import shutil\nclass A:\n    def __del__(self):\n"
-    "        print('gone', shutil.rmtree.__name__)\na = A()\na.me = a\nb = [a]",
-    "a destructor after an exception": "import shutil\nclass A:\n    def __del__(self):\n"
-    "        print('gone', shutil.rmtree.__name__)\ndef f():\n    a = A()\n    1 / 0\nf()",
-    "a destructor that fails": "class A:\n    def __del__(self):\n        1 / 0\na = A()",
-    "what torch has cached": "import shutil, torch\nclass A:\n    def __del__(self):\n"
-    "        print('gone', shutil.rmtree.__name__)\na = A()\n"
-    "torch.nn.modules.module.register_module_forward_hook(lambda *_: a)",
-    "a finally of a generator": "import shutil\ndef g():\n    try:\n        yield\n    finally:\n"
-    "        print('closed', shutil.rmtree.__name__)\nx = g()\nnext(x)",
-    "a module's objects": "import helper",
     "weakref.finalize": "import weakref\nclass A:\n    pass\na = A()\nweakref.finalize(a, print, 'finalised')",
-    "an atexit that fails": "import atexit\natexit.register(lambda: 1 / 0)\natexit.register(print, 'first')",
     "an atexit that exits": "import atexit, sys\natexit.register(sys.exit, 3)",
     "C's atexit": AT_EXIT,
-    "C's atexit after an exception": f"{AT_EXIT}\n1 / 0",
-    "C's atexit after a KeyboardInterrupt": f"{AT_EXIT}\nraise KeyboardInterrupt",
     "atexit after a KeyboardInterrupt": "import atexit\natexit.register(print, 'bye')\nraise KeyboardInterrupt",
     "a stdout that is gone": "import os\nf = open(1, 'w', closefd=False)\nf.write('x')\nos.close(1)",
-    "a file that was closed": "with open(__file__) as f:\n    f.read()\nprint(f.closed)",
-    "a file that was detached": "f = open(__file__)\ng = f.detach()",
-    "a file of its own kind": "import io\nclass F(io.FileIO):\n    def __del__(self):\n        print('gone')\n"
-    "f = F(__file__)\nf.close()\nf.me = f",
-    "text left in an open file": "f = open(1, 'w', closefd=False)\nf.write('x')\nl = [f]\nl.append(l)",
-    "a stack overflow of Python": "def f():\n    f()\ntry:\n    f()\nexcept RecursionError as e:\n    print(e)",
 }
-
-
-HELPER = """
-import shutil
-
-class Held:
-    def __del__(self):
-        print("gone", shutil.rmtree.__name__)
-
-held = Held()
-held.in_a_cycle = [held]
-other = Held()
-"""
 
 
 CIRCLE = {
@@ -132,7 +87,6 @@ CIRCLE = {
 
 @pytest.mark.parametrize("ending", ENDINGS)
 def test_a_program_ends_alike(forks: Forks, tmp_path: Path, ending: str) -> None:
-    (tmp_path / "helper.py").write_text(HELPER)
     for name, text in CIRCLE.items():
         path = tmp_path / "circle" / f"{name}.py"
         path.parent.mkdir(exist_ok=True)
@@ -185,23 +139,6 @@ def test_a_file_that_nobody_closed_is_written(forks: Forks, tmp_path: Path) -> N
     assert text.read_text() == "two"
 
 
-CHILDREN = """
-import inspect, multiprocessing, pickle
-
-class Point:
-    def __init__(self, x):
-        self.x = x
-
-def double(point):
-    return Point(2 * point.x)
-
-if __name__ == "__main__":
-    for method in ("fork", "spawn", "forkserver"):
-        with multiprocessing.get_context(method).Pool(1) as pool:
-            print(method, [point.x for point in pool.map(double, [Point(1), Point(2)])])
-    print(inspect.getsource(double).splitlines()[0], pickle.loads(pickle.dumps(Point(3))).x)
-"""
-
 LOADERS = """
 import os, sys
 import torch, torch.multiprocessing
@@ -223,15 +160,6 @@ if __name__ == "__main__":
     torch.multiprocessing.spawn(spawned, (sys.argv[1],), nprocs=1)
     print(open(sys.argv[1]).read())
 """
-
-
-def test_a_program_starts_processes_of_its_own_by_every_method(forks: Forks, tmp_path: Path) -> None:
-    script = tmp_path / "train.py"
-    script.write_text(CHILDREN)
-    ended = forks.run(tmp_path, str(script))
-    assert ended.code == 0, ended.err
-    pools = [f"{method} [2, 4]" for method in ("fork", "spawn", "forkserver")]
-    assert ended.out.splitlines() == [*pools, "def double(point): 3"]
 
 
 def test_torchs_data_loaders_and_its_spawn_work(forks: Forks, tmp_path: Path) -> None:
@@ -277,10 +205,3 @@ def test_every_worker_has_randomness_of_its_own(forks: Forks, tmp_path: Path) ->
     first, second = (forks.run(tmp_path, str(script)).out.split() for _ in range(2))
     assert len(first) == 3
     assert not set(first) & set(second)
-
-
-def test_workers_of_a_server_share_a_hash_seed(forks: Forks, tmp_path: Path) -> None:
-    """As the documentation says; PYTHONHASHSEED chooses it."""
-    script = tmp_path / "train.py"
-    script.write_text("print(hash('a'))")
-    assert len({forks.run(tmp_path, str(script)).out for _ in range(2)}) == 1

@@ -1,9 +1,8 @@
-"""The launcher's own TORCHELASTIC_ERROR_FILE, written as torch's ErrorHandler writes torchrun's."""
+"""torch's error file of a worker: what a program leaves there, and what the launcher reads."""
 
 from __future__ import annotations
 
 import json
-import logging
 import os
 import subprocess
 import sys
@@ -11,56 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from trainer_launch.supervisor.error_lines import hand_up, read_error_file
-
-ERROR = {"message": {"message": "ValueError: x", "extraInfo": {"py_callstack": "…", "timestamp": "1"}}}
-_TORCHS = """
-import sys
-from torch.distributed.elastic.multiprocessing.errors import ErrorHandler
-ErrorHandler().dump_error_file(sys.argv[1], int(sys.argv[2]))
-"""
-
-
-@pytest.mark.torch
-@pytest.mark.parametrize("error", [ERROR, {"message": "text", "timestamp": 1}, {"other": 1}], ids=str)
-@pytest.mark.parametrize("code", [1, pytest.param(-9, marks=pytest.mark.long("tests/pytorch/test_error_file.py"))])
-def test_it_has_what_torchruns_has(tmp_path: Path, error: dict[str, object], code: int) -> None:
-    theirs, ours, workers = tmp_path / "theirs.json", tmp_path / "ours.json", tmp_path / "worker.json"
-    workers.write_text(json.dumps(error))
-    env = {**os.environ, "TORCHELASTIC_ERROR_FILE": str(theirs)}
-    subprocess.run([sys.executable, "-c", _TORCHS, str(workers), str(code)], env=env, check=True, timeout=120)
-    hand_up(str(workers), code, str(ours))
-    assert ours.read_bytes() == theirs.read_bytes()
-
-
-def test_a_file_of_an_earlier_run_is_replaced(tmp_path: Path) -> None:
-    own, workers = tmp_path / "own.json", tmp_path / "worker.json"
-    own.write_text("an earlier run's, and longer than what comes now" * 100)
-    workers.write_text(json.dumps(ERROR))
-    hand_up(str(workers), 1, str(own))
-    assert json.loads(own.read_text())["message"]["errorCode"] == 1
-
-
-@pytest.mark.parametrize("text", [None, "", "[]", "no json"])
-def test_a_worker_that_wrote_no_error_leaves_it_alone(tmp_path: Path, text: str | None) -> None:
-    own, workers = tmp_path / "own.json", tmp_path / "worker.json"
-    if text is not None:
-        workers.write_text(text)
-    hand_up(str(workers), 1, str(own))
-    assert not own.exists()
-
-
-def test_nobody_asks_for_it(tmp_path: Path) -> None:
-    (tmp_path / "worker.json").write_text(json.dumps(ERROR))
-    hand_up(str(tmp_path / "worker.json"), 1, None)
-    assert [path.name for path in tmp_path.iterdir()] == ["worker.json"]
-
-
-def test_a_place_that_cannot_be_written_is_a_warning(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    (tmp_path / "worker.json").write_text(json.dumps(ERROR))
-    with caplog.at_level(logging.WARNING):
-        hand_up(str(tmp_path / "worker.json"), 1, str(tmp_path / "nowhere" / "own.json"))
-    assert "own.json was not written: No such file or directory" in caplog.text
+from trainer_launch.supervisor.error_lines import read_error_file
 
 
 @pytest.mark.parametrize("what", ["fifo", "device", "huge"])

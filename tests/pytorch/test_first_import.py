@@ -142,20 +142,6 @@ if __name__ == '__main__':
     child.join()
     import torch
 """,
-    "threads that import at the same time": """
-import threading
-names = ['torch', 'numpy', 'torch.nn', 'numpy.linalg', 'torch.distributed'] * 4
-found, barrier = {}, threading.Barrier(len(names))
-def load(name):
-    barrier.wait()
-    __import__(name)
-    found.setdefault(name, set()).add(id(sys.modules[name]))
-threads = [threading.Thread(target=load, args=(name,)) for name in names]
-for thread in threads: thread.start()
-for thread in threads: thread.join()
-assert all(len(ids) == 1 for ids in found.values()), found
-import torch
-""",
     "torch that is looked for and loaded again": """
 import importlib, importlib.util
 spec = importlib.util.find_spec('torch')

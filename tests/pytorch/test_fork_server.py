@@ -10,7 +10,6 @@ import signal
 import socket
 import struct
 import subprocess
-import sys
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -21,14 +20,12 @@ from unittest.mock import create_autospec
 import psutil
 import pytest
 
-from tests.cli.launching import clean_env
-from tests.conftest import require
-from tests.pytorch.forks import PYTHON, Forks, are_gone, wait_until_gone
+from tests.pytorch.forks import PYTHON, Forks, are_gone
 from tests.waiting import eventually
-from trainer_launch.model import Workers
+from trainer_launch.model import Workers, exit_codes
 from trainer_launch.model.errors import NodeError
 from trainer_launch.pytorch import fork_server_process
-from trainer_launch.pytorch.fork_server import ForkServer, Starter
+from trainer_launch.pytorch.fork_server import Starter
 from trainer_launch.supervisor.system import System
 
 pytestmark = [pytest.mark.torch, pytest.mark.process]
@@ -51,12 +48,6 @@ def make(tmp_path: Path) -> Iterator[Make]:
             forks.close()
 
 
-def workers_of(folder: Path) -> Workers:
-    """Their fork server opens stores."""
-    env = clean_env({"PYTHONPATH": os.getcwd()})
-    return Workers(count=1, argv=(), env=env, python=sys.executable, cwd=str(folder))
-
-
 def script(folder: Path, text: str) -> str:
     path = folder / "train.py"
     path.write_text(text)
@@ -69,8 +60,8 @@ def script(folder: Path, text: str) -> str:
 @pytest.mark.parametrize(
     ("text", "reason"),
     [
-        ("import threading, time\nthreading.Thread(target=time.sleep, args=(9,), name='busy', daemon=True).start()",
-         "an import started threads, which a fork does not copy (busy)"),
+        ("import threading, time\nthreading.Thread(target=time.sleep, args=(9,), daemon=True).start()",
+         "an import started threads, which a fork does not copy"),
         ("import torch\ntorch.cuda.is_initialized = lambda: True",
          "an import initialised CUDA, which does not survive a fork"),
         ("import no_such_thing",
@@ -87,15 +78,6 @@ def test_the_server_tells_why_workers_cannot_be_forked_from_it(
     assert forks.reason == reason
     if reason:
         assert forks.ask("store", ports=None)["parent"] == forks.pid, "it still opens stores"
-
-
-def test_a_torch_that_cannot_be_imported_is_the_reason(make: Make, tmp_path: Path) -> None:
-    (tmp_path / "broken").mkdir()
-    (tmp_path / "broken" / "torch.py").write_text(
-        "raise OSError('libcudart.so.12: cannot open shared object file')"
-    )
-    forks = make(env={"PYTHONPATH": f"{tmp_path}/broken:{os.getcwd()}"})
-    assert forks.reason == "importing torch failed (OSError: libcudart.so.12: cannot open shared object file)"
 
 
 def test_a_server_that_ends_in_its_imports_is_an_error(make: Make, tmp_path: Path) -> None:
@@ -160,6 +142,14 @@ def test_workers_are_children_of_the_launcher(make: Make, tmp_path: Path) -> Non
     said = [(tmp_path / f"out.{rank}").read_text() for rank in range(32)]
     assert said == [f"{forks.pid} {rank}\n" for rank in range(32)]
     assert not psutil.Process(forks.server).children(), "no process between is left"
+
+
+def test_a_worker_names_the_working_directory_that_is_gone(make: Make, tmp_path: Path) -> None:
+    forks = make()
+    worker = {"err": f"{tmp_path}/err"}
+    assert "error" not in forks.ask("fork", argv=[*PYTHON, "x.py"], workers=[worker], cwd=f"{tmp_path}/gone")
+    assert forks.hear()["codes"] == [exit_codes.NOT_FOUND]
+    assert f"No such file or directory: '{tmp_path}/gone'" in (tmp_path / "err").read_text()
 
 
 def test_a_signal_right_after_the_fork_is_not_lost(make: Make, tmp_path: Path) -> None:
@@ -315,21 +305,6 @@ def test_a_server_that_is_killed_is_noticed_and_another_one_serves(make: Make, t
     os.kill(pids[0], signal.SIGKILL)
 
 
-def test_a_launcher_with_more_than_1024_open_files_hears_its_server(tmp_path: Path) -> None:
-    require(resource.getrlimit(resource.RLIMIT_NOFILE)[0] > 1200, "needs 1,200 descriptors")
-    workers = workers_of(tmp_path)
-    with contextlib.ExitStack() as many:
-        for _ in range(1100):
-            many.callback(os.close, os.dup(0))
-        server = ForkServer(workers)
-        try:
-            assert server.fd > 1024
-            assert eventually(server.answer, "it is ready")
-        finally:
-            server.close()
-            server.popen.wait()
-
-
 def test_signals_for_the_workers_do_not_end_the_server(make: Make) -> None:
     forks = make(script=None)
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT, signal.SIGUSR1):
@@ -338,51 +313,10 @@ def test_signals_for_the_workers_do_not_end_the_server(make: Make) -> None:
     assert is_reachable(forks.ask("store", ports=None)["port"])
 
 
-def test_a_launcher_that_is_killed_leaves_no_worker_server_or_store(make: Make, tmp_path: Path) -> None:
-    forks = make()
-    path = script(tmp_path, "import signal, time\nsignal.signal(signal.SIGTERM, signal.SIG_IGN)\ntime.sleep(60)")
-    pids = [*forks.start(tmp_path, path, count=3), forks.ask("store", ports=None)["pid"], forks.server]
-    assert not are_gone(pids)
-    forks.kill()
-    wait_until_gone(pids)
-
-
-def test_a_launcher_that_is_killed_while_the_server_imports_leaves_nothing(tmp_path: Path) -> None:
-    (tmp_path / "mine.py").write_text(
-        "import os, time\nopen('pid', 'w').write(str(os.getpid()))\nos.rename('pid', 'is')\ntime.sleep(60)"
-    )
-    code = (
-        "import os, sys, time\nfrom trainer_launch.model import Workers\n"
-        "from trainer_launch.pytorch.fork_server import ForkServer\n"
-        "wanted = {'python': sys.executable, 'forks': True, 'script': 'train.py', 'preload': ('mine',)}\n"
-        "server = ForkServer(Workers(count=1, argv=(), env=dict(os.environ), **wanted))\ntime.sleep(60)"
-    )
-    launcher = subprocess.Popen([*PYTHON, "-c", code], cwd=tmp_path, env={**os.environ, "PYTHONPATH": os.getcwd()})
-    try:
-        eventually((tmp_path / "is").exists, "it imports")
-    finally:
-        launcher.kill()
-        launcher.wait()
-    wait_until_gone([int((tmp_path / "is").read_text())])
-
-
-def test_what_is_no_request_ends_the_server(tmp_path: Path) -> None:
-    """Only a launcher that is broken sends it; nothing of a request is guessed."""
-    workers = workers_of(tmp_path)
-    server = ForkServer(workers)
-    try:
-        with socket.socket(fileno=os.dup(server.fd)) as connection:
-            connection.sendall(b"\0\0\0\2{}")
-        assert server.popen.wait(60) == 1
-    finally:
-        server.close()
-        server.popen.wait()
-
-
 # -- a server that cannot be started ------------------------------------------------------------
 
 
-Starting = Callable[[str], Starter]
+Starting = Callable[..., Starter]
 
 
 @pytest.fixture
@@ -390,7 +324,7 @@ def starting(monkeypatch: pytest.MonkeyPatch) -> Iterator[Starting]:
     """Makes a starter whose server exits at once; the words tell which attempts to start one are refused."""
     started: list[subprocess.Popen[bytes]] = []
 
-    def make_one(words: str) -> Starter:
+    def make_one(words: str, *, hosts_store: bool = False) -> Starter:
         left, popen = words.split(), subprocess.Popen
 
         def start(*args: Any, **options: Any) -> subprocess.Popen[bytes]:
@@ -402,7 +336,7 @@ def starting(monkeypatch: pytest.MonkeyPatch) -> Iterator[Starting]:
         monkeypatch.setattr("trainer_launch.pytorch.fork_server.subprocess.Popen", start)
         workers = Workers(count=1, argv=(), env={}, forks=True, python="/bin/false")
         system = create_autospec(System, instance=True)
-        group: Any = SimpleNamespace(workers=workers, system=system, hosts_store=False)
+        group: Any = SimpleNamespace(workers=workers, system=system, hosts_store=hosts_store)
         return Starter(group)
 
     yield make_one
@@ -416,6 +350,15 @@ def test_who_waits_for_a_server_is_told_when_its_second_start_fails(starting: St
     assert starter.prepare() is False, "it has exited, which nobody knows yet"
     with pytest.raises(NodeError, match=r"the fork server could not be started .*temporarily unavailable"):
         eventually(starter.answer, "it is told")
+
+
+def test_a_server_that_never_gets_to_the_end_of_its_imports_opens_no_store(
+    starting: Starting,
+) -> None:
+    starter = starting("runs runs", hosts_store=True)
+    starter.begin()
+    with pytest.raises(NodeError, match="the store cannot be opened: the fork server exited"):
+        eventually(starter.answer, "its second end is told")
 
 
 def test_a_server_that_could_not_be_started_while_nobody_waited_is_tried_again(starting: Starting) -> None:

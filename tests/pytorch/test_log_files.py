@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import re
 import subprocess
-import sys
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -22,23 +21,6 @@ rank = os.environ["LOCAL_RANK"]
 for fd, words in (1, "out"), (2, "err"):
     os.write(fd, f"{words} {rank}\\n".encode())  # the ranks may share a console, and a line of print is two writes
 """
-
-
-@pytest.mark.long("tests/pytorch/test_log_files.py")
-@pytest.mark.parametrize(
-    "options",
-    [
-        {"redirects": "0:1", "tee": "1:3"},
-        {"tee": "3", "local_ranks_filter": "0"},
-    ],
-    ids=str,
-)
-def test_files_and_console_are_as_under_torchrun(tmp_path: Path, options: dict[str, str]) -> None:
-    """test_torchrun_logs.py has all combinations."""
-    script = tmp_path / "train.py"
-    script.write_text(WORKER)
-    theirs = _under((sys.executable, "-m", "torch.distributed.run"), tmp_path / "theirs", script, options)
-    assert _under((*LAUNCHER, "run", "--no-prefix", "--", "torchrun"), tmp_path / "ours", script, options) == theirs
 
 
 def _under(start: Sequence[str], folder: Path, script: Path, options: dict[str, str]) -> list[Any]:

@@ -21,8 +21,7 @@ from trainer_launch.membership.client import Connected
 from trainer_launch.model import Death, Outcome, Verdict
 from trainer_launch.model.errors import NodeError
 from trainer_launch.model.signal_policy import SignalAction
-from trainer_launch.pytorch.generations import LostPeer
-from trainer_launch.pytorch.survivors import Survivors
+from trainer_launch.pytorch.generations import LostPeer, Survivors
 from trainer_launch.supervisor import outcome
 from trainer_launch.supervisor.system import Happened
 
@@ -140,12 +139,6 @@ def test_the_coordinators_word_ends_the_wait(tmp_path: Path, news: say.Restart |
     assert here.coordinator.failures == [] or isinstance(news, say.GiveUp)
 
 
-def test_a_worker_that_waits_for_nobody_is_not_stopped_because_other_nodes_have_victims_too(tmp_path: Path) -> None:
-    here = Here(tmp_path, rank_0=[LOST, ENDS], rank_1=[CLEANS_UP, ENDS], free=FREE)
-    here.hears(2, say.Restart(1, "rank 3 failed on node 1", patience_s=timeouts.PATIENCE_S)).run()
-    assert [failed.rank for failed in here.coordinator.failures] == [1]
-
-
 def test_nobody_is_waited_for_while_the_coordinator_is_gone(tmp_path: Path) -> None:
     here = Here(tmp_path, rank_0=[LOST, ENDS], rank_1=[Program(), ENDS], free=FREE)
     here.loses_coordinator(0.5).hears(3, Connected()).run()
@@ -236,12 +229,6 @@ def test_a_restart_stops_the_workers_and_joins_again_with_how_they_ended_before(
     assert (here.coordinator.joins[1].finished, here.coordinator.joins[1].failed) == ((1,), False)
     assert here.coordinator.failures == []
     assert here.system.starts("rank 0") == [0, 5.1]
-
-
-def test_a_restart_while_it_stops_after_a_lost_peer_means_that_the_failure_was_elsewhere(tmp_path: Path) -> None:
-    here = Here(tmp_path, rank_0=[LOST, ENDS], rank_1=[Program(term_s=1), ENDS])
-    here.hears(1.5, say.Restart(1, "rank 3 failed on node 1")).run()
-    assert here.coordinator.failures == []
 
 
 @pytest.mark.parametrize("code", [1, None], ids=["it left", "of our signal"])
@@ -576,13 +563,6 @@ def test_a_fork_server_that_cannot_be_replaced_ends_no_training_job(tmp_path: Pa
     here.does(5, lambda: here.starter.problems.append(CANNOT))
     here.system.at(5, lambda: Happened(ended=((here.starter.SERVER, -KILL),)))
     assert how(here.run()) == (Verdict.SUCCEEDED, None, 0)
-
-
-def test_nor_does_it_fail_a_node_whose_workers_have_succeeded(tmp_path: Path) -> None:
-    here = Here(tmp_path, rank_0=[ENDS], rank_1=[ENDS])
-    here.coordinator.ends = False
-    here.does(5, lambda: here.starter.problems.append(CANNOT))
-    assert how(here.hears(9, say.Finished()).run()) == (Verdict.SUCCEEDED, None, 0)
 
 
 @pytest.mark.parametrize("fails_again", [False, True])

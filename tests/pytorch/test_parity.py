@@ -23,7 +23,7 @@ from typing import Any
 
 import pytest
 
-from tests.cli.launching import LAUNCHER, RECORDED, clean_env, ended, shm_of_its_own
+from tests.cli.launching import LAUNCHER, clean_env, ended, shm_of_its_own
 from tests.conftest import require
 from tests.ports import free_port
 
@@ -263,35 +263,3 @@ def by_role(found: dict[int, Any]) -> dict[int, Any]:
         for name in ("RANK", "GROUP_RANK"):
             assert place.pop(name).isdigit()
     return dict(enumerate(found[rank] for rank in sorted(found, key=key.__getitem__)))
-
-
-@LONG
-@pytest.mark.parametrize("method", ["exec", "auto"])
-def test_the_launchers_own_error_file_tells_the_first_failure(tmp_path: Path, method: str) -> None:
-    script = tmp_path / "train.py"
-    script.write_text(RECORDED)
-    words = ("--nproc-per-node=2", "--max-restarts=0", str(script))
-    said = {}
-    for name, start in {"theirs": TORCHRUN, "ours": (*OURS, method, "--", "torchrun")}.items():
-        path = tmp_path / f"{name}.json"
-        env = clean_env({"TORCHELASTIC_ERROR_FILE": str(path)})
-        done = subprocess.run([*start, *words], env=env, capture_output=True, text=True, timeout=120, check=False)
-        assert done.returncode == 1, done.stderr
-        message = json.loads(path.read_text())["message"]
-        assert message["extraInfo"].pop("timestamp").isdecimal()
-        said[name] = message
-    assert said["ours"] == said["theirs"]
-    assert said["ours"]["message"] == "ValueError: no luck"
-
-
-@LONG
-def test_each_start_after_a_failure_counts(tmp_path: Path) -> None:
-    text = PROBE.read_text() + "    raise SystemExit(os.environ['TORCHELASTIC_RESTART_COUNT'] != '1')\n"
-    script = tmp_path / "train.py"
-    script.write_text(text)
-    nodes = [("--nproc-per-node=1", *GIVEN)]
-    theirs, ours = (
-        ran(start, tmp_path / folder, nodes, "auto", program=(str(script),))
-        for folder, start in {"torchrun": TORCHRUN, "ours": (*OURS, "auto", "--", "torchrun")}.items()
-    )
-    compare(theirs, ours)

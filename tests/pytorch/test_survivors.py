@@ -17,8 +17,7 @@ from tests.pytorch.nodes import Here
 from tests.supervisor.fakes import Program
 from trainer_launch.model import exit_codes
 from trainer_launch.pytorch import generations
-from trainer_launch.pytorch.generations import OutOfGroups
-from trainer_launch.pytorch.survivors import Survivors
+from trainer_launch.pytorch.generations import OutOfGroups, Survivors
 from trainer_launch.supervisor.system import System
 
 
@@ -30,18 +29,15 @@ def test_a_survivor_whose_end_is_not_reaped_yet_when_the_next_generation_begins_
     survivors.enter("rank 0", {"RANK": "0"}, has_state=True)
 
 
-@pytest.mark.parametrize(("backend", "is_done"), [("gloo", True), ("nccl", False)])
-def test_only_groups_of_gloo_are_left_once_their_connections_have_ended(
-    monkeypatch: pytest.MonkeyPatch, backend: str, is_done: bool
-) -> None:
-    """An abort of NCCL may take seconds."""
+@pytest.mark.parametrize("backend", ["gloo", "nccl"])
+def test_groups_are_aborted_where_their_backend_can(monkeypatch: pytest.MonkeyPatch, backend: str) -> None:
     aborted: list[str] = []
     own: Any = SimpleNamespace(name=lambda: backend, abort=lambda: aborted.append(backend))
     group = SimpleNamespace(_device_types=("cpu",), _get_backend=lambda _device: own)
     groups = SimpleNamespace(_world=SimpleNamespace(pg_map=[group]))
     monkeypatch.setitem(sys.modules, "torch", SimpleNamespace(distributed=SimpleNamespace(distributed_c10d=groups)))
-    assert generations._GroupSockets().shut() is is_done
-    assert aborted == ([] if is_done else [backend])
+    generations._GroupSockets().shut()
+    assert aborted == ([] if backend == "gloo" else [backend])
 
 
 class Waiting(Survivors):
@@ -77,6 +73,22 @@ def test_workers_that_only_note_a_request_to_stop_end_where_they_wait_for_the_ne
     here.system.signalled(1.0, 15)
     ended = here.run()
     assert ended.took_s < 2.5, "it does not wait for the end of the grace"
+
+
+class Entering(Waiting):
+    """Survivors of which one comes to be inside in the moment in which another worker dies."""
+
+    def hear(self) -> list[tuple[str, Any]]:
+        self.able |= {"rank 0"} if self._here.system.now() >= 1.0 else set()
+        return []
+
+
+def test_a_worker_that_has_just_come_to_be_inside_is_not_stopped_for_anothers_death(tmp_path: Path) -> None:
+    dies, ends = Program(ends_s=1.0, number=9), Program(ends_s=1.0)
+    here = Here(tmp_path, rank_0=[Program(ends_s=1.5), ends], rank_1=[dies, ends])
+    here.does(0.5, lambda: setattr(here.node._group, "survivors", Entering(here)))
+    here.run()
+    assert (1, "leader", "rank 0", 15) not in here.system.calls
 
 
 def test_a_worker_that_is_dismissed_while_it_waits_exits_as_one_that_was_stopped() -> None:

@@ -60,32 +60,14 @@ def test_every_combination_of_options_goes_where_torch_sends_it(tmp_path: Path) 
             assert bool(ours.prefix) == tees, options
 
 
-def test_lines_that_are_teed_begin_with_role_and_local_rank() -> None:
-    found = destinations({"tee": "3"}, {}, "trainer", {0: 4, 1: 5}, "/logs")
-    assert found[1][1] == Destination(file="/logs/1/stdout.log", prefix="[trainer1]:")
-
-
 def test_the_template_of_torchs_prefix_is_used() -> None:
     env = {"TORCHELASTIC_LOG_LINE_PREFIX_TEMPLATE": "[${role_name}/${rank}/${local_rank}/$other]"}
     found = destinations({"tee": "1"}, env, "trainer", {0: 4}, "/logs")
     assert found[0][1].prefix == "[trainer/4/0/$other]"
 
 
-def test_without_these_options_everything_goes_where_it_went() -> None:
-    assert destinations({}, {}, "default", {0: 0, 1: 1}, "/logs") == {}
-
-
 def workers(tmp_path: Path, **logs: str) -> Workers:
     return Workers(count=2, argv=("true",), env={}, errors=str(tmp_path / "errors"), logs=logs)
-
-
-def test_folders_are_named_as_torchruns_are(tmp_path: Path) -> None:
-    folders = LogFolders(workers(tmp_path, log_dir=str(tmp_path / "logs")), "my-job")
-    attempts = [Path(folders.begin(restarts)) for restarts in (0, 1)]
-    (run,) = (tmp_path / "logs").iterdir()
-    assert run.name.startswith("my-job_")
-    assert attempts == [run / "attempt_0", run / "attempt_1"]
-    assert sorted(path.name for path in attempts[1].iterdir()) == ["0", "1"]
 
 
 def test_a_membership_change_keeps_the_logs_but_no_error_file(tmp_path: Path) -> None:
@@ -95,11 +77,6 @@ def test_a_membership_change_keeps_the_logs_but_no_error_file(tmp_path: Path) ->
         (attempt / "0" / name).write_text("x")
     assert folders.begin(1) == str(attempt)
     assert [path.name for path in (attempt / "0").iterdir()] == ["stdout.log"]
-
-
-def test_error_files_that_nobody_asked_for_go_with_the_run(tmp_path: Path) -> None:
-    folder = LogFolders(workers(tmp_path), "my-job").begin(0)
-    assert folder.startswith(str(tmp_path / "errors" / "my-job_"))
 
 
 def test_no_folder_is_made_where_torchrun_makes_none(tmp_path: Path) -> None:

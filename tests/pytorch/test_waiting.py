@@ -84,9 +84,3 @@ def test_a_node_whose_fork_server_still_imports_says_so_and_then_that_it_is_read
     ended = here.does(300, lambda: None).run()
     assert ended.verdict is Verdict.SUCCEEDED
     assert [join.prepared for join in here.coordinator.joins] == [False, True]
-
-
-def test_a_node_that_waits_for_no_import_is_ready_at_once(tmp_path: Path) -> None:
-    here = Here(tmp_path, rank_0=ENDS, rank_1=ENDS)
-    here.run()
-    assert here.coordinator.joins[0].prepared

@@ -13,7 +13,6 @@ from trainer_launch.diagnosis.group_incidents import aborted
 from trainer_launch.membership import protocol as say
 from trainer_launch.model import Death
 from trainer_launch.pytorch.worker_ends import EarlyEnds, early_ends, failed_message, with_last_words
-from trainer_launch.supervisor.failure import Evidence, with_symptom
 
 CLOSED = "RuntimeError: [gloo/transport/tcp/pair.cc:553] Connection closed by peer [127.0.0.1]:23696"
 DONE = Death(rank=1, code=0)
@@ -148,11 +147,3 @@ def test_the_last_output_of_many_workers_that_abort_together_is_waited_for_once(
 def test_the_coordinator_is_told_what_no_restart_can_mend(reason: str | None) -> None:
     death = Death(rank=1, code=2, message="rank 1 refuses its arguments", reason=reason)
     assert failed_message(death, 3, EarlyEnds(failed=True)).cause == reason
-
-
-def test_who_looks_for_the_others_at_an_address_of_its_own_has_lost_no_peer() -> None:
-    text = "DistNetworkError: The client socket has timed out after 8000ms while trying to connect to (n0, 1)."
-    death = Death(rank=1, code=1, message=text)
-    for port, reason in ((29500, "Failed"), (1, None)):
-        told = with_symptom(death, Evidence(), store_port=port)
-        assert (told.reason, failed_message(told, 1, EarlyEnds()).lost_peer) == (reason, False)

@@ -65,16 +65,6 @@ def test_each_worker_gets_what_torchrun_would_set() -> None:
     assert different == {"RANK", "LOCAL_RANK", "ROLE_RANK", "TORCHELASTIC_ERROR_FILE"}
 
 
-def test_the_users_choice_of_nccl_error_handling_stands() -> None:
-    workers = replace(WORKERS, env={"TORCH_NCCL_ASYNC_ERROR_HANDLING": "3"})
-    first = environments(workers)[0]
-    assert first["TORCH_NCCL_ASYNC_ERROR_HANDLING"] == "3"
-
-
-def test_without_a_folder_there_are_no_error_files() -> None:
-    assert environments(WORKERS, "")[0]["TORCHELASTIC_ERROR_FILE"] == ""
-
-
 @pytest.mark.parametrize(
     ("env", "devices"),
     [
@@ -89,11 +79,6 @@ def test_with_a_virtual_local_rank_each_worker_sees_one_device(env: dict[str, st
     assert [one["CUDA_VISIBLE_DEVICES"] for one in both] == devices
     assert [one["LOCAL_RANK"] for one in both] == ["0", "0"]
     assert [one["RANK"] for one in both] == ["4", "5"]
-
-
-def test_without_it_the_devices_stay_as_they_are() -> None:
-    workers = replace(WORKERS, env={"CUDA_VISIBLE_DEVICES": "6,7"})
-    assert environments(workers)[0]["CUDA_VISIBLE_DEVICES"] == "6,7"
 
 
 def test_arguments_are_substituted_as_torchruns_are() -> None:

@@ -20,8 +20,9 @@ from trainer_launch.diagnosis.stall import StallJudge
 from trainer_launch.diagnosis.stragglers import StragglerJudge
 from trainer_launch.membership import state
 from trainer_launch.observability import event_log
-from trainer_launch.observability.goodput import TimeKind, TrainingStatus
+from trainer_launch.observability.goodput import TrainingStatus
 from trainer_launch.observability.training_judge import TrainingJudge
+from trainer_launch.supervisor.run_observer import TimeKind
 
 ROOT = Path(__file__).parents[2]
 GOOD = [name for name, case in CASES.items() if "error" not in case]

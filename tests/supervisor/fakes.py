@@ -166,8 +166,8 @@ class FakeSystem(System):
             self._note("leader", self.alive[pid].process.name, int(number))
             self._hears(pid, number)
 
-    def signal_group(self, pid, number):
-        reached = [other for other, living in self.alive.items() if living.session == pid]
+    def signal_groups(self, pids, number):
+        reached = [other for other, living in self.alive.items() if living.session in pids]
         for other in reached:
             self._note("group", self.alive[other].process.name, int(number))
             self._hears(other, number)

@@ -9,7 +9,7 @@ import pytest
 from tests.supervisor.fakes import KILL, TERM, FakeSystem, Program
 from trainer_launch.host import process_tree
 from trainer_launch.model import Plan, Process
-from trainer_launch.supervisor.program_loop import supervise
+from trainer_launch.supervisor.run_loop import supervise
 
 PLAN = Plan(
     engine="sshd",

@@ -11,7 +11,6 @@ from msgspec.structs import replace
 from trainer_launch.host import cgroup
 from trainer_launch.model import Death
 from trainer_launch.supervisor.failure import (
-    CAUSES,
     Evidence,
     classify,
     with_error_file,
@@ -69,15 +68,6 @@ def test_each_rule_names_its_cause_and_says_what_to_do(end, evidence, reason, co
     assert failure.message
 
 
-def test_no_rule_is_without_a_row():
-    assert {cause.reason for cause in CAUSES} == {reason for *_, reason, _ in ROWS}
-
-
-def test_what_exec_said_is_the_message():
-    unstarted = replace(death(127), reason="NotRunnable", message="cannot run 'x'")
-    assert classify(unstarted, Evidence()).message == "cannot run 'x'"
-
-
 def test_a_kill_for_memory_shows_count_limit_and_peak():
     failure = classify(
         death(number=9),
@@ -130,17 +120,16 @@ TORCH += "tried to allocate {} bytes. Error code 12 (Cannot allocate memory)"
     ("error", "reason"),
     [
         (NUMPY.format("PiB"), "Failed"),
-        (NUMPY.format("GiB"), "OutOfMemory"),
         (TORCH.format(40_000_000_000_000), "Failed"),
+        (NUMPY.format("GiB"), "OutOfMemory"),
         (TORCH.format(400), "OutOfMemory"),
         ("MemoryError", "OutOfMemory"),
     ],
 )
-def test_only_what_could_be_had_makes_a_refused_allocation_a_lack_of_memory(error, reason):
-    failure = classify(Death(rank=1, code=1, message=error), Evidence(memory_bytes=16 << 30))
+def test_an_allocation_that_is_refused_is_no_lack_of_memory_in_the_container(error, reason):
+    failure = classify(Death(rank=1, code=1, message=error), Evidence())
     assert (failure.reason, failure.rank) == (reason, 1)
     if reason == "Failed":
-        assert failure.evidence == ("this container can have 16 GiB",)
         assert "limit" not in (failure.hint or "")
 
 
@@ -280,17 +269,6 @@ def test_a_failed_device_is_named_by_its_workers_local_rank():
     )
 
 
-def test_why_nothing_was_started_again_is_evidence():
-    worker = Death(rank=0, code=1, message="SyntaxError: x", why_not_again="not restarted, because")
-    assert classify(worker, Evidence()).evidence[-1] == "not restarted, because"
-
-
-def test_without_a_message_the_last_line_tells_why():
-    assert classify(death(1), said("ValueError: bad")).message == "main ended with exit code 1: ValueError: bad"
-    worker = Death(rank=1, code=1, message="from its error file")
-    assert classify(worker, said("x")).message == "rank 1 ended with exit code 1: from its error file"
-
-
 def error_file(message: str, code: object = None, callstack: str = "") -> dict[str, Any]:
     """As torch writes it."""
     extra = {"py_callstack": callstack, "timestamp": "1700000000"}
@@ -389,19 +367,12 @@ def test_a_death_may_prove_that_a_device_failed(record) -> None:
         ({"code": 1, "message": "RuntimeError: No CUDA GPUs are available"}, NO_OOM),
         ({"signal": 11}, NO_OOM),
         ({"code": 1, "message": "ValueError: bad sample"}, NO_OOM),
-        ({"code": 3}, NO_OOM),
-        ({"code": 1, "message": "NameError: name 'x' is not defined"}, NO_OOM),
         ({"code": 1, "message": "RuntimeError: CUDA out of memory"}, NO_OOM),
         ({"code": 1, "message": "RuntimeError: CUDA error: device-side assert triggered"}, NO_OOM),
         ({"code": 1, "message": "RuntimeError: Xid 31 of this process"}, NO_OOM),  # programs' faults
-        ({"code": 1, "message": "RuntimeError: gloo: Connection closed by peer"}, NO_OOM),
-        ({"code": 1, "message": "RuntimeError: ncclRemoteError: remote process exited"}, NO_OOM),
         ({"signal": 6, "message": "RuntimeError: gloo: Connection reset by peer"}, NO_OOM),
         ({"signal": 9}, OOM),
         ({"signal": 7}, replace(NO_OOM, shm_free_bytes=4096, shm_size_bytes=64 << 20)),
-        ({"signal": 15}, NO_OOM),
-        ({"signal": 2}, NO_OOM),
-        ({"signal": 10}, NO_OOM),
     ],
 )
 def test_any_other_death_proves_nothing_about_a_device(record, evidence) -> None:

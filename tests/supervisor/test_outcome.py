@@ -7,7 +7,7 @@ import os
 import pytest
 from msgspec.structs import replace
 
-from trainer_launch.model import Death, Failure, Outcome, Verdict
+from trainer_launch.model import Failure, Outcome, Verdict
 from trainer_launch.supervisor import outcome
 
 FAILURE = Failure(
@@ -59,11 +59,6 @@ def test_the_evidence_stands_before_what_to_do():
     assert words[-2:] == ["Evidence: limit 1 GiB; peak 1 GiB", "What to do: raise the memory limit"]
 
 
-def test_a_cause_can_know_better_than_the_exit_code_whether_to_start_again():
-    failure = replace(FAILURE, again=False)
-    assert "retryable=false" in outcome.summary(Outcome(verdict=Verdict.FAILED, failure=failure))
-
-
 def test_whether_a_restart_helps_is_not_said_where_nobody_knows():
     failure = Failure(reason="Failed", message="rank 0 ended with exit code 1", exit_code=1)
     ended = Outcome(verdict=Verdict.FAILED, failure=failure)
@@ -79,20 +74,10 @@ def test_the_summary_is_one_line_whatever_the_message():
     assert len(line) <= 1024
 
 
-def test_a_stop_tells_who_did_not_leave_with_0():
-    ends = tuple(Death(process=name, code=code, signal=None, at_s=0) for name, code in (("a", 0), ("b", 5)))
-    assert outcome.summary(Outcome(verdict=Verdict.STOPPED, exits=ends)).endswith("| b ended with 5")
-
-
 def test_a_termination_message_holds_summary_lines_and_what_to_do():
     words = outcome.termination_message(FAILED).splitlines()
     assert words == [outcome.summary(FAILED), "step 1", "step 2", "What to do: raise the memory limit"]
     assert outcome.termination_message(Outcome(verdict=Verdict.SUCCEEDED)).count("\n") == 1
-
-
-def test_survivors_are_named():
-    ended = Outcome(verdict=Verdict.STOPPED, survivors=("pid 7 (x)",))
-    assert outcome.termination_message(ended).splitlines()[1] == "Not ended: pid 7 (x)"
 
 
 @pytest.mark.parametrize("line", ["x" * 200, "ü" * 300, "🙂" * 5000, "\udc80" * 100])
@@ -109,13 +94,6 @@ def test_what_the_platform_knows_is_added_and_what_the_agent_knows_stands():
     ended = outcome.placed(with_lines(), 3, "me")
     assert " node=3 host=me " in outcome.summary(ended)
     assert outcome.summary(outcome.placed(ended, 4, "other")) == outcome.summary(ended)
-
-
-def test_a_pod_that_was_stopped_is_named_too():
-    ended = outcome.placed(Outcome(verdict=Verdict.STOPPED), None, "job-worker-1")
-    assert outcome.summary(ended).startswith("reason=Stopped host=job-worker-1 exit=143 ")
-    ended = outcome.placed(Outcome(verdict=Verdict.SUCCEEDED), 1, "job-worker-1")
-    assert outcome.summary(ended).startswith("reason=Succeeded exit=0 ")
 
 
 def test_a_refusal_has_the_same_first_line():

@@ -14,7 +14,7 @@ from trainer_launch.model import Death, Outcome, Plan, Process, Verdict
 from trainer_launch.model.signal_policy import SignalAction
 from trainer_launch.supervisor import outcome
 from trainer_launch.supervisor.processes import LAST_KILL_S
-from trainer_launch.supervisor.program_loop import supervise
+from trainer_launch.supervisor.run_loop import supervise
 
 USR1, USR2 = int(signal.SIGUSR1), int(signal.SIGUSR2)
 FORWARD, CHECKPOINT, DRAIN, TERMINATE = SignalAction
@@ -86,11 +86,6 @@ def test_what_a_shell_that_dies_of_the_request_has_left_has_the_rest_of_the_grac
 
 
 # -- the cause ----------------------------------------------------------------------------------
-
-
-def test_a_program_that_is_not_there_ends_with_the_shells_code() -> None:
-    ended, _ = run(plan(), FakeSystem(missing=["a"]))
-    assert (outcome.exit_code(ended), failure_of(ended).message) == (127, "no a")
 
 
 def test_a_request_or_a_drain_after_the_work_is_done_does_not_spoil_it() -> None:
@@ -213,14 +208,6 @@ def told(system: FakeSystem, **fields: Any) -> list[tuple[object, ...]]:
 
 def test_it_is_the_leaders_as_from_a_terminal() -> None:
     assert told(FakeSystem({"a": [Program(dies_of=(INT,))]}).signalled(1, INT)) == [(1, "leader", "a", INT)]
-
-
-def test_who_ignores_it_is_stopped_as_ever() -> None:
-    assert told(FakeSystem({"a": [DEAF]}).signalled(1, INT)) == [
-        (1, "leader", "a", INT),
-        (9, "all again", TERM),
-        (11, "all again", KILL),
-    ]
 
 
 def test_the_second_one_kills_at_once() -> None:

@@ -9,8 +9,6 @@ import pytest
 
 from trainer_launch.model import Death
 from trainer_launch.supervisor.error_lines import (
-    SYMPTOMS,
-    error_name,
     essence,
     final_error,
     headline,
@@ -50,11 +48,6 @@ def test_torchs_error_file_tells_the_same(text, how, number, reason, code):
     assert (failure.reason, failure.exit_code) == (reason, code), failure
 
 
-def test_there_are_enough_rows_and_every_symptom_has_one():
-    assert len(ROWS) > 60
-    assert {symptom.reason for symptom in SYMPTOMS} <= {reason for *_, reason, _ in ROWS}
-
-
 def test_the_evidence_is_the_line_that_shows_it():
     lines = (NCCL, "Last error:", "Cuda failure 2 'out of memory'")
     failure = classify(death("exits", 1), Evidence(last_lines=lines))
@@ -82,20 +75,6 @@ def test_what_cpp_says_is_told_together_with_its_end():
     )
     assert "Rank 5" in failure.message
     assert headline(("x",)) == ""
-
-
-@pytest.mark.parametrize(
-    ("text", "name"),
-    [
-        ("ImportError: no", "ImportError"),
-        ("[rank1]: torch.OutOfMemoryError: CUDA", "OutOfMemoryError"),
-        ("KeyboardInterrupt", "KeyboardInterrupt"),
-        ("all is well", None),
-        ("", None),
-    ],
-)
-def test_the_name_of_an_error(text, name):
-    assert error_name(text) == name
 
 
 def test_of_an_error_that_was_raised_in_another_process_only_what_was_raised_there_is_kept():
@@ -185,25 +164,6 @@ def test_who_fails_while_it_handles_a_lost_peer_is_a_victim_and_who_loses_it_whi
     failure = classify(culprit, Evidence())
     assert (failure.reason, failure.rank) == ("Failed", 0)
     assert failure.message == "rank 0 ended with exit code 1: ValueError: torn batch"
-
-
-GROUP = """\
-  + Exception Group Traceback (most recent call last):
-  |   File "/app/train.py", line 9, in <module>
-  |     raise ExceptionGroup("loading", [ValueError("bad shard")])
-  | ExceptionGroup: loading (1 sub-exception)
-  +-+---------------- 1 ----------------
-    | ValueError: bad shard
-    +------------------------------------
-"""
-
-
-def test_the_errors_of_a_group_are_told_also_from_the_output_alone():
-    assert told("ExceptionGroup: loading (1 sub-exception)", GROUP).endswith(
-        ": ExceptionGroup: loading (1 sub-exception) (from ValueError: bad shard)"
-    )
-    failure = classify(death("exits", 1), Evidence(last_lines=tuple(GROUP.splitlines())))
-    assert failure.message == "main ended with exit code 1: ValueError: bad shard"
 
 
 @pytest.mark.parametrize(

@@ -31,9 +31,8 @@ from trainer_launch.planning.mpi import SSHD, forwarded
 from trainer_launch.planning.reading import Reading, live_pod, read
 from trainer_launch.planning.task import MachineTrial, Task, sparing
 from trainer_launch.supervisor import inherited, outcome
-from trainer_launch.supervisor.output import use_color
 from trainer_launch.supervisor.processes import Processes
-from trainer_launch.supervisor.program_loop import supervise
+from trainer_launch.supervisor.run_loop import supervise
 from trainer_launch.supervisor.system import System
 
 # Not ERROR: it has a line for each probe of the port that does not go on to log in.
@@ -68,7 +67,7 @@ def main(parsed: Parsed) -> int:
         with shm.kept_clean() as sweep:
             task = _task(reading, parsed, scratch)
             plan = SSHD.plan(task, "this is an MPI worker")
-            system = System(color=use_color(), sieve=None if settings.log_level == "debug" else ProbeFilter())
+            system = System(sieve=None if settings.log_level == "debug" else ProbeFilter())
             logs.send_through(system.say)
             with contextlib.closing(system), observed(task, plan, settings, system) as observer:
                 processes, watch = Processes(plan, system, observer), server.Sessions(os.getpid(), system.now())

@@ -37,6 +37,8 @@ def free_port(among: PortRange | None = None) -> int:
     for port in random.sample(ports, len(ports)):
         with contextlib.suppress(OSError):
             return _bound(port)
+    if among.low == among.high:
+        raise NodeError(f"port {among.low} is taken on this node")
     raise NodeError(f"every port of --port-range {among} is taken on this node; widen the range, or free some")
 
 

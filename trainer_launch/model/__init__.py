@@ -381,7 +381,6 @@ class Outcome(Struct, frozen=True, kw_only=True):
     stop_signal: int | None = None  # what asked us to stop
     failure: Failure | None = None
     given_up: GivenUp | None = None
-    exits: tuple[Death, ...] = ()  # of the last attempt
     took_s: float = 0.0
     attempt: int = 1  # how often it was started: its workers, or all of it
     survivors: tuple[str, ...] = ()  # descendants that even SIGKILL did not end

@@ -256,5 +256,5 @@ class HostCommands:
                 why = problem if isinstance(problem, OSError) else OSError(str(problem))
                 done(Ended(status=127, stderr=f"{argv[0]}: {why}".encode(), problem=why))
                 continue
-            self._system.adopt(command.popen.pid, keep=True)
+            self._system.keep(command.popen.pid)
             self._running[command.popen.pid] = command

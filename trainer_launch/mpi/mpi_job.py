@@ -46,7 +46,7 @@ from trainer_launch.supervisor import failure
 from trainer_launch.supervisor.failure import Evidence
 from trainer_launch.supervisor.processes import Processes, Rung
 from trainer_launch.supervisor.run_loop import AnyWatch, RunLoop
-from trainer_launch.supervisor.run_observer import RunObserver, RunPhase, TimeUse
+from trainer_launch.supervisor.run_observer import RunObserver, RunPhase, TimeKind
 from trainer_launch.supervisor.system import System
 
 _THREADS = 64
@@ -481,21 +481,20 @@ class MpiJob(RunLoop):
     def _observe(self) -> None:
         phases = {MpiPhase.RUNNING: self._processes.phase, MpiPhase.SETTLING: RunPhase.CLEARING}
         phase = RunPhase.DONE if self.is_done else phases.get(self.phase, RunPhase.WAITING)
-        self._observer.enter(phase, self._time_use(), self._hang.at_s if self._hang is not None else None)
+        self._observer.enter(phase, self._time_kind(), self._hang.at_s if self._hang is not None else None)
 
-    def _time_use(self) -> TimeUse:
+    def _time_kind(self) -> TimeKind:
         """The use of the seconds from now on."""
         if self._stop_signal is not None or self.is_done:
-            return TimeUse.ENDING
+            return TimeKind.ENDING
         if self.phase is MpiPhase.WAITING:
-            return TimeUse.WAITING
-        return TimeUse.TRAINING if self._processes.is_running else TimeUse.STOPPING
+            return TimeKind.WAITING
+        return TimeKind.TRAINING if self._processes.is_running else TimeKind.STOPPING
 
     def _outcome(self) -> Outcome:
         death, cause = self._death, self._cause
         if self._stop_signal is not None:  # how it took the request is worth a word when it did not leave with 0
             cause = death if death is not None and death.exit_code != 0 else None
         failure = None if cause is None else self.classified(cause)
-        exits = () if death is None else (death,)
-        ended = self.ended(failure, exits, max(1, self._starts), well=self._cause is None)
+        ended = self.ended(failure, max(1, self._starts), well=self._cause is None)
         return replace(ended, note=self._note)

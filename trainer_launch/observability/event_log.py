@@ -22,9 +22,9 @@ from trainer_launch.model import Outcome, codec
 from trainer_launch.model.exit_codes import retryable
 from trainer_launch.model.redaction import redact_text
 from trainer_launch.observability import goodput, progress
-from trainer_launch.observability.goodput import TimeKind
 from trainer_launch.observability.progress import Progress
 from trainer_launch.supervisor import outcome as ends
+from trainer_launch.supervisor.run_observer import TimeKind
 
 LOOK_S = 1.0  # between two looks at what training processes and the worker group have left
 PROGRESS_S = 10.0  # between two lines of progress

@@ -8,7 +8,6 @@ when workers failed after a pause that would have been reported as a hang, such 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from enum import Enum
 from types import MappingProxyType
 from typing import Annotated, TypeAlias
 
@@ -17,28 +16,7 @@ from msgspec.structs import replace
 
 from trainer_launch.model.codec import Amount, Count, Real, Whole
 from trainer_launch.model.units import duration
-
-
-class TimeKind(str, Enum):
-    """The purpose that a second was spent on."""
-
-    STARTING = "starting"  # until the first step: the launcher, imports, data
-    TRAINING = "training"  # steps that were done for the first time
-    CHECKPOINTING = "checkpointing"  # as reported
-    DETECTING = "detecting"  # from the last sign of progress until a failure was noticed
-    STOPPING = "stopping"  # the workers of a generation that has failed
-    WAITING = "waiting_for_nodes"
-    MEETING = "meeting"  # all nodes are there: ranks, the store
-    RESTARTING = "restarting"  # from the start of new workers to their first step
-    REPLACING = "replacing_ranks"  # the same and `stopping`, where surviving ranks keep their state
-    REPEATING = "repeating_steps"  # that had been done before a restart
-    ENDING = "ending"  # the workers have finished, or the pod was asked to stop
-
-    @property
-    def words(self) -> str:
-        """For people."""
-        return self.value.replace("_", " ")
-
+from trainer_launch.supervisor.run_observer import TimeKind
 
 Seconds: TypeAlias = Annotated[Mapping[TimeKind, Amount], Meta(max_length=len(TimeKind))]
 LONGEST_S = 1e9  # of a job; nobody is believed who tells of more

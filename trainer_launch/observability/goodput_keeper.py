@@ -16,8 +16,9 @@ from msgspec.structs import replace
 from trainer_launch.host import process_tree
 from trainer_launch.model import Json
 from trainer_launch.observability import goodput, progress
-from trainer_launch.observability.goodput import Ledger, LedgerSummary, Signs, TimeKind
+from trainer_launch.observability.goodput import Ledger, LedgerSummary, Signs
 from trainer_launch.observability.progress import PrintedSteps, Progress
+from trainer_launch.supervisor.run_observer import TimeKind
 
 _MOST_AGE_S = 60.0  # between the start of this process and here; more is a clock that we misread
 

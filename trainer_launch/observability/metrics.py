@@ -15,10 +15,9 @@ from trainer_launch.model import Endpoint
 from trainer_launch.model.errors import NodeError
 from trainer_launch.observability import goodput
 from trainer_launch.observability.event_log import Standing
-from trainer_launch.observability.goodput import TimeKind
 from trainer_launch.observability.node_view import View
 from trainer_launch.observability.progress import Progress
-from trainer_launch.supervisor.run_observer import RunPhase
+from trainer_launch.supervisor.run_observer import RunPhase, TimeKind
 
 PATH = "/metrics"
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"

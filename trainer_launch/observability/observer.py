@@ -29,11 +29,11 @@ from trainer_launch.model.redaction import redact_command
 from trainer_launch.model.settings import Settings
 from trainer_launch.observability import event_log, goodput, incident_watch, node_view, progress
 from trainer_launch.observability.event_log import EventLog
-from trainer_launch.observability.goodput import LedgerSummary, TimeKind
+from trainer_launch.observability.goodput import LedgerSummary
 from trainer_launch.observability.goodput_keeper import GoodputKeeper
 from trainer_launch.planning.task import Task
 from trainer_launch.supervisor import inherited, outcome
-from trainer_launch.supervisor.run_observer import RunObserver, RunPhase, StateKept, TimeUse
+from trainer_launch.supervisor.run_observer import RunObserver, RunPhase, StateKept, TimeKind
 from trainer_launch.supervisor.system import System
 
 if TYPE_CHECKING:
@@ -119,10 +119,10 @@ class Observer(RunObserver):
             case "state_kept", _:
                 self._note(kept=convert(values, StateKept), times_kept=view.times_kept + 1)
 
-    def enter(self, phase: RunPhase, use: TimeUse, since_s: float | None = None) -> None:
+    def enter(self, phase: RunPhase, use: TimeKind, since_s: float | None = None) -> None:
         """Where the run is from now on, and what its seconds are spent on."""
         if self.goodput is not None:
-            self.goodput.enter(TimeKind[use.name], time.monotonic(), since_s)
+            self.goodput.enter(use, time.monotonic(), since_s)
             before, now = self.view.ledger, self.goodput.ledger
             trains_again = now.kind is TimeKind.TRAINING and now.has_trained
             if trains_again and (before is None or before.kind is not now.kind) and self._events is not None:

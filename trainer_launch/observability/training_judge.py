@@ -6,7 +6,8 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import ClassVar
 
 from trainer_launch.membership.notes import Joined, Judge
-from trainer_launch.observability.goodput import LONGEST_S, TRAINING, LedgerSummary, TimeKind, TrainingStatus
+from trainer_launch.observability.goodput import LONGEST_S, TRAINING, LedgerSummary, TrainingStatus
+from trainer_launch.supervisor.run_observer import TimeKind
 
 
 class TrainingJudge(Judge, frozen=True, kw_only=True):

@@ -53,7 +53,7 @@ _NO_TORCH = ("importing torch failed", "importing torch.distributed failed")  # 
 _log = logging.getLogger(__name__)
 
 
-class ServerError(Exception):
+class ServerError(NodeError):
     """The fork server cannot do what it was asked for."""
 
 
@@ -115,7 +115,7 @@ class ForkServer:
         Raises:
             ServerError: no store was opened.
         """
-        started = self._started(OpenStore() if ports is None else OpenStore(ports.low, ports.high), (), 1)
+        started = self._started(OpenStore(ports), (), 1)
         return started.pids[0], started.port or 0
 
     def close(self) -> None:
@@ -264,8 +264,7 @@ class Starter:
         return self._start_without(why)
 
     def _start_without(self, reason: str, *, has_torch: bool = False) -> bool:
-        """Workers are not forked; a server that `has_torch` opens stores, else one that preloads nothing."""
-        did_preload = self.forks and bool(self._workers.preload)
+        """Workers are not forked; a server that `has_torch` opens stores."""
         if self.forks:
             _log.info("workers start without the fork server: %s", reason)
             self.forks = False
@@ -274,8 +273,6 @@ class Starter:
         self._end_server()
         if not self._needs_store:
             return True
-        if did_preload and not reason.startswith(_NO_TORCH):
-            return self.prepare()
         text, is_limit = f"the store cannot be opened: {reason}", tells_of_limit(reason)
         # An import fails again; a process that ended, perhaps for memory, may not.
         kind = LaunchError if reason.startswith(_NO_TORCH) and not is_limit else NodeError
@@ -290,7 +287,7 @@ class Starter:
         """Start another one while nobody waits for it: where that fails, the next generation tries it again."""
         self._end_server()
         self._tries = 0
-        with contextlib.suppress(NodeError):
+        with contextlib.suppress(ServerError):
             self._start_server()
             if text is not None:
                 _log.warning("%s", text)
@@ -299,15 +296,12 @@ class Starter:
         """Start the server.
 
         Raises:
-            NodeError: it cannot be started.
+            ServerError: it cannot be started.
         """
         first, self._first = self._first, None
         self._tries += 1
-        try:
-            self._server = first or ForkServer(replace(self._workers, forks=self.forks))
-        except ServerError as problem:
-            raise NodeError(str(problem)) from None
-        self._system.adopt(self._server.pid, keep=True)
+        self._server = first or ForkServer(replace(self._workers, forks=self.forks))
+        self._system.keep(self._server.pid)
         self._listen(wanted=True)
 
     def _listen(self, *, wanted: bool) -> None:
@@ -325,18 +319,15 @@ class Starter:
         """Start the store process of a generation, unless rank 0 serves the store; its port.
 
         Raises:
-            ServerError: it cannot be started, or all ports are taken.
+            NodeError: it cannot be started, or all ports are taken.
         """
         self.close_store()
         if not self._needs_store:
-            try:
-                return network.free_port(ports)
-            except NodeError as problem:
-                raise ServerError(str(problem)) from None
+            return network.free_port(ports)
         if self._server is None:
             raise ServerError("the fork server has ended")
         self._store, port = self._server.open_store(ports)
-        self._system.adopt(self._store, keep=True)
+        self._system.keep(self._store)
         return port
 
     def close_store(self) -> None:
@@ -345,13 +336,12 @@ class Starter:
         if store is not None:
             end_child(store)
 
-    def is_store(self, pid: int) -> bool:
-        """Whether this process is the present store, which nobody has closed."""
-        return pid == self._store
-
-    def store_ended(self) -> None:
-        """The store process has ended, and not by us."""
-        self._store = None
+    def lose_store(self, pid: int) -> bool:
+        """Forget the present store if it was this process, which has ended; whether it was."""
+        was_store = pid == self._store
+        if was_store:
+            self._store = None
+        return was_store
 
     def start(self, processes: Sequence[Process], places: Mapping[str, WorkerPlace]) -> list[Death]:
         """Begin a generation: survivors of the last one enter it, all others are started; who could not be.
@@ -408,7 +398,6 @@ class Starter:
                     streams=tuple(sorted(own)),
                     stacks=place.stacks,
                     recorder=records,
-                    generations=True,
                 )
                 for process, place, own in zip(processes, map(places.__getitem__, names), streams, strict=True)
             ]

@@ -110,16 +110,13 @@ def unfit() -> str | None:
         device = getattr(torch, name, None)
         if device is not None and device.is_initialized():
             return f"an import initialised {name.upper()}, which does not survive a fork"
-    names = _threads_after_fork()
-    if names:
-        return f"an import started threads, which a fork does not copy ({', '.join(names)})"
-    return None
+    return "an import started threads, which a fork does not copy" if _has_threads_after_fork() else None
 
 
-def _threads_after_fork() -> list[str]:
-    """Other threads of ours; numpy's linear algebra stops its own whenever a process forks, so fork once."""
+def _has_threads_after_fork() -> bool:
+    """Whether there are other threads; numpy's linear algebra stops its own when a process forks, so fork once."""
     if len(os.listdir("/proc/self/task")) == 1:
-        return []
+        return False
     pid = os.fork()
     if pid == 0:
         os._exit(0)
@@ -127,15 +124,7 @@ def _threads_after_fork() -> list[str]:
     end_s = time.monotonic() + _SETTLING_S
     while len(os.listdir("/proc/self/task")) > 1 and time.monotonic() < end_s:
         time.sleep(0.001)
-    names = {thread.native_id: thread.name for thread in sys.modules["threading"].enumerate()}
-    others = {int(word) for word in os.listdir("/proc/self/task")} - {os.getpid()}
-    return [names.get(number) or _comm(number) for number in sorted(others)]
-
-
-def _comm(thread: int) -> str:
-    with contextlib.suppress(OSError), open(f"/proc/self/task/{thread}/comm", encoding="utf-8") as file:
-        return file.read().strip()
-    return str(thread)
+    return len(os.listdir("/proc/self/task")) > 1
 
 
 def serve(connection: socket.socket, before_imports: BeforeImports) -> Worker:
@@ -248,29 +237,17 @@ def _open(request: OpenStore) -> Any:
 
     from torch.distributed import TCPStore
 
+    from trainer_launch.host import network
+    from trainer_launch.model.errors import NodeError
+
     tries = _TRIES
     while True:
         tries -= 1
         try:
-            port, wait_s = _free_port(request), timedelta(seconds=60)
+            port = 0 if request.ports is None else network.free_port(request.ports)
+            wait_s = timedelta(seconds=60)
             return TCPStore("127.0.0.1", port, is_master=True, wait_for_workers=False, timeout=wait_s)
-        except (OSError, RuntimeError):  # the latter is what torch raises for a port that is taken
+        except (NodeError, OSError, RuntimeError):  # the last is what torch raises for a port that is taken
             if not tries:
                 raise
             time.sleep(_TAKEN_S)
-
-
-def _free_port(request: OpenStore) -> int:
-    import random
-
-    if request.low is None or request.high is None:
-        return 0
-    ports = list(range(request.low, request.high + 1))
-    for port in random.sample(ports, len(ports)):
-        with contextlib.suppress(OSError), socket.socket() as probe:
-            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)  # one that only winds down is free
-            probe.bind(("", port))
-            return port
-    if request.low == request.high:
-        raise OSError(f"port {request.low} is taken on this node")
-    raise OSError(f"every port of --port-range {request.low}-{request.high} is taken on this node")

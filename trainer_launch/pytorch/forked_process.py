@@ -80,8 +80,6 @@ class Worker:
         self._recorder: int | None = None  # where PID 1 asks torch's flight recorder
         self._answers = False  # a thread answers there
         self._pid = os.getpid()  # the program may fork
-        self._umask = os.umask(0)
-        os.umask(self._umask)
 
     def __call__(self) -> NoReturn:
         """Run the program; the interpreter then ends with its exit code."""
@@ -115,8 +113,7 @@ class Worker:
         sockets = [_out_of_the_way(fd) for fd in self._sockets]
         files.close_descriptors({*before.descriptors, self._go, *sockets})
         self._recorder = sockets[0] if worker.recorder else None
-        if worker.generations:
-            generations.connect(sockets[-1])
+        generations.connect(sockets[-1])
         os.chdir(request.cwd)
         os.environ.clear()  # the same object, which others have imported
         os.environ.update(self._worker.environment)
@@ -150,7 +147,6 @@ class Worker:
     def _replace(self, reason: str) -> NoReturn:
         """The program needs another import of torch than the fork server's: begin anew, as a new interpreter."""
         signal.pthread_sigmask(signal.SIG_SETMASK, self._before.mask)
-        os.umask(self._umask)
         if self._worker.local_rank == 0:  # the other workers do the same
             _write(f"workers start without the fork server: {reason}; what the program did before that runs again")
         request = self._request
@@ -279,23 +275,13 @@ def finish(problem: BaseException | None) -> None:
     if isinstance(problem, SystemExit):
         _note_exit(problem.code)
         return
-    trace = problem.__traceback__
-    sys.last_type, sys.last_value, sys.last_traceback = type(problem), problem, trace
-    if sys.version_info >= (3, 12):
-        sys.last_exc = problem
     if not isinstance(problem, KeyboardInterrupt):
         error_file.leave_exception(problem)
     try:
-        sys.excepthook(type(problem), problem, trace)
+        sys.excepthook(type(problem), problem, problem.__traceback__)
     except SystemExit as end:
         _note_exit(end.code)
         raise
-    except BaseException as second:  # noqa: BLE001  as the interpreter does it
-        print("Error in sys.excepthook:", file=sys.stderr)  # noqa: T201
-        second.__traceback__ = without_frames_of(__file__, second.__traceback__)
-        sys.__excepthook__(type(second), second, second.__traceback__)
-        print("\nOriginal exception was:", file=sys.stderr)  # noqa: T201
-        sys.__excepthook__(type(problem), problem, trace)
 
 
 def _note_exit(code: object) -> None:

@@ -20,15 +20,14 @@ from datetime import timedelta
 from multiprocessing import spawn
 from pathlib import Path
 from types import FrameType
-from typing import Any, NoReturn
+from typing import Annotated, Any, Literal, NoReturn, TypeAlias
 
-from msgspec import Struct, field
+from msgspec import Meta, Struct, ValidationError, convert, field
 
 from trainer_launch.host import files, runtime_directory
 from trainer_launch.model import Failure, GivenUp, Verdict, codec, errors, exit_codes
 from trainer_launch.model.errors import LaunchError, NodeError, UsageError
 from trainer_launch.model.signal_policy import STOP_SIGNALS
-from trainer_launch.model.suggestions import did_you_mean
 from trainer_launch.pytorch import error_file
 
 _LAUNCHER, _WORKER = f"{runtime_directory.FUNCTION}launcher.py", f"{runtime_directory.FUNCTION}worker.py"
@@ -37,15 +36,10 @@ _RESULT_S = 3600.0  # for a large one to be read from a file server
 REPORT = f"{runtime_directory.FUNCTION}report.json"  # from the launcher
 RECOVERABLE = "RecoverableError: "  # begins the message of an error that Flyte retries
 _importing: list[bool] = []  # not empty while a worker imports the user's script
-START_METHODS = ("spawn", "fork", "forkserver")
 PATIENCE_S = 900.0  # that nodes wait for each other, as in Flyte, where nothing else is set
 _WAITS = ("patience", "join_timeout", "timeout")  # the first that is there
-_OURS = ("node_rank", *_WAITS)
-# Options of torch's own backends; they mean nothing here, and configurations made for Flyte carry them.
-_TORCHS = (
-    *("last_call_timeout", "close_timeout", "keep_alive_interval", "keep_alive_max_attempt"),
-    *("heartbeat_timeout", "read_timeout", "store_type", "is_host", "local_addr", "rank"),
-)
+_OURS = ("node_rank", *_WAITS)  # other keys are for torch's own backends
+_Seconds: TypeAlias = Annotated[int, Meta(ge=0)]
 
 
 class WorkerFailedError(RuntimeError):
@@ -75,59 +69,43 @@ class Elastic(Struct, frozen=True):
 
     nnodes: int | str | None = None  # a number, or MIN:MAX
     nproc_per_node: int | str | None = None  # a number, or auto, gpu, cpu
-    start_method: str = "spawn"
+    start_method: Literal["spawn", "fork", "forkserver"] = "spawn"
     monitor_interval: float = 5  # accepted; the end of a worker is seen at once
     max_restarts: int | None = None  # worker failures of the whole job
     rdzv_configs: Mapping[str, Any] = field(default_factory=dict)  # patience or join_timeout, node_rank
     increase_shared_mem: bool = True
     run_policy: RunPolicy | Any = None  # ours, Flyte's, or anything with its fields
     rdzv_backend: str = "c10d"  # the nodes meet at the launcher's coordinator in its place
-    nccl_heartbeat_timeout_sec: int | None = None  # None leaves torch's default, here and below
+    nccl_heartbeat_timeout_sec: _Seconds | None = None  # None leaves torch's default, here and below
     nccl_async_error_handling: bool = False
-    nccl_collective_timeout_sec: int | None = None
+    nccl_collective_timeout_sec: _Seconds | None = None
     nccl_enable_monitoring: bool = False
 
     @classmethod
     def of(cls, given: object) -> Elastic:
         """`given` itself, or an Elastic with the values of any object that has its fields, such as Flyte's.
 
+        The launcher checks what is an option of its own.
+
         Raises:
             UsageError: it does not have them, or a value does not fit.
         """
-        if isinstance(given, Elastic):
-            return given
         if isinstance(given, type) or not (hasattr(given, "nnodes") and hasattr(given, "nproc_per_node")):
             raise UsageError(
                 f"launch got {repr(given)[:60]} as its second argument; "
                 f"expected trainer_launch.Elastic, or an object with the same fields"
             )
-        names = [name for name in cls.__struct_fields__ if hasattr(given, name)]
-        return cls(**{name: getattr(given, name) for name in names})
-
-    def __post_init__(self) -> None:
-        """Refuse what does not fit; the launcher checks what is an option of its own.
-
-        Raises:
-            UsageError: a sentence names the field and what was expected.
-        """
-        if self.start_method not in START_METHODS:
-            expected = f"expected one of {', '.join(START_METHODS)}"
-            raise UsageError(f"Elastic(start_method=) is {repr(self.start_method)[:60]}; {expected}")
-        if not isinstance(self.increase_shared_mem, bool):
-            given = repr(self.increase_shared_mem)[:60]
-            raise UsageError(f"Elastic(increase_shared_mem=) is {given}; expected True or False")
-        if not isinstance(self.rdzv_configs, Mapping):
-            raise UsageError(f"Elastic(rdzv_configs=) is {repr(self.rdzv_configs)[:60]}; expected a dictionary")
-        numbers = {f"{name} of Elastic(rdzv_configs=)": self.rdzv_configs.get(name, 0) for name in _OURS}
-        numbers["active_deadline_seconds of Elastic(run_policy=)"] = self.deadline_s or 0
-        for name in ("nccl_heartbeat_timeout_sec", "nccl_collective_timeout_sec"):
-            numbers[f"{name} of Elastic"] = getattr(self, name) or 0
+        values = {name: getattr(given, name) for name in cls.__struct_fields__ if hasattr(given, name)}
+        try:
+            elastic = convert(values, cls)
+        except ValidationError as problem:
+            raise UsageError(f"invalid value in Elastic: {problem}") from None
+        numbers = {name: elastic.rdzv_configs.get(name, 0) for name in _OURS}
+        numbers["active_deadline_seconds"] = elastic.deadline_s or 0
         for name, value in numbers.items():
             if not isinstance(value, int | float) or value < 0:
-                raise UsageError(f"{name} is {str(value)[:60]!r}; expected a number from 0")
-        for name in self.rdzv_configs.keys() - {*_OURS, *_TORCHS}:
-            advice = did_you_mean(str(name), _OURS) or f"expected one of {', '.join(_OURS)}"
-            raise UsageError(f"unknown key {name!r} in Elastic(rdzv_configs=); {advice}")
+                raise UsageError(f"{name} of Elastic is {str(value)[:60]!r}; expected a number from 0")
+        return elastic
 
     @property
     def deadline_s(self) -> float | None:

@@ -22,7 +22,7 @@ import sys
 import threading
 import time
 import traceback
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 from trainer_launch.diagnosis import flight_recorder
@@ -33,12 +33,13 @@ from trainer_launch.model.codec import Codec, Count, MessageError, Tagged, Text
 if TYPE_CHECKING:
     from types import TracebackType
 
+    from trainer_launch.supervisor.system import System
+
 MAX_BYTES = 1 << 17
 _TCP = tuple((socket.SOCK_STREAM, family) for family in (socket.AF_INET, socket.AF_INET6))
 _AGAIN_S = 0.05  # between two looks for connections that were made meanwhile
 _QUIET_S = 0.02  # until ranks that lost a peer send nothing any more
 _STUCK_S = 3.0  # in one call of torch without using the CPU, although all connections are shut
-_FORGOTTEN_S = 1.0  # likewise, although gloo has closed them all
 _WORDS = 1000  # of an error
 
 
@@ -301,11 +302,11 @@ class _Channel:
                 if number != self._number or not self._groups.are_open:
                     return
                 self.is_leaving = True
-                are_closed = self._groups.shut()
+                self._groups.shut()
                 self._changed.wait(_AGAIN_S)
             if (now := _state_of(self._main_thread)) != state or now is None:
                 state, since_s = now, time.monotonic()
-            elif time.monotonic() > since_s + (_FORGOTTEN_S if are_closed else _STUCK_S):
+            elif time.monotonic() > since_s + _STUCK_S:
                 os.write(2, b"[trainer-launch] this worker cannot leave its collective; it is replaced\n")
                 os.kill(os.getpid(), signal.SIGKILL)
 
@@ -355,12 +356,9 @@ class _GroupSockets:
             before, self._before = self._before, None
             self._made |= {*_sockets().values()} - before
 
-    def shut(self) -> bool:
-        """End the connections; whether there are none, nor a group that is aborted, which may take a while.
-
-        NCCL's groups are.
-        """
-        begun, are_closed = self._before, True
+    def shut(self) -> None:
+        """End the connections, and the collectives of groups that can be aborted."""
+        begun = self._before
         for fd, inode in _sockets().items():
             is_made = inode in self._made or (begun is not None and inode not in begun)
             with contextlib.suppress(OSError), socket.socket(fileno=os.dup(fd)) as connection:
@@ -368,10 +366,8 @@ class _GroupSockets:
                     continue
                 peer = connection.getpeername()
                 if is_made or (peer[1] == self._store_port and inode not in self._earlier):
-                    are_closed = False
                     connection.shutdown(socket.SHUT_RDWR)
-        has_aborted = _abort_groups()
-        return are_closed and not has_aborted
+        _abort_groups()
 
 
 def _sockets() -> dict[int, str]:
@@ -418,9 +414,8 @@ def _forget_groups() -> None:
         groups._world.group_count = 0
 
 
-def _abort_groups() -> bool:
-    """End the collectives of backends that can be aborted; whether there are any. Gloo cannot."""
-    has_aborted = False
+def _abort_groups() -> None:
+    """End the collectives of backends that can be aborted, as NCCL's; gloo's cannot."""
     torch = sys.modules.get("torch")
     world = getattr(getattr(getattr(torch, "distributed", None), "distributed_c10d", None), "_world", None)
     with flight_recorder.nobody_asking():
@@ -429,6 +424,87 @@ def _abort_groups() -> bool:
                 with contextlib.suppress(Exception):
                     backend = group._get_backend(device)
                     if "gloo" not in backend.name():
-                        has_aborted = True
                         backend.abort()
-    return has_aborted
+
+
+class Survivors:
+    """In PID 1: the connections to its workers, by the names of their processes."""
+
+    def __init__(self, system: System) -> None:
+        self._system = system
+        self._connections: dict[str, socket.socket] = {}
+        self.able: set[str] = set()  # inside of their loops
+
+    def open(self, names: Sequence[str]) -> list[int]:
+        """Make a connection for each worker; their ends are the caller's.
+
+        Raises:
+            OSError: there are too few descriptors.
+        """
+        theirs = []
+        for name in names:
+            ours, other = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+            ours.setblocking(False)
+            self._connections[name] = ours
+            self._system.listen(ours.fileno())
+            theirs.append(other.detach())
+        return theirs
+
+    def close(self, but: Mapping[str, str] | None = None) -> None:
+        """Workers of these names go on, under others; all others have ended."""
+        but = but or {}
+        for name in self._connections.keys() - but.keys():
+            self._close(name)
+        self._connections = {but[name]: connection for name, connection in self._connections.items()}
+        self.able = {but[name] for name in self.able}
+
+    def _close(self, name: str) -> None:
+        connection = self._connections.pop(name)
+        self._system.listen(connection.fileno(), wanted=False)
+        connection.close()
+        self.able.discard(name)
+
+    def leave(self, names: Collection[str], generation: int) -> None:
+        """Tell them that the generation is over."""
+        for name in names:
+            self._tell(name, LeaveGeneration(generation))
+
+    def dismiss(self, names: Collection[str]) -> None:
+        """End workers that wait in vain for a generation, also those that only note a request to stop."""
+        for name in self._connections.keys() & names:
+            self._close(name)
+
+    def enter(self, name: str, environment: Mapping[str, str], *, has_state: bool) -> None:
+        """Tell a worker who it is in the next one, and whether its state is that of the last one."""
+        self._tell(name, EnterGeneration(environment, has_state))
+
+    def _tell(self, name: str, message: OfLauncher) -> None:
+        with contextlib.suppress(OSError, KeyError):  # it has ended, or does not read: its time will be over
+            self._connections[name].send(of_launcher.encode(message))
+
+    def hear(self) -> list[tuple[str, OfWorker]]:
+        """The messages of workers since the last time, with their names."""
+        messages: list[tuple[str, OfWorker]] = []
+        for name in [*self._connections]:
+            while (message := self._next_of(name)) is not None:
+                if isinstance(message, Inside):
+                    self.able.add(name)
+                    continue
+                if isinstance(message, Outside):
+                    self.able.discard(name)
+                messages.append((name, message))
+        return messages
+
+    def _next_of(self, name: str) -> OfWorker | None:
+        connection = self._connections.get(name)
+        try:
+            data = b"" if connection is None else connection.recv(MAX_BYTES)
+            if data:
+                return of_worker.decode(data)
+        except BlockingIOError:
+            return None
+        except (OSError, MessageError):
+            pass  # whatever it is, it has no business here
+        if connection is not None:
+            self._close(name)
+        return None

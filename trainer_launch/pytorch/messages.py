@@ -13,6 +13,7 @@ from typing import Annotated, ClassVar, TypeAlias
 
 from msgspec import Meta, Struct
 
+from trainer_launch.model import PortRange
 from trainer_launch.model.codec import Codec, Count, MessageError, Port, Tagged
 
 MAX_BYTES = 1 << 24
@@ -29,16 +30,11 @@ class ForkedWorker(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
     streams: _Streams = ()  # which of 1 and 2 are passed as descriptors, in this order
     stacks: str | None = None  # the file that faulthandler writes to on SIGRTMAX-1
     recorder: bool = False  # whether a socket follows its streams, on which it answers PID 1's questions
-    generations: bool = False  # whether another one follows, on which PID 1 tells it of generations
-
-    def __post_init__(self) -> None:
-        if len({*self.streams}) < len(self.streams):
-            raise ValueError("Expected each stream once")
 
     @property
     def fds(self) -> int:
-        """How many descriptors come for it."""
-        return len(self.streams) + self.recorder + self.generations
+        """How many descriptors come for it; the last is a socket on which PID 1 tells it of generations."""
+        return len(self.streams) + self.recorder + 1
 
 
 class ForkWorkers(Tagged, frozen=True, kw_only=True):
@@ -58,10 +54,9 @@ class ForkWorkers(Tagged, frozen=True, kw_only=True):
 
 
 class OpenStore(Tagged, frozen=True):
-    """Start a process with a store, on a port from `low` to `high`, or on any free one; a pipe comes with it."""
+    """Start a process with a store, on one of these ports, or on any free one; a pipe comes with it."""
 
-    low: Port | None = None
-    high: Port | None = None
+    ports: PortRange | None = None
     fds: ClassVar[int] = 1
 
 

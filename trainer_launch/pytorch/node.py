@@ -36,11 +36,11 @@ from trainer_launch.membership import protocol as say
 from trainer_launch.membership import timeouts
 from trainer_launch.membership.client import Client, Connected, Disconnected, News
 from trainer_launch.model import Death, Failure, GivenUp, Outcome, exit_codes
-from trainer_launch.model.errors import LaunchError, NodeError
+from trainer_launch.model.errors import LaunchError, NodeError, explained
 from trainer_launch.model.signal_policy import SignalAction, action_of
 from trainer_launch.model.units import counted
 from trainer_launch.pytorch import worker_ends
-from trainer_launch.pytorch.fork_server import ServerError, Starter
+from trainer_launch.pytorch.fork_server import Starter
 from trainer_launch.pytorch.generations import LostPeer, OutOfGroups, Outside, SharedState
 from trainer_launch.pytorch.worker_group import WorkerGroup
 from trainer_launch.pytorch.worker_processes import LogFolders, worker_places, worker_processes
@@ -48,13 +48,12 @@ from trainer_launch.supervisor import error_lines
 from trainer_launch.supervisor.failure import how
 from trainer_launch.supervisor.processes import Rung
 from trainer_launch.supervisor.run_loop import RunLoop
-from trainer_launch.supervisor.run_observer import RunObserver, RunPhase, StateKept, TimeUse
+from trainer_launch.supervisor.run_observer import RunObserver, RunPhase, StateKept, TimeKind
 
 if TYPE_CHECKING:
     from trainer_launch.diagnosis.hang_watch import Watch
 
 _STOP_REQUEST = "asked to stop"
-_OWN_DESCRIPTORS = 16  # for the fork server, the coordinator's client, and what is opened for a moment
 _log = logging.getLogger(__name__)
 
 
@@ -93,13 +92,8 @@ class Diagnosis(NamedTuple):
 
 
 def client_of(group: WorkerGroup, secret: bytes | None, carried: Callable[[], Mapping[str, object]]) -> Client:
-    """The connection of this node to its coordinator.
-
-    Raises:
-        NodeError: there are too few descriptors for the workers.
-    """
+    """The connection of this node to its coordinator."""
     me, workers, system = group.membership, group.workers, group.system
-    system.need_descriptors(_OWN_DESCRIPTORS + 6 * workers.count)
     hello = say.Hello(
         *(say.VERSION, me.job, me.node_rank, me.host, group.incarnation),
         workers=workers.count,
@@ -187,8 +181,12 @@ class TorchNode(RunLoop):
         self._stragglers.look(now_s)
 
     def on_news(self, now_s: float) -> None:
-        """Hear the fork server, then the coordinator: behind a Formed it would answer what that asks for."""
+        """Hear the fork server, then the coordinator: behind a Formed it would answer what that asks for.
+
+        Workers are heard before their deaths: one that is inside of `generations()` since a moment can be kept.
+        """
         self._ask(self._starter.answer)
+        self._hear_survivors(now_s)
         while (news := self._client.receive(0)) is not None:
             self.hear(news, now_s)
 
@@ -313,7 +311,7 @@ class TorchNode(RunLoop):
         """Open the store of a generation, and send its place; whether that could be done."""
         try:
             port = self._starter.open_store(self._membership.ports)
-        except ServerError as problem:  # it may have been killed just now
+        except NodeError as problem:  # the fork server may have been killed just now
             text = f"the store cannot be opened: {problem}"
             if self._is_store_tried_again:
                 self.on_unstartable(text)
@@ -345,7 +343,8 @@ class TorchNode(RunLoop):
         try:
             unstarted = self._starter.start(specs, group.places)
         except (NodeError, OSError) as problem:
-            self._job_end = Death(reason="NotStarted", message=str(problem), code=exit_codes.INFRASTRUCTURE)
+            text = str(explained(problem) or problem)
+            self._job_end = Death(reason="NotStarted", message=text, code=exit_codes.INFRASTRUCTURE)
             self._end_generation(Ending(), now_s, rung=Rung.KILL)
             return
         _log.log(
@@ -366,8 +365,7 @@ class TorchNode(RunLoop):
         """A child has ended; orphans, and workers of an earlier generation, concern nobody."""
         if self._starter.is_server(pid):
             self._ask(lambda: self._starter.server_ended(status))
-        elif self._starter.is_store(pid):
-            self._starter.store_ended()
+        elif self._starter.lose_store(pid):
             self.on_store_end(status, now_s)
         else:
             death = self._processes.reaped(pid, status, now_s)
@@ -691,43 +689,39 @@ class TorchNode(RunLoop):
     def _observe(self, since_s: float | None = None) -> None:
         phases = {NodePhase.DONE: RunPhase.CLEARING, NodePhase.ENDED: RunPhase.DONE}
         phases |= dict.fromkeys(_LIVES, self._processes.phase)
-        self._observer.enter(phases.get(self.phase, RunPhase.WAITING), self._time_use(), since_s)
+        self._observer.enter(phases.get(self.phase, RunPhase.WAITING), self._time_kind(), since_s)
 
-    def _time_use(self) -> TimeUse:
+    def _time_kind(self) -> TimeKind:
         if self._stop_signal is not None or self._job_end is not None:
-            return TimeUse.ENDING
+            return TimeKind.ENDING
         match self.phase:
             case NodePhase.JOINING:
-                return TimeUse.WAITING
+                return TimeKind.WAITING
             case NodePhase.FORMED if self._formed is not None and self._formed.kept:
-                return TimeUse.REPLACING
+                return TimeKind.REPLACING
             case NodePhase.FORMED if self._is_prepared:
-                return TimeUse.MEETING
+                return TimeKind.MEETING
             case NodePhase.FORMED:  # the fork server still imports torch
-                return TimeUse.RESTARTING if self._starts else TimeUse.STARTING
+                return TimeKind.RESTARTING if self._starts else TimeKind.STARTING
             case NodePhase.RUNNING if self._processes.is_running:
-                return TimeUse.TRAINING
+                return TimeKind.TRAINING
             case NodePhase.ENDING:
                 keeps = self._may_keep and self._group.keeps_state
-                return TimeUse.REPLACING if keeps else TimeUse.STOPPING
-        return TimeUse.ENDING
+                return TimeKind.REPLACING if keeps else TimeKind.STOPPING
+        return TimeKind.ENDING
 
     def _outcome(self) -> Outcome:
-        end, death, exits = self._job_end, self._ending.death, tuple(self._group.deaths)
+        end, death = self._job_end, self._ending.death
         if death is None or not isinstance(end, say.GiveUp) or end.rank != death.rank:
             death = None  # the job did not end for it
         attempt, well = max(1, self._starts), isinstance(end, say.Finished)
-        outcome = self.ended(self._cause(death), exits, attempt, well=well)
+        outcome = self.ended(self._cause(death), attempt, well=well)
         if self._note:
             return replace(outcome, note=self._note)
         if isinstance(end, say.GiveUp):
-            place = self._group.places.get(death.process) if death is not None else None
-            if death is not None and place is not None:  # also for the launcher's own parent
-                code = -death.signal if death.signal is not None else death.code or 0
-                error_lines.hand_up(place.error_file, code, self._workers.env.get("TORCHELASTIC_ERROR_FILE"))
             first = {"rank": end.rank, "exit_code": end.exit_code, "signal": end.signal}
             return replace(outcome, given_up=GivenUp(reason=end.reason, message=end.message or "", **first))
-        if well and not exits and self._stop_signal is None:
+        if well and not self._group.deaths and self._stop_signal is None:
             more = " any more" if self._starts else ""
             return replace(outcome, note=f"this node was a spare, and the job did not need it{more}")
         return outcome

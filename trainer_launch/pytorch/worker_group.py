@@ -22,7 +22,7 @@ from trainer_launch.membership.protocol import Formed
 from trainer_launch.model import Death, Membership, Plan, Workers
 from trainer_launch.model.errors import InternalError
 from trainer_launch.pytorch import worker_ends
-from trainer_launch.pytorch.survivors import Survivors
+from trainer_launch.pytorch.generations import Survivors
 from trainer_launch.supervisor import error_lines, failure
 from trainer_launch.supervisor.failure import Evidence, how
 from trainer_launch.supervisor.processes import Processes

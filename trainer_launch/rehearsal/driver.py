@@ -39,7 +39,6 @@ from trainer_launch.rehearsal.pod_watch import PodProcesses, PodWatch
 from trainer_launch.rehearsal.report import pod_rows
 from trainer_launch.rehearsal.report.history import History, HistoryEntry, Recorder, What
 from trainer_launch.rehearsal.report.reporting import Reporting
-from trainer_launch.supervisor.output import use_color
 from trainer_launch.supervisor.system import Happened, System
 
 DRAIN_S = 1.0
@@ -69,7 +68,7 @@ def rehearse(job: RehearsalJob, settings: Settings, setting: Setting) -> int:
             kubelet.check()
             job.check(kubelet)
             watch = PodWatch() if job.faults or job.reporting.needs_steps else None
-            system = System(color=use_color(), listener=watch.scan if watch else None)
+            system = System(listener=watch.scan if watch else None)
             logs.send_through(system.say)
             with contextlib.closing(system):
                 rehearsal = Rehearsal(job, kubelet, system, watch, settings.grace)
@@ -255,7 +254,7 @@ class Rehearsal:
 
     def _clear(self, pid: int, pod: str, container: str) -> None:
         """A container ends with its first process: the processes that it left behind are killed."""
-        self._system.signal_group(pid, signal.SIGKILL)
+        self._system.signal_groups({pid}, signal.SIGKILL)
         for _ in range(_SWEEPS):
             left = self.kubelet.processes_of(self.state.pods[pod], container)
             for process in left:
@@ -312,7 +311,7 @@ class Rehearsal:
     def _stop(self, action: Stop) -> None:
         pid = self._pids.get(f"{action.pod}/{action.container}")
         if pid is not None and action.kill:
-            self._system.signal_group(pid, signal.SIGKILL)
+            self._system.signal_groups({pid}, signal.SIGKILL)
         elif pid is not None:  # the kubelet asks a container's first process only
             self._system.signal_leader(pid, signal_policy.number_of(self._stop_signal_of(action)) or signal.SIGTERM)
 

@@ -8,7 +8,6 @@ ROCm, TensorFlow 2.20, JAX 0.10 and MPICH 4.
 from __future__ import annotations
 
 import json
-import logging
 import re
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
@@ -55,23 +54,19 @@ _NAME = re.compile(_RANK + r"([A-Za-z_][\w.]*)(?=:|$)")
 
 _SYNTAX = re.compile(rf"{_RANK}(?:SyntaxError|IndentationError|TabError)\b(?!.*, line \d+\))")
 _PLACE = re.compile(_RANK + r' *File "([^"]*)", line (\d+)$')
-_OF_GROUP = re.compile(r"^\s*(?:\| ?|\+ (?=Exc)|\+[-+][-+ \d.]*$)+")  # what Python draws around its errors
 _DIRECT = "The above exception was the direct cause of the following exception:"
 _HANDLING = "During handling of the above exception, another exception occurred:"
-_TRACEBACK = re.compile(
-    r"(?:Original |Exception Group )?Traceback \(most recent call last\):(?: \(RANK (?P<rank>\d+)\))?"
-)
+_TRACEBACK = re.compile(r"(?:Original )?Traceback \(most recent call last\):(?: \(RANK (?P<rank>\d+)\))?")
 _MOST_INNER = 3
 # Of a tensor in torch's TORCH_DISTRIBUTED_DEBUG=DETAIL, what is alike on all ranks.
 _OPTIONS = re.compile(r", TensorDeviceTypes=(?:TensorOptions\(.{0,300}?memory_format=\([^)]*\)\))+")
 
 
 def with_places(lines: Iterable[str]) -> tuple[str, ...]:
-    """Lines without what torch's agent logs, without frames around groups; a SyntaxError with its place."""
+    """Lines without what torch's agent logs; a SyntaxError with its place."""
     plain: list[str] = []
     place = ""
-    for raw in lines:
-        line = _OF_GROUP.sub("", raw)
+    for line in lines:
         if _OF_AGENT.match(line):
             continue
         if match := _PLACE.match(line):
@@ -133,15 +128,14 @@ def essence(message: str) -> str:
 
 
 def with_cause(message: str, trace: Sequence[str]) -> str:
-    """A message with the error that it was raised from, or the last one of its group, by its traceback."""
+    """A message with the error that it was raised from, by its traceback."""
     lines = with_places(trace)
     if _DIRECT not in lines and _HANDLING in lines:  # of an error and a peer that was lost, the error came first
         handled = headline(lines[: lines.index(_HANDLING)])
         if not handled or _is_victims(handled) == _is_victims(message):
             return message
         return f"{message} (from {handled})" if _is_victims(handled) else handled
-    until = lines.index(_DIRECT) if _DIRECT in lines else len(lines) if "sub-exception" in message else 0
-    cause = headline(lines[:until])
+    cause = headline(lines[: lines.index(_DIRECT)]) if _DIRECT in lines else ""
     return f"{message} (from {cause})" if cause and cause not in message else message
 
 
@@ -303,6 +297,12 @@ SYMPTOMS = (
         "processes hold this GPU's memory",
     ),
     _cause(
+        "Failed",
+        r"Unable to allocate [\d.]+ [TPE]iB|tried to allocate \d{13,} bytes",  # numpy's and torch's words
+        what="because it asked for more memory than there is",
+        hint="correct the shape or size that the error names",
+    ),
+    _cause(
         "OutOfMemory",
         _START + r"(?:[\w.]*_Array)?MemoryError\b|DefaultCPUAllocator: (?:can't|not enough) ",
         r"\bOSError: \[Errno 12\] Cannot allocate memory",
@@ -404,27 +404,12 @@ def is_misaddressed(text: str, store_port: int) -> bool:
     return match is not None and int(match[1]) != store_port
 
 
-_UNITS = {unit: 1 << 10 * power for power, unit in enumerate(("bytes", "KiB", "MiB", "GiB", "TiB", "PiB", "EiB"))}
-_ASKED = re.compile(r"(?:Unable|tried) to allocate (\d+(?:\.\d+)?) (bytes|[KMGTPE]iB)")
 # A process without which another cannot go on has been killed, or has gone without a word.
-_LOST_CHILD = re.compile(
+LOST_CHILD = re.compile(
     r"killed by signal: Killed|DataLoader worker \(pid\(s\) [\d, ]+\) exited unexpectedly|\bSIGKILL\b|"
     r"(?:exit|code|status)[=: ]{1,2}(?:-9|137)\b|signal 9\b|terminated abruptly|BrokenProcessPool"
 )
 
-
-def bytes_asked_for(text: str) -> int | None:
-    """How much memory numpy or torch was refused, by its own words."""
-    match = _ASKED.search(text)
-    return int(float(match[1]) * _UNITS[match[2]]) if match else None
-
-
-def tells_of_killed_child(text: str) -> bool:
-    """Whether an error says that a process which the program needs was killed, or is gone without a word."""
-    return _LOST_CHILD.search(text) is not None
-
-
-log = logging.getLogger(__name__)
 
 _FILE_BYTES = 1 << 20  # of a file that a worker can write
 _NO_MESSAGE = "<NONE>"  # torch's word for a worker that left no error file
@@ -459,24 +444,6 @@ def _traceback(data: dict[str, Any]) -> list[str]:
     extra = message.get("extraInfo") if isinstance(message, dict) else None
     text = extra.get("py_callstack") if isinstance(extra, dict) else None
     return str(text).strip().splitlines() if text else []
-
-
-def hand_up(path: str | None, exit_code: int, own: str | None) -> None:
-    """Copy the error file of the worker that failed first to the launcher's own, as torchrun does.
-
-    `own` is the launcher's TORCHELASTIC_ERROR_FILE, by which a platform asks for it. `exit_code` is the worker's,
-    -N for signal N: the worker could not know it.
-    """
-    data = read_error_file(path)
-    if not own or not data:
-        return
-    message = data.get("message")
-    if exit_code and isinstance(message, dict):
-        message["errorCode"] = exit_code
-    try:
-        files.overwrite(own, json.dumps(data).encode())
-    except OSError as problem:
-        log.warning("TORCHELASTIC_ERROR_FILE=%s was not written: %s", own, problem.strerror)
 
 
 def ended_torchrun(lines: Sequence[str]) -> int | None:

@@ -16,6 +16,7 @@ from trainer_launch.model.units import counted, in_units
 from trainer_launch.planning.command import is_shell
 from trainer_launch.supervisor import error_lines
 from trainer_launch.supervisor.error_lines import (
+    LOST_CHILD,
     MISADDRESSED,
     PEER_HINT,
     Cause,
@@ -44,15 +45,7 @@ def _killed_for_memory(death: Death, evidence: Evidence) -> bool:
     if not evidence.oom_killed or death.reason is not None:
         return False
     was_killed = death.signal == signal.SIGKILL or death.code in (128 + signal.SIGKILL, 256 - signal.SIGKILL)
-    return was_killed or (death.signal is None and error_lines.tells_of_killed_child(_error_text(death, evidence)))
-
-
-def _asked_too_much(death: Death, evidence: Evidence) -> bool:
-    """For more memory at once than the container can ever have."""
-    asked_bytes, most_bytes = error_lines.bytes_asked_for(_error_text(death, evidence)), evidence.memory_bytes
-    if asked_bytes is None or most_bytes is None or death.reason is not None:
-        return False
-    return asked_bytes > most_bytes
+    return was_killed or (death.signal is None and LOST_CHILD.search(_error_text(death, evidence)) is not None)
 
 
 def _error_text(death: Death, evidence: Evidence) -> str:
@@ -75,12 +68,6 @@ _FIRST = (
         applies=_killed_for_memory,
         what="because the container's memory was used up",
         hint="raise the container's memory limit, or use fewer data-loader workers or smaller batches",
-    ),
-    Cause(
-        reason="Failed",
-        applies=_asked_too_much,
-        what="because it asked for more memory than there is",
-        hint="correct the shape or size that the error names",
     ),
     Cause(
         reason="SharedMemoryFull",
@@ -207,8 +194,6 @@ def _shown(cause: Cause, death: Death, evidence: Evidence) -> Iterator[str]:
         free, size = in_units(evidence.shm_free_bytes or 0), in_units(evidence.shm_size_bytes or 0)
         yield f"/dev/shm has {free} free of {size}"
         yield f"its largest: {', '.join(evidence.shm_largest)}" if evidence.shm_largest else ""
-    if _asked_too_much(death, evidence):
-        yield f"this container can have {in_units(evidence.memory_bytes or 0)}"
     if death.local_rank is not None and cause.reason.startswith("Device"):
         yield f"the worker's local rank is {death.local_rank}, by which programs choose their device"
 
@@ -308,7 +293,6 @@ class Evidence(Struct, frozen=True, kw_only=True):
     oom_kills_after: int | None = None
     memory_limit_bytes: int | None = None  # of the cgroup
     memory_peak_bytes: int | None = None
-    memory_bytes: int | None = None  # that this container can have at most: the limit, or the machine's
     shm_free_bytes: int | None = None
     shm_size_bytes: int | None = None
     shm_largest: tuple[str, ...] = ()  # what fills it

@@ -24,7 +24,9 @@ _PR_SET_PDEATHSIG, _PR_SET_CHILD_SUBREAPER, _PR_GET_CHILD_SUBREAPER = 1, 36, 37
 def fill_standard_streams() -> None:
     """Put /dev/null where 0, 1 or 2 is closed, or a pipe of ours would become somebody's stdout."""
     for fd in (0, 1, 2):
-        if not _is_open(fd):
+        try:
+            os.fstat(fd)
+        except OSError:  # noqa: PERF203  it is closed
             os.set_inheritable(os.open(os.devnull, os.O_RDWR), True)
 
 
@@ -102,14 +104,6 @@ def with_user(env: Mapping[str, str], home: str) -> dict[str, str]:
 
 def _note(number: int, frame: FrameType | None) -> None:
     """Do nothing: that a handler exists makes the interpreter write the number into the wake-up descriptor."""
-
-
-def _is_open(fd: int) -> bool:
-    try:
-        os.fstat(fd)
-    except OSError:
-        return False
-    return True
 
 
 _leaving: list[bool] = []  # not empty once the termination message is written

@@ -61,7 +61,7 @@ def summary(outcome: Outcome) -> str:
     words.append(f"seconds={outcome.took_s:.1f}")
     if outcome.survivors:
         words.append(f"survivors={len(outcome.survivors)}")
-    text = failure.message if failure else outcome.note or _how_all_ended(outcome)
+    text = failure.message if failure else outcome.note
     return _cut(" ".join(words) + (f" | {_single_line(text)}" if text else ""), _SUMMARY_BYTES)
 
 
@@ -135,11 +135,6 @@ def _named(**values: object) -> list[str]:
 def _retryable(helps: bool | None) -> list[str]:
     """Whether a restart can help; nothing where nobody knows."""
     return [] if helps is None else [f"retryable={str(helps).lower()}"]
-
-
-def _how_all_ended(outcome: Outcome) -> str:
-    ends = [f"{end.process} ended with {end.exit_code}" for end in outcome.exits if end.exit_code != 0]
-    return ", ".join(ends[:5])
 
 
 def _latest(lines: Sequence[str], room: int) -> list[str]:

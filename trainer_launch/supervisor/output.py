@@ -31,7 +31,7 @@ from trainer_launch.model import Destination, Process
 from trainer_launch.model.units import counted
 from trainer_launch.planning.torchrun_options import PLAIN
 
-LINE_BYTES = 64 * 1024  # longer lines are cut into pieces, each but the last ends with CUT
+LINE_BYTES = 64 * 1024  # the pieces of longer lines, and up to a read more; each but the last ends with CUT
 CUT = b" [...]\n"
 TAIL_BYTES = 16 * 1024  # kept per source, for the termination message
 _SECOND_S = 1.0
@@ -63,13 +63,12 @@ class Output:
     def __init__(
         self,
         *,
-        color: bool = False,
         watched: bool = False,
         lines_per_s: int = 0,  # 0: no limit
         listener: Listener | None = None,
         sieve: Sieve | None = None,
     ) -> None:
-        self._color = color
+        self._color = use_color()
         self._watched = watched  # nothing is inherited
         self._sieve = sieve
         self._lines_per_s = lines_per_s
@@ -254,7 +253,7 @@ class Output:
                     self._admit()
                 elif not key.data.pump(time.monotonic()):
                     self._forget(key.data)
-            self._show_what_is_due()
+            self._show_partial_lines()
         for pipe in self._readers():
             for _ in range(_PIPE_BYTES // _READ_BYTES):
                 pipe.pump(time.monotonic())
@@ -282,16 +281,13 @@ class Output:
 
     def _timeout_s(self) -> float | None:
         times = [pipe.heard_at_s + _PAUSE_S for pipe in self._readers() if pipe.source.paused_in_line]
-        times += [pipe.source.due_s for pipe in self._readers() if pipe.source.due_s is not None]
         times += [] if self._stop_at_s is None else [self._stop_at_s]
         return max(0.0, min(times) - time.monotonic()) if times else None
 
-    def _show_what_is_due(self) -> None:
-        """Partial lines after a pause, and how many lines were left out."""
+    def _show_partial_lines(self) -> None:
+        """Show those that have paused, such as a prompt."""
         now_s = time.monotonic()
         for pipe in self._readers():
-            if pipe.source.due_s is not None and now_s >= pipe.source.due_s:
-                pipe.show(pipe.source.dropped)
             if pipe.source.paused_in_line and now_s >= pipe.heard_at_s + _PAUSE_S:
                 pipe.show(pipe.source.flush)
 
@@ -435,7 +431,7 @@ class _File:
 
 
 class LineLimit:
-    """So many lines a second of one pipe; how many were dropped is told when the second is over."""
+    """So many lines a second of one pipe; how many were dropped is told before the next line that is shown."""
 
     def __init__(self, lines_per_s: int, clock: Callable[[], float] = time.monotonic) -> None:
         self._lines_per_s = lines_per_s
@@ -446,26 +442,20 @@ class LineLimit:
 
     def pass_on(self, body: bytes) -> bytes:
         """Whole lines, as many as there is room for."""
-        drop_notice = self.drop_notice()
+        notice = b""
         if self._clock() >= self._since_s + _SECOND_S:
-            self._since_s, self._used = self._clock(), 0
+            self._since_s, self._used, notice = self._clock(), 0, self.drop_notice()
         lines = body.splitlines(keepends=True)
         shown = lines[: self._lines_per_s - self._used]
         self._used += len(shown)
         self._dropped += len(lines) - len(shown)
-        return drop_notice + b"".join(shown)
+        return notice + b"".join(shown)
 
-    @property
-    def due_s(self) -> float | None:
-        """When the number of dropped lines is told, None: there are none."""
-        return self._since_s + _SECOND_S if self._dropped else None
-
-    def drop_notice(self, *, now: bool = False) -> bytes:
-        """The number of dropped lines, when it is due, or now."""
-        due_s = self.due_s
-        if due_s is None or not (now or self._clock() >= due_s):
-            return b""
+    def drop_notice(self) -> bytes:
+        """The number of lines that were dropped since the last notice."""
         dropped, self._dropped = self._dropped, 0
+        if not dropped:
+            return b""
         return f"... {counted(dropped, 'line')} dropped (--output-limit {self._lines_per_s})\n".encode()
 
 
@@ -493,37 +483,20 @@ class PipeText:
         self._stream = stream
         self._pending = b""  # the begin of a line whose end has not come
         self._mid_line = False  # a partial line of ours was shown
-        self._after_cr = False  # the last line ended with \r, perhaps the first half of \r\n
 
     @property
     def paused_in_line(self) -> bool:
         """Whether a partial line is held back that may be shown now."""
         return bool(self._pending) and self._stream.open_by in (None, self)
 
-    @property
-    def due_s(self) -> float | None:
-        """When `dropped` has something to tell."""
-        return None if self.limit is None else self.limit.due_s
-
-    def dropped(self) -> bytes:
-        """How many lines were left out, when that is due."""
-        text = self._prefixed(self.limit.drop_notice()) if self.limit is not None else b""
-        return self._stream.admit(self, text) if text else b""
-
     def feed(self, data: bytes) -> bytes:
         """Take in new bytes; return the whole lines to write now."""
         self._remember(data)
-        start = b""
-        if self._after_cr and data.startswith(b"\n"):
-            data = data[1:]
-            start = b"\n" if self._stream.open_by is self else b""
-        if data:
-            self._after_cr = False
         body = self._whole_lines(data)
         if body and self.limit is not None:
             rest = body.find(b"\n") + 1 if self._mid_line else 0  # of a line whose begin was shown
             body = body[:rest] + self.limit.pass_on(body[rest:])
-        out = start + self._prefixed(body)
+        out = self._prefixed(body)
         return self._stream.admit(self, out) if out else b""
 
     def flush(self, *, end: bool = False) -> bytes:
@@ -531,7 +504,7 @@ class PipeText:
         text, self._pending = self._pending, b""
         text += b"\n" if text and end else b""
         if end and self.limit is not None:
-            text += self.limit.drop_notice(now=True)
+            text += self.limit.drop_notice()
         if not text:
             return b""
         out = self._prefixed(text)
@@ -553,15 +526,10 @@ class PipeText:
         if b"\r" in data:
             data = data.replace(b"\r\n", b"\n")
         cut = max(data.rfind(b"\n"), data.rfind(b"\r")) + 1
-        if cut:
-            body, self._pending = _cut(self._pending + data[:cut]), data[cut:]
-            self._after_cr = body.endswith(b"\r") and not self._pending
-        else:
-            body, self._pending = b"", self._pending + data
+        body = self._pending + data[:cut] if cut else b""
+        self._pending = data[cut:] if cut else self._pending + data
         if len(self._pending) > LINE_BYTES:
-            whole = len(self._pending) // LINE_BYTES * LINE_BYTES
-            body += b"".join(self._pending[at : at + LINE_BYTES] + CUT for at in range(0, whole, LINE_BYTES))
-            self._pending = self._pending[whole:]
+            body, self._pending = body + self._pending + CUT, b""
         return body
 
     def _prefixed(self, body: bytes) -> bytes:
@@ -586,19 +554,3 @@ class Untouched(PipeText):
         if data:
             self._stream.open_by = None if data.endswith(b"\n") else self
         return data
-
-
-def _cut(text: bytes) -> bytes:
-    """Cut lines that are too long; nearly always there are none and nothing is copied."""
-    if len(text) <= LINE_BYTES:
-        return text
-    out, start, copied = [], 0, 0
-    while len(text) - start > LINE_BYTES:
-        limit = start + LINE_BYTES
-        end = max(text.rfind(b"\n", start, limit), text.rfind(b"\r", start, limit)) + 1
-        if end:
-            start = end
-        else:
-            out += [text[copied:limit], CUT]
-            start = copied = limit
-    return b"".join([*out, text[copied:]]) if out else text

@@ -302,12 +302,12 @@ class Processes:
 
     def _end_leftovers(self, now_s: float) -> None:
         """End what leaders that have ended have left behind, while other leaders run on."""
-        for pid in self._untold:
-            self._say(self._system.signal_group(pid, signal.SIGTERM), signal.SIGTERM)
-        self._untold = []
-        for pid in [pid for pid, kill_at_s in self._ended.items() if now_s >= kill_at_s]:
-            del self._ended[pid]
-            self._say(self._system.signal_group(pid, signal.SIGKILL), signal.SIGKILL)
+        if self._untold:
+            self._say(self._system.signal_groups(self._untold, signal.SIGTERM), signal.SIGTERM)
+            self._untold = []
+        if over := [pid for pid, kill_at_s in self._ended.items() if now_s >= kill_at_s]:
+            self._say(self._system.signal_groups(over, signal.SIGKILL), signal.SIGKILL)
+            self._ended = {pid: kill_at_s for pid, kill_at_s in self._ended.items() if pid not in over}
 
     def _clear(self, now_s: float) -> None:
         """The last leader has ended: all that is left is asked to, by daemons only when they serve nobody."""

@@ -23,17 +23,25 @@ class RunPhase(str, Enum):
     DONE = "done"
 
 
-class TimeUse(Enum):
-    """The use of a run's seconds, as far as its loop can tell."""
+class TimeKind(str, Enum):
+    """The purpose that a second was spent on."""
 
-    STARTING = "starting"
-    WAITING = "waiting"  # for other nodes
-    MEETING = "meeting"  # all nodes are there
-    TRAINING = "training"  # workers run, whatever they do
-    STOPPING = "stopping"  # for a failure
-    REPLACING = "replacing"  # ranks that were lost, while others keep their state
-    RESTARTING = "restarting"
-    ENDING = "ending"
+    STARTING = "starting"  # until the first step: the launcher, imports, data
+    TRAINING = "training"  # steps that were done for the first time
+    CHECKPOINTING = "checkpointing"  # as reported
+    DETECTING = "detecting"  # from the last sign of progress until a failure was noticed
+    STOPPING = "stopping"  # the workers of a generation that has failed
+    WAITING = "waiting_for_nodes"
+    MEETING = "meeting"  # all nodes are there: ranks, the store
+    RESTARTING = "restarting"  # from the start of new workers to their first step
+    REPLACING = "replacing_ranks"  # the same and `stopping`, where surviving ranks keep their state
+    REPEATING = "repeating_steps"  # that had been done before a restart
+    ENDING = "ending"  # the workers have finished, or the pod was asked to stop
+
+    @property
+    def words(self) -> str:
+        """For people."""
+        return self.value.replace("_", " ")
 
 
 class StateKept(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -58,7 +66,7 @@ class RunObserver:
     def tell(self, event: str, **values: str | float | bool | tuple[str, ...] | None) -> None:
         """Something has happened, in the words of the event log."""
 
-    def enter(self, phase: RunPhase, use: TimeUse, since_s: float | None = None) -> None:
+    def enter(self, phase: RunPhase, use: TimeKind, since_s: float | None = None) -> None:
         """Where the run is now, and what its seconds are spent on: since `since_s`, where that went unnoticed."""
 
     def asked_to_stop(self, number: int) -> None:

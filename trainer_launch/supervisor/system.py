@@ -52,7 +52,6 @@ class System:
     def __init__(
         self,
         *,
-        color: bool = False,
         watched: bool = False,
         lines_per_s: int = 0,
         listener: Listener | None = None,
@@ -67,7 +66,7 @@ class System:
         self._adopted = inherited.adopt_orphans()
         self._witness = Witness()
         self._witness.begin()  # for what others have started, such as the fork server
-        self._output = Output(color=color, watched=watched, lines_per_s=lines_per_s, listener=listener, sieve=sieve)
+        self._output = Output(watched=watched, lines_per_s=lines_per_s, listener=listener, sieve=sieve)
         output = self._output
         self.last_lines, self.last_errors = output.last_lines, output.last_errors
         self.last_line, self.heard, self.rename = output.last_line, output.heard, output.rename
@@ -85,8 +84,6 @@ class System:
         # The variable that what is ours carries, unless it has emptied its environment; None: all is ours.
         self.mark: tuple[str, str] | None = None
         self._descent = process_tree.mark_descendants()
-        # Sessions and groups below us; None: nobody has looked since the last end.
-        self._groups_below: set[int] | None = None
         self._kept: set[int] = set()  # children that no signal to all reaches
         self.unasked: set[int] = set()  # pids that ended with 0, without handlers of signals that ask for it
         self._descriptors: set[int] = set()  # others', which end a `wait`
@@ -127,22 +124,6 @@ class System:
             text = f"cannot start {process.name}: cannot open {error.filename}: {error.strerror}"
             raise NodeError(text) from error
 
-    def need_descriptors(self, count: int) -> None:
-        """See that so many can be opened: without them nobody could even say what is wrong.
-
-        Raises:
-            NodeError: they cannot.
-        """
-        opened: list[int] = []
-        try:
-            while len(opened) < count:
-                opened.append(os.dup(self._wake_read))
-        except OSError as error:
-            raise exhausted(Process(name="the workers", argv=(), env={}), error) from error
-        finally:
-            for fd in opened:
-                os.close(fd)
-
     def begin_start(self) -> None:
         """Something is about to start: what was killed for memory before is not what it dies of."""
         self._witness.begin()
@@ -151,20 +132,17 @@ class System:
             gone = {key for key in keys if (entry := process_tree.read(key[0])) is None or entry.key != key}
             keys.difference_update(gone)
 
-    def adopt(self, pid: int, *, keep: bool = False) -> None:
-        """Take a child that somebody else has started for us as ours, or keep it from signals to all."""
-        if keep:
-            self._kept.add(pid)
-        else:
-            self._popens[pid] = None
-            self._sessions.add(pid)
+    def adopt(self, pid: int) -> None:
+        """Take a child that somebody else has started for us as ours."""
+        self._popens[pid] = None
+        self._sessions.add(pid)
 
     def forget(self, pid: int) -> None:
         """A kept child is ended by its keeper; one of ours is kept no more."""
         self._kept.discard(pid)
 
     def keep(self, pid: int) -> None:
-        """No signal to all reaches this process of ours, and what is in its session, until it is forgotten."""
+        """No signal to all reaches this child, and what is in its session, until it is forgotten."""
         self._kept.add(pid)
 
     def listen(self, fd: int, *, wanted: bool = True) -> None:
@@ -186,11 +164,9 @@ class System:
             is_leader = number == signal.SIGINT and entry is not None and entry.group == pid
             self._send(-pid if is_leader else pid, entry, number, wakes=wakes)
 
-    def signal_group(self, pid: int, number: int) -> int:
-        """Signal who is in the session or the group of a process, also after its end; return how many."""
-        if pid not in self._popens and self._groups_below is not None and pid not in self._groups_below:
-            return 0  # whom it has left behind, the look at another of this moment would have shown
-        return self._sweep(lambda entry: pid in (entry.session, entry.group), number, again=True)
+    def signal_groups(self, pids: Collection[int], number: int) -> int:
+        """Signal who is in the sessions or the groups of processes, also after their ends; return how many."""
+        return self._sweep(lambda entry: entry.session in pids or entry.group in pids, number, again=True)
 
     def signal_all(
         self,
@@ -229,8 +205,6 @@ class System:
         return tuple(_shown(self._ours, []))
 
     def _sweep(self, chosen: Callable[[process_tree.ProcessEntry], bool], number: int, *, again: bool) -> int:
-        if not self._popens and self._groups_below is not None and not self._groups_below:
-            return 0
         before = frozenset() if again else frozenset(self._signalled.get(number, ()))
 
         def swept() -> int:
@@ -240,16 +214,13 @@ class System:
             )
 
         reached = _shown(swept, None)
-        return self._signal_groups(number) if reached is None else reached  # groups are all that we can reach
+        return self._signal_sessions(number) if reached is None else reached  # groups are all that we can reach
 
     def _ours(self) -> list[process_tree.ProcessEntry]:
         """All processes below us but the kept ones, with their sessions, and those that carry no mark of ours."""
         below = process_tree.descendants(os.getpid())
         entries = [entry for entry in below if self._kept.isdisjoint((entry.pid, entry.session))]
-        if self.mark is not None:
-            entries = [entry for entry in entries if self._is_marked(entry)]
-        self._groups_below = {number for entry in entries for number in (entry.session, entry.group)}
-        return entries
+        return entries if self.mark is None else [entry for entry in entries if self._is_marked(entry)]
 
     def _is_marked(self, entry: process_tree.ProcessEntry) -> bool:
         name, value = self.mark or ("", "")
@@ -259,7 +230,7 @@ class System:
             return True
         return (process_tree.environment(entry.pid) or {}).get(name) == value
 
-    def _signal_groups(self, number: int) -> int:
+    def _signal_sessions(self, number: int) -> int:
         for pid in self._sessions - self._kept:
             with contextlib.suppress(ProcessLookupError, PermissionError):
                 os.killpg(pid, number)
@@ -299,7 +270,6 @@ class System:
 
     def _reap(self) -> Iterable[tuple[int, int]]:
         """Collect who has ended. Peek first: a child taken from its Popen would look like a success to it."""
-        self._groups_below = None
         while True:
             try:
                 info = os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT)
@@ -388,12 +358,10 @@ class Witness:
     def look(self) -> Evidence:
         """Return what can be seen now."""
         room = shm.space()
-        limit_bytes = cgroup.memory_limit_bytes(self._groups)
         evidence = Evidence(
             oom_kills_before=self._before,
             oom_kills_after=cgroup.oom_kills(self._groups),
-            memory_limit_bytes=limit_bytes,
-            memory_bytes=limit_bytes or os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE"),
+            memory_limit_bytes=cgroup.memory_limit_bytes(self._groups),
             memory_peak_bytes=cgroup.memory_peak_bytes(self._groups),
             shm_free_bytes=None if room is None else room.free_bytes,
             shm_size_bytes=None if room is None else room.size_bytes,

@@ -8,7 +8,6 @@ import psutil
 import pytest
 
 from tests.cli.launching import launch
-from tests.pytorch.launch.script import end, start
 
 pytestmark = [pytest.mark.torch, pytest.mark.process]
 
@@ -64,16 +63,4 @@ def test_a_daemon_of_a_script(tmp_path: Path, pids: Path, method: str, become: s
     words = ("--start-method", method, "--grace", "1", "--max-restarts", "1", "--nproc-per-node", "1")
     ended = launch("run", *words, "--", str(tmp_path / "train.py"), env={"PIDS": str(pids)})
     assert ended.returncode == 0, ended.stderr
-    assert living(pids) == []
-
-
-@pytest.mark.parametrize("method", ["forkserver", "spawn"])
-def test_a_daemon_of_a_function(tmp_path: Path, pids: Path, method: str) -> None:
-    (tmp_path / "leaves.py").write_text(LEAVE)
-    main = f"""import leaves
-say(trainer_launch.launch(leaves.leave, quick(nproc_per_node=1, max_restarts=1, start_method="{method}"),
-    leaves.emptied))"""
-    process = start(tmp_path, main, PIDS=str(pids), TRAINER_LAUNCH_GRACE="1")
-    code, said, output = end(process)
-    assert (code, said) == (0, [{"0": None}]), output
     assert living(pids) == []

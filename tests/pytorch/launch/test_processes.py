@@ -14,18 +14,6 @@ pytestmark = [pytest.mark.torch, pytest.mark.process]
 
 
 @pytest.mark.long("tests/pytorch/launch/test_processes.py")
-def test_workers_that_all_die_of_sigabrt_at_once_fail_the_job_and_nothing_hangs(tmp_path: Path) -> None:
-    main = """say(failure(os.abort, max_restarts=1, start_method="forkserver"))
-say(failure(os.abort))"""
-    code, said, output = end(start(tmp_path, main))
-    assert code == 0, output
-    for kind, text, rank in said:
-        assert kind == "WorkerFailedError", text
-        assert f"rank {rank} failed on node 0" in text
-        assert "by signal 6" in text
-
-
-@pytest.mark.long("tests/pytorch/launch/test_processes.py")
 def test_a_thread_may_call_it_and_the_processs_own_children_stay_its_own(tmp_path: Path) -> None:
     main = """import subprocess
 seen = []
