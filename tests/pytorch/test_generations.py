@@ -346,6 +346,7 @@ LEAKS = """
                 state["step"] += 1
             if generation.number <= kills:
                 distributed.barrier()
+    distributed.destroy_process_group()
 """
 
 
