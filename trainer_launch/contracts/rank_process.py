@@ -60,7 +60,7 @@ def _read_mpi(source: Source) -> Job:
     return Job(role="rank", nproc_per_node=local_size, world_size=world_size, engine="plain")
 
 
-_TORCHRUN = ("LOCAL_RANK", "TORCHELASTIC_RUN_ID")  # LOCAL_RANK alone is also Azure ML's, for a whole node
+_TORCHRUN = ("LOCAL_RANK", "TORCHELASTIC_RUN_ID")  # LOCAL_RANK alone may be of a whole node
 
 
 def is_mpi_rank(env: Mapping[str, str]) -> bool:
