@@ -32,7 +32,7 @@ def test_every_name_is_unique_and_can_be_asked_for() -> None:
 def test_of_two_contracts_for_one_kind_of_job_the_first_in_the_list_wins() -> None:
     flyte = {"FLYTE_INTERNAL_EXECUTION_ID": "f"}
     assert detected({"K_MPI_JOB_ROLE": "worker"}) == "mpijob-v2beta1"
-    assert detected({"K_MPI_JOB_ROLE": "worker", **flyte}) == "flyte-kfmpi"
+    assert detected({"K_MPI_JOB_ROLE": "worker", **flyte}) == "mpijob-v2beta1"
     assert detected({"PET_RDZV_ENDPOINT": "a:1", **flyte}) == "flyte-elastic"
 
 

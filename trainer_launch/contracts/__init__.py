@@ -34,7 +34,6 @@ CONTRACTS: tuple[Contract, ...] = (
     flat_platforms.SAGEMAKER,
     flat_platforms.VOLCANO,
     flat_platforms.SLURM,
-    mpi_operator.FLYTE,
     mpi_operator.V2BETA1,
     mpi_operator.V1,
     mpi_operator.TRAINER_V2,

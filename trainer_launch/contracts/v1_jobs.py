@@ -15,7 +15,7 @@ from msgspec import Struct, field
 from msgspec.structs import replace
 
 from trainer_launch.contracts import names, torchrun_env, v1_table
-from trainer_launch.contracts.rows import FLYTE_MARKS, Row, is_flyte, with_flytes_words
+from trainer_launch.contracts.rows import Row
 from trainer_launch.contracts.source import Contract, Marks, ReplicaTask, Source, Word
 from trainer_launch.model import Endpoint, Job, Member, NodeRange, Origin, Rendezvous
 from trainer_launch.model.errors import ContractError
@@ -418,6 +418,8 @@ def _behind_workers(size: int, nodes: NodeRange, nproc: int | str | None) -> int
 
 # v1 pods never have a completion index; a Trainer v2 pod in which somebody set the endpoint by hand does.
 _NO_INDEX = ("JOB_COMPLETION_INDEX",)
+# Flyte adds these to the environment of every task, under long and short names.
+_FLYTE_MARKS = ("FLYTE_INTERNAL_EXECUTION_ID", "_F_NM", "FLYTE_INTERNAL_WORKER_NAME", "_F_WN")
 
 
 PYTORCH = Contract(
@@ -428,8 +430,13 @@ PYTORCH = Contract(
 )
 FLYTE_ELASTIC = Contract(
     "flyte-elastic",
-    Marks(all_of=("PET_RDZV_ENDPOINT",), none_of=_NO_INDEX, when=is_flyte, shows=FLYTE_MARKS),
-    with_flytes_words(partial(_read_elastic, engine="plain")),  # a second agent around flytekit's would be wrong
+    Marks(
+        all_of=("PET_RDZV_ENDPOINT",),
+        none_of=_NO_INDEX,
+        when=lambda source: source.has_prefix("FLYTE_INTERNAL_", "_F_"),
+        shows=_FLYTE_MARKS,
+    ),
+    partial(_read_elastic, engine="plain"),  # a second agent around flytekit's would be wrong
     kind=v1_table.PYTORCH.name,
 )
 PYTORCH_ELASTIC = Contract(
