@@ -76,13 +76,6 @@ def test_bad_input_is_one_sentence(words: list[str], env: dict[str, str], code: 
     assert ended.stdout == ""
 
 
-def test_a_script_that_is_mistyped_is_guessed(tmp_path: Path) -> None:
-    (tmp_path / "train.py").touch()
-    for command in ("run", "local"):
-        assert "did you mean train.py?" in launch(command, "--", "trian.py", cwd=tmp_path).stderr
-        assert "did you mean" not in launch(command, "--", "absent.py", cwd=tmp_path).stderr
-
-
 def test_a_python_without_torch_is_one_sentence_for_all_pods(tmp_path: Path) -> None:
     (tmp_path / "train.py").touch()
     (tmp_path / "sitecustomize.py").write_text(

@@ -28,7 +28,6 @@ from trainer_launch.host.slow_files import in_time
 from trainer_launch.model import Endpoint, Fact, Host, Job, Origin, Topology
 from trainer_launch.model.errors import NotRunnableError, UsageError
 from trainer_launch.model.settings import Settings, job_options
-from trainer_launch.model.suggestions import did_you_mean, nearest
 from trainer_launch.planning import interfaces
 from trainer_launch.planning.command import (
     Command,
@@ -47,7 +46,6 @@ from trainer_launch.planning.task import grace, ports_of
 SHIM_SWITCH = "TRAINER_LAUNCH_SHIM"
 _SECRET_FILE, _SSH_KEY = "secret_file", "id_rsa"
 _NAMESPACE = Path("/var/run/secrets/kubernetes.io/serviceaccount/namespace")
-_USUAL = ("python", "python3", "torchrun", "mpirun", "horovodrun", "accelerate", "deepspeed")
 _SCRIPT_BYTES = 65_536  # of a script: launchers are looked for here
 _HOSTFILE = "/job/hostfile"  # from which `deepspeed` takes hosts that nobody typed
 _SHEBANG = re.compile(rb"#!\s*(\S+)(?:[ \t]+(\S+))?")
@@ -318,13 +316,9 @@ def _check_executable(name: str, path: str | None) -> None:
     if program is not None:
         return
     if "/" not in name:
-        here = f"the working directory has it: write ./{name}" if os.path.isfile(name) else ""
-        usual = did_you_mean(name, (program for program in _USUAL if shutil.which(program, path=path)))
-        raise NotRunnableError(
-            f"{name!r} was not found in PATH ({path or 'not set'}); "
-            f"{here or usual or 'install it in the image, or give its full path'}",
-            exists=False,
-        )
+        is_here = os.path.isfile(name)
+        advice = f"the working directory has it: write ./{name}" if is_here else "install it, or give its full path"
+        raise NotRunnableError(f"{name!r} was not found in PATH ({path or 'not set'}); {advice}", exists=False)
     if not os.path.exists(name):
         raise NotRunnableError(f"{name!r} does not exist; check the path and the pod's volume mounts", exists=False)
     if os.path.isdir(name):
@@ -339,19 +333,8 @@ def _check_executable(name: str, path: str | None) -> None:
 def _check_script(name: str) -> None:
     if not os.path.exists(name):
         where = f"looked in {os.getcwd()}" if not os.path.isabs(name) else "check the pod's volume mounts"
-        raise NotRunnableError(f"the script {name!r} does not exist; {_near_script(name) or where}", exists=False)
+        raise NotRunnableError(f"the script {name!r} does not exist; {where}", exists=False)
     if not os.access(name, os.R_OK):
         raise NotRunnableError(
             f"the script {name!r} is not readable for this user; run chmod +r on it", exists=True
         )
-
-
-def _near_script(name: str) -> str:
-    """The script in the same directory that was probably meant."""
-    folder, base = os.path.split(name)
-    try:
-        scripts = {entry.removesuffix(".py"): entry for entry in os.listdir(folder or ".") if entry.endswith(".py")}
-    except OSError:
-        return ""
-    near = nearest(base.removesuffix(".py"), scripts)
-    return f"did you mean {os.path.join(folder, scripts[near])}?" if near else ""
