@@ -322,8 +322,6 @@ def test_workers_that_ignore_sigterm_are_killed_at_the_end_of_the_grace(tmp_path
         code, output = launcher.end()
     assert code == 143, output
     assert "grace 2 s" in output
-    warning = "TORCH_ELASTIC_SHUTDOWN_TIMEOUT is 60 s, but workers get SIGKILL after 2 s"
-    assert (warning in output) == bool(options)
     assert not Path(f"/proc/{pid}").exists()
 
 

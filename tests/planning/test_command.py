@@ -274,17 +274,11 @@ PET = {"PET_SHUTDOWN_TIMEOUT": "120"}
     ],
 )
 def test_torchs_shutdown_timeout_sets_the_grace_in_torchruns_own_order(command, env, seconds: int) -> None:
-    assert grace_of(25.0, command, env, is_given=False) == (seconds, None)
+    assert grace_of(25.0, command, env, is_given=False) == seconds
 
 
-def test_an_explicit_grace_wins_and_a_longer_timeout_of_torch_causes_a_warning() -> None:
-    assert grace_of(90.0, PLAIN, TORCHS, is_given=True) == (90, None)
-    assert grace_of(100.0, TYPED, TORCHS, is_given=True) == (100, None)
-    assert grace_of(20.0, TYPED, TORCHS, is_given=True) == (
-        20,
-        "--shutdown-timeout is 60 s, but workers get SIGKILL after 20 s, because --grace is set; "
-        "set --grace to 60, or remove it",
-    )
+def test_an_explicit_grace_wins() -> None:
+    assert grace_of(20.0, TYPED, TORCHS, is_given=True) == 20
 
 
 @pytest.mark.parametrize("env", [{"TORCH_ELASTIC_SHUTDOWN_TIMEOUT": "soon"}, {"PET_SHUTDOWN_TIMEOUT": "-1"}])

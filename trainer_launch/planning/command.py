@@ -489,25 +489,13 @@ _OPTION = OPTIONS["shutdown_timeout"]
 _VARIABLES = (_OPTION.variable, "TORCH_ELASTIC_SHUTDOWN_TIMEOUT")
 
 
-def grace_of(
-    own_s: float, command: Command | None, env: Mapping[str, str], *, is_given: bool
-) -> tuple[float, str | None]:
-    """`own_s` where the user has set --grace (`is_given`), else torch's shutdown timeout; and a warning, if any.
+def grace_of(own_s: float, command: Command | None, env: Mapping[str, str], *, is_given: bool) -> float:
+    """Seconds between SIGTERM and SIGKILL: `own_s` where --grace was given, else torch's shutdown timeout.
 
     Raises:
         UsageError: the timeout is not a whole number.
     """
     typed = command.torchrun.options if command is not None and command.torchrun is not None else {}
     values = {_OPTION.flag: typed.get(_OPTION.name), **{name: env.get(name) for name in _VARIABLES}}
-    name, value = next(((name, value) for name, value in values.items() if value), (None, None))
-    if name is None or value is None:
-        return own_s, None
-    timeout_s = float(check_value(_OPTION, value, name))
-    if not is_given:
-        return timeout_s, None
-    if timeout_s <= own_s:
-        return own_s, None
-    return own_s, (
-        f"{name} is {timeout_s:g} s, but workers get SIGKILL after {own_s:g} s, because --grace is set; "
-        f"set --grace to {timeout_s:g}, or remove it"
-    )
+    name, value = next(((name, value) for name, value in values.items() if value), ("", None))
+    return own_s if is_given or value is None else float(check_value(_OPTION, value, name))

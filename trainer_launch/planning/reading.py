@@ -41,7 +41,7 @@ from trainer_launch.planning.command import (
 )
 from trainer_launch.planning.interfaces import NodeNetwork
 from trainer_launch.planning.job import overlay, with_minimum, with_spares
-from trainer_launch.planning.task import grace, ports_of
+from trainer_launch.planning.task import ports_of
 
 SHIM_SWITCH = "TRAINER_LAUNCH_SHIM"
 _SECRET_FILE, _SSH_KEY = "secret_file", "id_rsa"
@@ -116,10 +116,8 @@ def _job(pod: PodInput, settings: Settings, command: Command | None) -> Job:
     job = overlay(job, job_options(settings), Origin.FLAG)
     job = with_minimum(with_spares(job, settings.spares, platform.nodes), settings.min_nodes)
     job = _with_secret(job, pod, settings.secret_file)
-    _, odd = grace(settings, command, pod.env)
     long = socket_folders.too_long(pod.env)
     warnings = (
-        odd,
         unexpanded(pod.command, pod.env),
         long and f"{long}; set TMPDIR to a shorter one, such as /tmp",
     )
