@@ -205,18 +205,6 @@ def test_who_prints_and_sleeps_does_not_hang(
     assert saved(tmp_path / "stacks") == []
 
 
-@pytest.mark.long("tests/cli/test_hang.py")
-@pytest.mark.torch
-def test_who_prints_into_torchs_own_files_does_not_hang(tmp_path: Path) -> None:
-    torchrun = ("torchrun", "--nproc-per-node", "1", "--redirects", "3", "--log-dir", str(tmp_path / "logs"))
-    train = script(tmp_path, BEAT)
-    ended = launch("run", "--hang-timeout", "1", "--incident-dir", str(tmp_path), "--", *torchrun, train)
-    assert ended.returncode == 0, ended.stderr
-    assert "attempt=1" in ended.stderr
-    (log,) = (tmp_path / "logs").rglob("stdout.log")
-    assert "beat 15" in log.read_text()
-
-
 def test_a_program_that_sleeps_for_ever_ends_with_its_place_in_the_termination_message(tmp_path: Path) -> None:
     words = tmp_path / "words"
     options = ("--engine", "plain", "--hang-timeout", "1", "--incident-dir", str(tmp_path))
@@ -228,8 +216,3 @@ def test_a_program_that_sleeps_for_ever_ends_with_its_place_in_the_termination_m
     (folder,) = tmp_path.glob("*Z-*")
     assert str(folder) in first
     assert any("nanosleep" in line for line in rest)
-
-
-def test_explain_shows_it_and_refuses_what_run_would_refuse() -> None:
-    assert "--hang-timeout 5" in launch("explain", "--hang-timeout=5", "--", "true").stdout
-    assert launch("explain", "--hang-timeout=soon", "--", "true").returncode == 2

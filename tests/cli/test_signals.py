@@ -102,13 +102,6 @@ def test_explain_shows_what_each_signal_is_for() -> None:
     assert "HUP terminate, INT terminate, QUIT terminate, USR1 checkpoint, TERM drain, all others forward" in shown
 
 
-def test_a_signal_that_cannot_be_caught_is_refused_in_one_sentence() -> None:
-    ended = launch("run", "--signals", "KILL=forward", "--", "true")
-    assert ended.returncode == 2
-    assert "no process receives SIGKILL or SIGSTOP" in ended.stderr
-    assert "Traceback" not in ended.stderr
-
-
 ASKED_AT_THE_END = """
 import os, signal, sys, types
 from trainer_launch import cli

@@ -204,15 +204,6 @@ def test_another_installation_of_mpi_is_named_by_its_variable(tmp_path: Path) ->
     assert message.startswith("reason=Misconfigured ")
 
 
-def test_an_mpirun_that_lacks_its_own_files_is_started_once_and_the_variable_is_named(tmp_path: Path) -> None:
-    require(shutil.which(OPEN_MPI), f"needs {OPEN_MPI}")
-    code, message, said = last_words(
-        tmp_path, "--", OPEN_MPI, "-np", "64", "true", env={"OPAL_PKGDATADIR": "/gone"}
-    )
-    assert (code, said.count("started mpirun")) == (2, 1), said
-    assert "installation of MPI: OPAL_PKGDATADIR=/gone" in message
-
-
 def test_a_missing_script_of_ranks_is_quoted(tmp_path: Path) -> None:
     require(shutil.which(OPEN_MPI), f"needs {OPEN_MPI}")
     code, message, said = last_words(tmp_path, "--", OPEN_MPI, "-np", "2", sys.executable, "/app/train_mpi.py")

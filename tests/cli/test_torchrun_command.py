@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import signal
 import socket
 from collections.abc import Iterator
 from contextlib import ExitStack
@@ -15,7 +14,6 @@ import pytest
 from tests.cli.launching import Started, ends_of, launch, script, start
 from tests.conftest import require
 from tests.ports import free_port
-from tests.waiting import eventually
 
 pytestmark = [pytest.mark.torch, pytest.mark.process]
 
@@ -216,16 +214,6 @@ def test_a_file_beside_the_script_that_shadows_a_module_is_imported_by_each_work
     said = "workers start without the fork server: {} has the name of a module that the fork server has imported"
     assert ended.stderr.count(said.format(tmp_path / "json.py")) == 1
     assert "Traceback" not in ended.stderr
-
-
-def test_a_stop_reaches_both_nodes_of_the_same_command(nodes_of: type[Nodes]) -> None:
-    nodes = nodes_of("2")  # type: ignore[arg-type,call-arg]
-    started = [nodes.start(), nodes.start()]
-    assert {rank_of(node) for node in started} == {"0", "1"}
-    for node in started:
-        node.signal(signal.SIGTERM)
-    assert [node.end()[0] for node in started] == [143, 143]
-    eventually(lambda: all(node.process.poll() is not None for node in started), "both have ended")
 
 
 MEETS_OTHERS = """
