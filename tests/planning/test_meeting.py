@@ -7,7 +7,7 @@ from msgspec.structs import replace
 
 from tests.contracts.pods import pod_of
 from tests.planning.requests import MACHINE, given, request
-from tests.planning.test_torchrun import ALONE, ELASTIC, ETCD, FIXED
+from tests.planning.test_torchrun import ALONE, ETCD, FIXED
 from trainer_launch.contracts import read_job
 from trainer_launch.model import Endpoint, Hosting, Job, NodeRange, Origin, PortRange
 from trainer_launch.model.errors import ContractError
@@ -78,11 +78,6 @@ def test_every_node_of_an_elastic_job_hosts_a_coordinator_if_names_tell_the_inde
         assert hosting.seat == rank
         assert given(hosting.seats).endpoint(0) == Endpoint(home, 29500)
         assert given(hosting.seats).endpoint(rank).host.startswith(own)
-
-
-def test_the_jobs_budget_and_range_are_the_contracts() -> None:
-    hosting = given(engines.plan(request("train.py", ELASTIC)).hosting)
-    assert (hosting.max_restarts, hosting.nodes, hosting.port) == (100, NodeRange(1, 3), 23456)
 
 
 @pytest.mark.parametrize(
@@ -163,8 +158,3 @@ def test_a_typed_port_of_one_node_is_the_stores_because_scripts_may_name_it_as_w
 ) -> None:
     job = overlay(Job(contract="unknown", nodes=NodeRange(1, 1)), typed, Origin.FLAG)
     assert given(engines.plan(request(line, job)).membership).ports == ports
-
-
-def test_a_port_that_the_platform_tells_is_not_the_stores() -> None:
-    told = read_job(pod_of({"PET_NNODES": "1", "PET_MASTER_ADDR": "a", "PET_MASTER_PORT": "29638"}))
-    assert given(engines.plan(request("train.py", told)).membership).ports is None

@@ -8,7 +8,7 @@ import pytest
 from msgspec.structs import replace
 
 from tests.planning.requests import given, request
-from trainer_launch.model import Endpoint, Job, NodeRange, Rendezvous
+from trainer_launch.model import Job, NodeRange
 from trainer_launch.model.errors import UsageError
 from trainer_launch.model.signal_policy import SignalAction
 from trainer_launch.planning import engines, torch
@@ -16,11 +16,6 @@ from trainer_launch.planning.job import JOB_OPTIONS
 from trainer_launch.planning.torchrun_options import OPTIONS
 
 ALONE = Job(contract="unknown", nodes=NodeRange(1, 1), nproc_per_node=2, engine="torchrun")
-ETCD = replace(
-    ALONE,
-    nodes=NodeRange(1, 3),
-    rendezvous=Rendezvous(kind="dynamic", backend="etcd-v2", endpoint=Endpoint("etcd", 2379)),
-)
 
 
 def why(line: str, job: Job = ALONE, env: dict[str, str] | None = None, **changes: object) -> str | None:
