@@ -221,12 +221,12 @@ def test_an_old_message_is_replaced(tmp_path: Path) -> None:
 
 
 @torch
-def test_the_real_torchrun_runs_unchanged_where_it_has_another_torch(shims: Path, tmp_path: Path) -> None:
+def test_the_real_torchrun_runs_unchanged_where_it_has_another_python(shims: Path, tmp_path: Path) -> None:
     real = program(tmp_path / "bin", "torchrun")
     real.write_text('#!/bin/sh\necho "real $@"; exit 3\n')
     ended = run(["torchrun", "t.py"], [shims, real.parent])
     assert (ended.returncode, ended.stdout) == (3, "real t.py\n")
-    assert f"{real} has another torch than the launcher's Python, {sys.executable}" in ended.stderr
+    assert f"{real} runs in another Python than the launcher, {sys.executable}" in ended.stderr
     assert "install trainer-launch with pip for" in ended.stderr
     assert ended.stderr.count("\n") == 1
 
