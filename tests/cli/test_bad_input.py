@@ -110,15 +110,6 @@ def test_a_value_that_is_no_text_is_one_sentence(tmp_path: Path) -> None:
     assert "UTF-8" in ended.stderr
 
 
-@pytest.mark.parametrize("text", ["", '{"env": {"A": 1}}', "[" * 100_000])
-def test_a_snapshot_of_another_shape_is_one_sentence(tmp_path: Path, text: str) -> None:
-    path = tmp_path / "pod.json"
-    path.write_text(text)
-    ended = launch("explain", "--pod", str(path))
-    assert ended.returncode == 2
-    assert len(ended.stderr.splitlines()) == 1
-
-
 @pytest.mark.parametrize(
     "env", [V2 | {"PET_NNODES": "many"}, {"TRAINER_LAUNCH_GRACE": "soon"}], ids=["pod", "setting"]
 )

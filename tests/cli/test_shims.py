@@ -110,28 +110,6 @@ def test_a_program_that_is_only_a_shim_is_not_found(shims: Path, tmp_path: Path)
     assert "was not found in PATH behind its shim" in ended.stderr
 
 
-JOB = """
-apiVersion: batch/v1
-kind: Job
-metadata: {{name: asks}}
-spec:
-  template:
-    spec:
-      restartPolicy: Never
-      containers: [{{name: main, image: any, command: [sh, -c, {command!r}]}}]
-"""
-
-
-def test_a_rehearsed_pod_finds_the_shims_before_our_own_python(shims: Path, tmp_path: Path) -> None:
-    real = program(tmp_path / "bin", "python")
-    path = os.pathsep.join(map(str, (shims, real.parent, "/usr/bin", "/bin")))
-    job = tmp_path / "job.yaml"
-    job.write_text(JOB.format(command="echo torchrun=$(command -v torchrun); echo python=$(command -v python)"))
-    ended = launch("local", "-f", str(job), env={"PATH": path})
-    assert f"torchrun={shims}/torchrun\n" in ended.stdout, ended.stderr
-    assert f"python={os.path.dirname(sys.executable)}/python\n" in ended.stdout
-
-
 def test_a_module_of_the_job_with_a_name_of_pythons_does_not_break_a_shim(shims: Path, tmp_path: Path) -> None:
     (tmp_path / "json.py").write_text("raise SystemExit('not mine')\n")
     real = program(tmp_path / "bin", "deepspeed")

@@ -209,18 +209,6 @@ def test_a_shell_script_runs_as_workers_where_their_number_is_given(tmp_path: Pa
     assert said == [f"rank {rank} of {size}" for rank in range(size)]
 
 
-@both_ways
-def test_a_path_through_a_link_and_a_parent_is_the_kernels(tmp_path: Path, method: str) -> None:
-    """As Python has it: `..` behind a symbolic link is the parent of where it leads."""
-    (tmp_path / "real" / "sub").mkdir(parents=True)
-    (tmp_path / "link").symlink_to("real/sub")
-    script(tmp_path, "print('another file')\n")
-    script(tmp_path / "real", "import sys\nprint(__file__, sys.path[0])\n")
-    words = ("--nproc-per-node", "1", "--start-method", method, "--", "link/../train.py")
-    ended = launch("run", *words, cwd=tmp_path)
-    assert ended.stdout == f"{tmp_path}/link/../train.py {tmp_path}/real\n", ended.stderr
-
-
 LOADER = f"""{RANK}
 import select, subprocess
 # A data loader's worker: in the leader's group, and heard when SIGTERM reaches it.
@@ -273,29 +261,6 @@ def test_workers_that_ignore_sigterm_are_killed_at_the_end_of_the_grace(tmp_path
     assert code == 143, output
     assert "grace 2 s" in output
     assert not Path(f"/proc/{pid}").exists()
-
-
-def test_local_gives_each_pod_exactly_what_a_trainer_v2_pod_gets(tmp_path: Path) -> None:
-    told = """
-import json, os
-others = ("JOB_COMPLETION_INDEX", "HOSTNAME", "TF_CONFIG", "RANK")
-print(json.dumps({n: v for n, v in os.environ.items() if n.startswith("PET_") or n in others}))
-"""
-    words = ("local", "--nodes", "2", "--nproc-per-node", "1", "--engine", "plain", "--no-prefix", "--")
-    foreign = {"PET_RDZV_ENDPOINT": "left:1", "TF_CONFIG": "{}", "RANK": "7"}
-    ended = launch(*words, script(tmp_path, told), env=foreign)
-    assert ended.returncode == 0, ended.stderr
-    pods = sorted(map(json.loads, ended.stdout.splitlines()), key=lambda pod: str(pod["PET_NODE_RANK"]))
-    for node, pod in enumerate(pods):
-        assert pod.pop("PET_MASTER_PORT").isdigit()
-        assert pod == {
-            "PET_NNODES": "2",
-            "PET_NPROC_PER_NODE": "1",
-            "PET_NODE_RANK": str(node),
-            "PET_MASTER_ADDR": "127.0.0.2",
-            "JOB_COMPLETION_INDEX": str(node),
-            "HOSTNAME": f"local-node-0-{node}",
-        }
 
 
 LEAVES = """
