@@ -15,7 +15,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from trainer_launch.commands.options import Parsed
-from trainer_launch.contracts import rank_process, read_job
+from trainer_launch.contracts import flat_platforms, read_job
 from trainer_launch.host import runtime_directory
 from trainer_launch.host.files import LiveFiles
 from trainer_launch.model.errors import ContractError, LaunchError, NotRunnableError, UsageError
@@ -81,7 +81,7 @@ def decide(words: Sequence[str], env: Mapping[str, str], engine_above: str | Non
 
     A launcher above that only runs a script leaves the workers to us; one with another engine is theirs already.
     """
-    if env.get(SWITCH, "") == "off" or engine_above not in (None, "plain") or rank_process.is_worker(env):
+    if env.get(SWITCH, "") == "off" or engine_above not in (None, "plain") or flat_platforms.is_worker(env):
         return None
     if len(words) < 2 or not _QUESTIONS.isdisjoint(words[1:2]):
         return None

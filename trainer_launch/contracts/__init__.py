@@ -7,7 +7,6 @@ from msgspec.structs import replace
 from trainer_launch.contracts import (
     flat_platforms,
     mpi_operator,
-    rank_process,
     torchrun_env,
     trainer_v2_runtimes,
     v1_jobs,
@@ -23,8 +22,8 @@ UNKNOWN = Contract("unknown", Marks(), torchrun_env.by_hand)
 
 # In order: the first that fits a pod reads it.
 CONTRACTS: tuple[Contract, ...] = (
-    rank_process.TORCHRUN,
-    rank_process.MPI,
+    flat_platforms.TORCHRUN_CHILD,
+    flat_platforms.MPI_RANK,
     trainer_v2_runtimes.FLUX,
     flat_platforms.KUBERAY,
     flat_platforms.FLYTE_2,

@@ -1,4 +1,4 @@
-"""Platforms that tell a job in a few flat variables: one row each.
+"""Platforms that tell a job in a few flat variables: ranks of a running job, and one row for each platform.
 
 JobSet, Flyte 2, LeaderWorkerSet, Slurm, clouds, Volcano.
 
@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import itertools
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from msgspec.structs import replace
 
@@ -23,6 +23,41 @@ from trainer_launch.model.value_parsers import parse_host
 
 _BY_HAND = ("PET_NNODES", "TORCHELASTIC_RUN_ID")  # whoever sets torchrun's variables says it all
 _INDEX = "JOB_COMPLETION_INDEX"
+
+# A process that torchrun or an MPI runtime has started: one rank of a job that runs already.
+
+
+def _read_rank(_source: Source) -> Job:
+    """A rank: its program has all it needs in variables of its own, and runs as it is."""
+    return Job(role="rank", engine="plain")
+
+
+_OF_TORCHRUN = ("LOCAL_RANK", "TORCHELASTIC_RUN_ID")  # LOCAL_RANK alone may be of a whole node
+
+
+def is_mpi_rank(env: Mapping[str, str]) -> bool:
+    """Whether an MPI runtime started this process.
+
+    `srun --mpi=pmi2` sets PMI_RANK in each task, even in the only task of a node, which is the launcher. A Hydra
+    that srun starts on each node also sets MPI_LOCALRANKID.
+    """
+    tasks, nodes = env.get("SLURM_STEP_NUM_TASKS"), env.get("SLURM_STEP_NUM_NODES")
+    is_node = "SLURM_STEP_ID" in env and tasks in (None, nodes) and "MPI_LOCALRANKID" not in env
+    return "OMPI_COMM_WORLD_RANK" in env or ("PMI_RANK" in env and not is_node)
+
+
+def is_worker(env: Mapping[str, str]) -> bool:
+    """Whether this process is a worker of torchrun or a rank of MPI, where nothing else is to be launched."""
+    return is_mpi_rank(env) or all(name in env for name in _OF_TORCHRUN)
+
+
+TORCHRUN_CHILD = Contract("torchrun-child", Marks(all_of=_OF_TORCHRUN), _read_rank)
+MPI_RANK = Contract(
+    "mpi-rank",
+    Marks(any_of=("OMPI_COMM_WORLD_RANK", "PMI_RANK"), when=lambda source: is_mpi_rank(source.pod.env)),
+    _read_rank,
+)
+
 
 # docs.skypilot.co, "Distributed Jobs on Many Nodes"
 _SKYPILOT = Row(
@@ -141,9 +176,7 @@ def _read_slurm(source: Source) -> Job:
     nodes = source.count(_STEP.nodes, "nodes")
     tasks = source.count("SLURM_STEP_NUM_TASKS", "world_size", default=nodes)
     if tasks > nodes:
-        source.index("SLURM_PROCID", "rank", below=tasks)
-        source.index("SLURM_LOCALID", "local_rank")
-        return Job(role="rank", world_size=tasks, engine="plain")
+        return _read_rank(source)
     source.index(_STEP.rank, "node_rank", below=nodes)  # needed here
     return _STEP.read(source)
 

@@ -213,6 +213,7 @@ def usable_threads(host: Host, local_world_size: int | None, given: str | None) 
 def _alone(job: Job) -> NodeRange | None:
     """A single node, unless the job shows others: an index above 0, several processes, or a list of hosts."""
     others = job.node_rank or job.hostname_index or job.members or job.sparse or job.several_nodes_shown_by
+    others = others or job.role == "rank"
     return None if others or (job.world_size or 1) > 1 else NodeRange(1, 1)
 
 
