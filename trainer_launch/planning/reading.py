@@ -41,7 +41,6 @@ from trainer_launch.planning.command import (
 )
 from trainer_launch.planning.interfaces import NodeNetwork
 from trainer_launch.planning.job import overlay, with_minimum, with_spares
-from trainer_launch.planning.task import ports_of
 
 SHIM_SWITCH = "TRAINER_LAUNCH_SHIM"
 _SECRET_FILE, _SSH_KEY = "secret_file", "id_rsa"
@@ -73,9 +72,6 @@ class Reading(Struct, frozen=True, kw_only=True):
     command: Command | None
     job: Job
     host: Host
-    python_is_ours: bool  # whether the interpreter typed in the command is the launcher's
-    loopback_port: int  # a free one, where a single node's agent meets its launcher
-    front_end: tuple[str, str] = ("", "")  # the Python of a typed front end, and the path of its program
 
     @property
     def calls_others(self) -> bool:
@@ -90,20 +86,9 @@ def read(pod: PodInput, settings: Settings) -> Reading:
     Raises:
         LaunchError: the command or the contract does not fit.
     """
-    path, command = pod.env.get("PATH"), None
     pod = replace(pod, command=see_through(pod.command).command)
-    if pod.command:
-        command = recognise(pod.command, path)
-    python = command.python if command is not None else ()
-    return Reading(
-        pod=pod,
-        command=command,
-        job=_job(pod, settings, command),
-        host=probe(pod.env),
-        python_is_ours=bool(python) and is_our_python(python[0], path),
-        loopback_port=network.free_port(ports_of(settings)),
-        front_end=front_end(command, path),
-    )
+    command = recognise(pod.command, pod.env.get("PATH")) if pod.command else None
+    return Reading(pod=pod, command=command, job=_job(pod, settings, command), host=probe(pod.env))
 
 
 def _job(pod: PodInput, settings: Settings, command: Command | None) -> Job:
@@ -254,9 +239,9 @@ def _is_pythons(front_end: Command, path: str | None) -> bool:
     return not is_program or "python" in os.path.basename(interpreter(program or "", path) or "")
 
 
-def front_end(command: Command | None, path: str | None) -> tuple[str, str]:
+def front_end(command: Command, path: str | None) -> tuple[str, str]:
     """The Python that runs a front end, and the path of its program; without one empty."""
-    if command is None or command.kind is not CommandKind.FRONT_END:
+    if command.kind is not CommandKind.FRONT_END:
         return "", ""
     program = shutil.which(command.argv[0], path=path) or command.argv[0]
     return interpreter(program, path) or sys.executable, program
