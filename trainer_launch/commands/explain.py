@@ -117,7 +117,6 @@ def _plan(
         trial = MachineTrial(
             scratch=_SCRATCH,
             shm_is_short=memory.is_short,
-            copies_are_refused=shared_memory.copies_are_refused(reading.job, reading.command, say=False),
             shims=f"{_SCRATCH}/{runtime_directory.SHIMS}" if reading.calls_others else None,
         )
         task = engines.task_of(reading, settings, trial)

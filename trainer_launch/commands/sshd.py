@@ -96,7 +96,6 @@ def _task(reading: Reading, parsed: Parsed, scratch: str) -> Task:
     trial = MachineTrial(
         scratch=scratch,
         shm_is_short=memory.is_short,
-        copies_are_refused=shared_memory.copies_are_refused(job, None),
     )
     task = engines.task_of(replace(reading, job=job, command=COMMAND), settings, trial)
     handed = handed_on(sparing(task, dict(task.env)), forwarded(settings.forward_env))

@@ -21,6 +21,7 @@ from trainer_launch.planning.job import place
 from trainer_launch.planning.mpi import HOROVODRUN, MPIRUN, SSHD
 from trainer_launch.planning.plain import FRONT_END, PLAIN
 from trainer_launch.planning.reading import Reading, front_end, has_name, is_our_python, look_at_network
+from trainer_launch.planning.shared_memory import copies_are_refused
 from trainer_launch.planning.task import Engine, MachineTrial, Task, ports_of, with_log_level
 from trainer_launch.planning.torch import TORCH, TORCHRUN
 
@@ -114,6 +115,7 @@ def task_of(reading: Reading, settings: Settings, trial: MachineTrial) -> Task:
             trial,
             python=sys.executable,
             python_is_ours=is_ours,
+            copies_are_refused=copies_are_refused(reading.job, command),
             loopback_port=network.free_port(ports_of(settings)),
             label=label,
             front_end=front_end(command, path),
