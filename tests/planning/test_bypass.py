@@ -46,11 +46,11 @@ def test_any_program_is_started_as_workers_where_their_number_is_given(line: str
 @pytest.mark.parametrize(
     ("line", "job", "typed"),
     [
-        ("composer x.py --lr 1", BARE, "trainer-launch run --nproc-per-node N -- x.py"),
-        ("composer x.py --lr 1", asked(BARE), "trainer-launch run --nproc-per-node 2 -- x.py"),
-        ("deepspeed --include localhost:0 x.py --lr 1", TORCH, "trainer-launch run -- x.py"),
-        ("python -m torch.distributed.launch x.py", TORCH, "trainer-launch run -- x.py"),
-        ("deepspeed --num_nodes 2 -m pkg", asked(TORCH), "trainer-launch run --nproc-per-node 2 -- -m pkg"),
+        ("composer x.py --lr 1", BARE, "--nproc-per-node N -- SCRIPT.py"),
+        ("composer x.py --lr 1", asked(BARE), "--nproc-per-node N -- SCRIPT.py"),
+        ("deepspeed --include localhost:0 x.py --lr 1", TORCH, "--nproc-per-node N -- SCRIPT.py"),
+        ("python -m torch.distributed.launch x.py", TORCH, "--nproc-per-node N -- SCRIPT.py"),
+        ("deepspeed --num_nodes 2 -m pkg", asked(TORCH), "--nproc-per-node N -- SCRIPT.py"),
         ("bash -c 'torchrun x.py'", TORCH, "Put `trainer-launch run --` directly in front of torchrun"),
         ("env A=1 torchrun x.py", asked(BARE), "Put `trainer-launch run --` directly in front of torchrun"),
         ("bash -c 'mpirun x'", MPI, "Put `trainer-launch run --` directly in front of mpirun"),
@@ -72,7 +72,7 @@ def test_a_number_of_workers_that_has_no_effect_is_said() -> None:
 @pytest.mark.parametrize("line", ["deepspeed x.py", "composer x.py --lr 1", "lightning run model x.py"])
 def test_a_launcher_that_would_train_on_each_node_alone_is_refused(line: str) -> None:
     with pytest.raises(
-        ContractError, match=r"train on each of the 2 nodes alone .* type: trainer-launch run -- x\.py"
+        ContractError, match=r"train on each of the 2 nodes alone .* --nproc-per-node N -- SCRIPT\.py"
     ):
         engines.plan(request(line, TORCH))
     assert "alone" not in warning(line, replace(TORCH, nodes=NodeRange(1, 1)))

@@ -202,18 +202,6 @@ def test_a_word_that_names_no_launcher_is_none(line: str) -> None:
     assert launcher_in(shlex.split(line)) is None
 
 
-@pytest.mark.parametrize(
-    ("line", "script"),
-    [
-        ("accelerate launch --num_processes 2 src/x.py --lr 1", "src/x.py"),
-        ("accelerate launch -m pkg.train", "-m pkg.train"),
-        ("deepspeed train", "SCRIPT.py"),
-    ],
-)
-def test_the_script_that_a_launcher_starts_is_named(line: str, script: str) -> None:
-    assert given(launcher_in(shlex.split(line))).script == script
-
-
 PLAIN = parse_command(("train.py",))
 TYPED = parse_command(("torchrun", "--shutdown-timeout", "60", "train.py"))
 TORCHS = {"TORCH_ELASTIC_SHUTDOWN_TIMEOUT": "90"}

@@ -236,16 +236,6 @@ class Launcher(Struct, frozen=True):
         """Whether its nodes find each other by the platform's variables."""
         return self.is_torchrun or self.is_mpi or self.name in _LIKE_TORCHRUN
 
-    @property
-    def script(self) -> str:
-        """The training program it is to start, as our own command line begins with it."""
-        for at, word in enumerate(self.words[1:], 1):
-            if word in ("-m", "--module") and at + 1 < len(self.words) and self.words[at + 1] not in MODULES:
-                return f"-m {self.words[at + 1]}"
-            if word.endswith(".py"):
-                return word
-        return "SCRIPT.py"
-
 
 def launcher_in(argv: Sequence[str], *, is_inside: bool = False, is_hidden: bool = False) -> Launcher | None:
     """The launcher in a command, if it is recognised; one of ours is found before all others."""
