@@ -184,16 +184,12 @@ def _derive_discovered(source: Source) -> None:
 
 
 V2BETA1 = Contract("mpijob-v2beta1", Marks(all_of=(_ROLE,)), _read_v2beta1, kind="MPIJob")
-V1 = Contract("mpijob-v1", Marks(when=_is_v1, shows=(_AGENT, _KUBEXEC)), _read_v1, kind="MPIJob")
+V1 = Contract("mpijob-v1", Marks(when=_is_v1), _read_v1, kind="MPIJob")
 TRAINER_V2 = Contract(
     "trainer-v2-mpi",
     Marks(
         all_of=("JOB_COMPLETION_INDEX",),
         when=_fits_trainer_v2,
-        shows=(
-            *(_OPEN_MPI_HOSTFILE, _INTEL_HOSTFILE, _MPICH_HOSTFILE),
-            *(f"{directory}/{_SSH_FILES[0]}" for directory in _SSH_DIRS),
-        ),
     ),
     _read_trainer_v2,
     kind="TrainJob with MPI",

@@ -31,7 +31,6 @@ JAX = Contract(
     Marks(
         all_of=("COORDINATOR_ADDRESS", "NUM_PROCESSES", "PROCESS_ID"),
         none_of=("JAX_COORDINATOR_ADDRESS",),  # whose users set these names too, for their own scripts
-        shows=("COORDINATOR_PORT",),
     ),
     Row(
         nodes=v1_table.JAX.variable("nodes"),
@@ -77,7 +76,7 @@ def _workers(source: Source, pods: int) -> tuple[str, ...]:
 
 XGBOOST = Contract(
     "xgboostjob-v1",
-    Marks(when=v1_table.may_be_xgboost, shows=(_WORKERS, *v1_table.NAMES)),
+    Marks(when=v1_table.may_be_xgboost),
     _read_xgboost,
     kind=_XGBOOST.name,
 )
@@ -118,7 +117,7 @@ def _read_paddle(source: Source) -> Job:
 
 PADDLE = Contract(
     "paddlejob-v1",
-    Marks(all_of=(_MASTER, _JOB_ID), shows=(_NNODES, _SERVERS, _TRAINERS)),
+    Marks(all_of=(_MASTER, _JOB_ID)),
     _read_paddle,
     kind=_PADDLE.name,
 )
@@ -418,13 +417,11 @@ def _behind_workers(size: int, nodes: NodeRange, nproc: int | str | None) -> int
 
 # v1 pods never have a completion index; a Trainer v2 pod in which somebody set the endpoint by hand does.
 _NO_INDEX = ("JOB_COMPLETION_INDEX",)
-# Flyte adds these to the environment of every task, under long and short names.
-_FLYTE_MARKS = ("FLYTE_INTERNAL_EXECUTION_ID", "_F_NM", "FLYTE_INTERNAL_WORKER_NAME", "_F_WN")
 
 
 PYTORCH = Contract(
     "pytorchjob-v1",
-    Marks(when=_fits, shows=("PET_NNODES", "PET_NODE_RANK", "PET_MASTER_ADDR", *v1_table.NAMES)),
+    Marks(when=_fits),
     _read,
     kind=v1_table.PYTORCH.name,
 )
@@ -434,14 +431,13 @@ FLYTE_ELASTIC = Contract(
         all_of=("PET_RDZV_ENDPOINT",),
         none_of=_NO_INDEX,
         when=lambda source: source.has_prefix("FLYTE_INTERNAL_", "_F_"),
-        shows=_FLYTE_MARKS,
     ),
     partial(_read_elastic, engine="plain"),  # a second agent around flytekit's would be wrong
     kind=v1_table.PYTORCH.name,
 )
 PYTORCH_ELASTIC = Contract(
     "pytorchjob-v1-elastic",
-    Marks(all_of=("PET_RDZV_ENDPOINT",), none_of=_NO_INDEX, shows=("PET_NNODES", "PET_RDZV_BACKEND")),
+    Marks(all_of=("PET_RDZV_ENDPOINT",), none_of=_NO_INDEX),
     partial(_read_elastic, engine="torchrun"),
     kind=v1_table.PYTORCH.name,
 )
