@@ -38,14 +38,6 @@ if restarts == '0':
     os.kill(os.getpid(), 9)
 print(f"sum {number.item()} after {restarts} {os.environ['TORCHELASTIC_USE_AGENT_STORE']}\\n", end='', flush=True)
 """
-MEETS = """
-import os
-import torch.distributed as dist
-dist.init_process_group('gloo')
-dist.barrier()  # all have left the store, which rank 0 may serve
-print(f"agent store {os.environ['TORCHELASTIC_USE_AGENT_STORE']} rank {dist.get_rank()}\\n", end='', flush=True)
-dist.destroy_process_group()
-"""
 
 
 class Nodes:
@@ -158,15 +150,6 @@ def test_a_typed_port_is_where_scripts_meet_also_after_a_restart(shared: str, tm
     ended = launch("run", "--", "torchrun", *words, *program, env=env)
     assert ended.returncode == 0, ended.stderr
     assert ended.stdout.count(f"sum 2.0 after 1 {shared}") == 2, ended.stdout
-
-
-@pytest.mark.parametrize("method", ["exec", "auto"])
-def test_rank_0_serves_the_store_where_the_agents_shall_not(method: str, tmp_path: Path) -> None:
-    env = {"TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1"}
-    words = ("--start-method", method, "--nproc-per-node", "2", "--", script(tmp_path, MEETS))
-    ended = launch("run", *words, env=env)
-    assert ended.returncode == 0, ended.stderr
-    assert sorted(ended.stdout.splitlines()) == ["agent store False rank 0", "agent store False rank 1"]
 
 
 def test_where_rank_0_serves_the_store_and_workers_are_executed_nobody_else_imports_torch(tmp_path: Path) -> None:

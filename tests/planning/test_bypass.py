@@ -174,12 +174,6 @@ def test_a_launcher_that_is_found_as_a_shim_needs_no_warning(line: str, script: 
     assert plan.processes[0].env["PATH"] == "/s:/usr/bin:/bin"
 
 
-def test_a_launcher_in_a_script_gets_the_options_that_describe_the_job() -> None:
-    plan = engines.plan(request("bash -c 'torchrun x.py'", asked(TORCH), shims="/s"))
-    assert plan.warnings == ()
-    assert plan.processes[0].env["TRAINER_LAUNCH_NPROC_PER_NODE"] == "2"
-
-
 @pytest.mark.parametrize(
     ("line", "started"),
     [

@@ -119,14 +119,6 @@ def test_each_node_knows_where_to_ask_how_the_job_stands() -> None:
     assert engines.plan(request("train.py", ETCD)).meeting is None
 
 
-def test_a_node_of_an_elastic_job_asks_node_0_and_not_its_own_standby() -> None:
-    elastic = replace(FIXED, nodes=NodeRange(1, 2))
-    named = replace(MACHINE, hostname="job-node-0-1")
-    made = engines.plan(request("train.py", elastic, host=named))
-    assert made.hosting is not None, "each hosts one"
-    assert made.meeting == ("job-node-0-0.job-29500", Endpoint("job-node-0-0.job", 29500))
-
-
 @pytest.mark.parametrize("rank", [0, 1])
 def test_nodes_that_are_told_localhost_are_of_one_job_on_one_machine(rank: int) -> None:
     job = replace(FIXED, node_rank=rank, is_coordinator=rank == 0, coordinator=Endpoint("127.0.0.1", 29500))

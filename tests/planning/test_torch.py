@@ -59,23 +59,11 @@ def test_a_typed_address_is_where_the_others_reach_the_store() -> None:
     assert member("torchrun --local-addr=10.0.0.7 train.py", FIXED).address == "10.0.0.7"
 
 
-@pytest.mark.parametrize(("given", "threads"), [(None, "1"), ("3", "3")])
-def test_workers_that_share_a_node_get_one_thread_unless_told(given: str | None, threads: str) -> None:
-    env = {} if given is None else {"OMP_NUM_THREADS": given}
-    assert workers("train.py", FIXED, env=env).env["OMP_NUM_THREADS"] == threads
-
-
 @pytest.mark.parametrize(("given", "unbuffered"), [(None, "1"), ("", "")])
 def test_workers_whose_output_is_watched_do_not_buffer_it_unless_told(given: str | None, unbuffered: str) -> None:
     env = {} if given is None else {"PYTHONUNBUFFERED": given}
     assert workers("train.py", FIXED, env=env, hang_timeout="60").env["PYTHONUNBUFFERED"] == unbuffered
     assert workers("train.py", FIXED, env=env).env.get("PYTHONUNBUFFERED") == given
-
-
-def test_what_only_torchrun_can_do_is_handed_over_and_the_plan_says_why() -> None:
-    made = plan("torchrun --event-log-handler=console train.py", FIXED)
-    assert made.engine == "torchrun"
-    assert "torchrun runs it: --event-log-handler console" in made.reasons[0]
 
 
 @pytest.mark.parametrize(
