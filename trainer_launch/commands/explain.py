@@ -121,7 +121,7 @@ def _plan(
         )
         task = engines.task_of(reading, settings, trial)
         task = engines.with_network(task) if is_here else task
-        made = sshd.explained(task, settings) if is_worker else engines.plan(task)
+        made = SSHD.plan(task, "this is an MPI worker: trainer-launch sshd") if is_worker else engines.plan(task)
         unheard = signal_policy.unheard(reading.pod.stop_signal or "SIGTERM", made.signals)
         plan = {
             **placed,
