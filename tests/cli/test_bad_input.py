@@ -76,13 +76,6 @@ def test_bad_input_is_one_sentence(words: list[str], env: dict[str, str], code: 
     assert ended.stdout == ""
 
 
-def test_a_script_that_is_mistyped_is_guessed(tmp_path: Path) -> None:
-    (tmp_path / "train.py").touch()
-    for command in ("run", "local"):
-        assert "did you mean train.py?" in launch(command, "--", "trian.py", cwd=tmp_path).stderr
-        assert "did you mean" not in launch(command, "--", "absent.py", cwd=tmp_path).stderr
-
-
 def test_a_python_without_torch_is_one_sentence_for_all_pods(tmp_path: Path) -> None:
     (tmp_path / "train.py").touch()
     (tmp_path / "sitecustomize.py").write_text(
@@ -115,15 +108,6 @@ def test_a_value_that_is_no_text_is_one_sentence(tmp_path: Path) -> None:
     assert len(ended.stderr.splitlines()) == 1
     assert "PET_NNODES" in ended.stderr
     assert "UTF-8" in ended.stderr
-
-
-@pytest.mark.parametrize("text", ["", '{"env": {"A": 1}}', "[" * 100_000])
-def test_a_snapshot_of_another_shape_is_one_sentence(tmp_path: Path, text: str) -> None:
-    path = tmp_path / "pod.json"
-    path.write_text(text)
-    ended = launch("explain", "--pod", str(path))
-    assert ended.returncode == 2
-    assert len(ended.stderr.splitlines()) == 1
 
 
 @pytest.mark.parametrize(

@@ -67,14 +67,6 @@ def test_pid_1_takes_a_request_to_stop_that_comes_while_it_still_imports(tmp_pat
     assert ended.returncode == 143, ended.stderr
 
 
-@pytest.mark.parametrize("command", ["exit 0", "exit 7"])
-def test_a_users_pythoninspect_does_not_change_the_exit_code(tmp_path: Path, command: str) -> None:
-    place, env = message(tmp_path)
-    ended = launch("run", "--", "sh", "-c", command, env={**env, "PYTHONINSPECT": "1"})
-    assert f"exit {ended.returncode}" == command, ended.stderr
-    assert f"exit={ended.returncode} " in place.read_text()
-
-
 def test_an_exit_handler_or_a_thread_of_a_library_does_not_hold_the_pod() -> None:
     program = """
 import atexit, sys, threading

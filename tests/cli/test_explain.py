@@ -15,7 +15,6 @@ from tests.cli.launching import launch, script
 from trainer_launch import __version__
 from trainer_launch.commands import options
 from trainer_launch.model import settings
-from trainer_launch.rehearsal.script_checks import MAX_LOST_STEPS
 
 V2 = {
     "PET_NNODES": "2",
@@ -57,17 +56,6 @@ def test_a_job_that_only_torchrun_can_run_says_why_and_what_runs(tmp_path: Path)
     assert "with --run-path torchrun itself runs the script" in plan["reasons"][0]
     told = launch("explain", "--", *words, env=V2).stdout
     assert "with --run-path torchrun itself runs the script" in told
-    assert "SIGTERM to torchrun" in told
-
-
-def test_the_topology_label_is_told(tmp_path: Path) -> None:
-    words = ("--topology-label", "RACK", "--", script(tmp_path, ""))
-    env = V2 | {"RACK": "block-a/rack-3", "PET_NPROC_PER_NODE": "1"}
-    told = launch("explain", *words, env=env).stdout
-    assert "ranks by topology label block-a/rack-3" in told
-    del env["RACK"]
-    told = launch("explain", *words, env=env).stdout
-    assert "this node has no topology label, so its ranks come last" in told
 
 
 def test_without_a_command_this_nodes_place_is_still_told() -> None:
@@ -94,18 +82,6 @@ def test_a_plain_shell_is_explained_helpfully() -> None:
     assert json.loads(launch("explain", "--json").stdout)["contract"] == "unknown"
 
 
-def test_an_mpi_launcher_that_hosts_no_rank_hears_nothing_of_shared_memory(tmp_path: Path) -> None:
-    env = {"K_MPI_JOB_ROLE": "launcher", "OMPI_MCA_orte_default_hostfile": "/etc/mpi/hostfile"}
-    told = {}
-    for first in ("job-worker-0", "job-launcher"):
-        files = {"/etc/mpi/hostfile": f"{first}.job slots=4\njob-worker-1.job slots=4\n"}
-        (tmp_path / "pod").write_text(json.dumps({"env": env, "files": files, "hostname": "job-launcher"}))
-        done = launch("explain", "--json", "--shm-size", "auto", "--pod", str(tmp_path / "pod"))
-        told[first] = json.loads(done.stdout)["facts"]["shared_memory"]["text"]
-    assert "no worker runs in this pod" in told["job-worker-0"]
-    assert "4 workers may need" in told["job-launcher"]
-
-
 def plan_of(told: str) -> dict[str, str]:
     """The rows of the plan that people see."""
     rows = told.partition("\nPlan\n")[2].partition("\n\n")[0].splitlines()
@@ -129,11 +105,6 @@ def test_node_0_is_said_to_run_the_coordinator() -> None:
     plan = plan_of(launch("explain", "--", "torchrun", "train.py", env=V2 | own).stdout)
     assert plan["nodes meet at"].strip().endswith("; this pod runs the coordinator")
     assert plan["restarts"].strip().startswith("3 worker failures per job, waiting 600 s for a lost node")
-
-
-def test_the_images_torchrun_is_shown_whole() -> None:
-    plan = plan_of(launch("explain", "--engine", "torchrun", "--", "train.py", env=V2).stdout)
-    assert "--nnodes=2" in plan["runs"]
 
 
 def test_no_plan_is_explained_and_ends_as_run_would() -> None:
@@ -250,10 +221,6 @@ def test_help_and_version_load_nothing_that_they_do_not_print(words: list[str]) 
     assert commands == {"trainer_launch.commands.options", "trainer_launch.commands.catalog"}
 
 
-def test_the_help_of_rehearse_has_the_number_of_lost_steps_that_counts() -> None:
-    assert f"(default: {MAX_LOST_STEPS})" in launch("rehearse", "--help").stdout
-
-
 @pytest.mark.parametrize("command", ["run", "preflight", "explain", "rehearse"])
 def test_help_shows_the_options_most_people_need_and_help_all_shows_each(command: str) -> None:
     told = (launch(command, flag).stdout for flag in ("--help", "--help-all"))
@@ -263,39 +230,5 @@ def test_help_shows_the_options_most_people_need_and_help_all_shows_each(command
     assert few & {settings.flag_of(name) for name in options.COMMON}
 
 
-def test_the_help_of_a_command_with_few_options_shows_each() -> None:
-    told = launch("sshd", "--help").stdout
-    assert {name for name in options.COMMANDS["sshd"] if settings.flag_of(name) not in told} == set()
-
-
-@pytest.mark.parametrize("command", [[], ["sshd"], ["install-shims"]])
-def test_help_all_is_the_help_where_that_hides_nothing(command: list[str]) -> None:
-    shown = launch(*command, "--help-all")
-    assert (shown.returncode, shown.stdout) == (0, launch(*command, "--help").stdout)
-
-
-@pytest.mark.parametrize(
-    ("words", "told"),
-    [
-        (("--verison",), "unknown option --verison; did you mean --version?"),
-        (("--nodes", "2", "--", "train.py"), "unknown option --nodes;"),
-    ],
-)
-def test_an_unknown_option_before_the_command_is_named(words: tuple[str, ...], told: str) -> None:
-    ended = launch(*words)
-    assert ended.returncode == 2
-    assert ended.stderr.startswith(f"trainer-launch: error: {told} see trainer-launch --help")
-
-
 def test_the_version_is_told_in_every_usual_way() -> None:
     assert {launch(word).stdout for word in ("version", "--version", "-V")} == {f"trainer-launch {__version__}\n"}
-
-
-def test_run_has_no_heading_of_checks_in_help() -> None:
-    shown = {title for title, names in options.GROUPS.items() if set(names) & set(options.COMMANDS["run"])}
-    assert shown == set(options.GROUPS) - {"checks"}
-
-
-def test_every_setting_has_a_heading_in_help() -> None:
-    headed = [name for group in options.GROUPS.values() for name in group]
-    assert sorted(headed) == sorted(settings.Settings.model_fields)

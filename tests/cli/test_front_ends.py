@@ -177,10 +177,3 @@ def test_a_program_that_has_variables_of_its_own_for_nodes_trains_with_the_jobs(
     assert [code for code, _ in ends] == [0, 0], ends
     workers = [json.loads(line) for _, output in ends for line in output.splitlines() if line.startswith("{")]
     assert [(worker["RANK"], worker["WORLD_SIZE"]) for worker in workers] == [("1", "2"), ("0", "2")]
-
-
-def test_explain_says_who_decides_and_what_it_becomes(folder: Path) -> None:
-    fabric(folder, "slow")
-    ended = launch("explain", "--", "fabric", "run", "worker.py", cwd=folder)
-    assert ended.returncode == 0, ended.stderr
-    assert "front end (fabric run decides on the command; where it starts the workers it becomes: " in ended.stdout

@@ -212,27 +212,6 @@ def test_a_token_in_a_workers_output_and_traceback_is_nowhere_in_its_incident(tm
         assert token not in text
 
 
-def test_without_the_recorder_there_are_stacks_and_the_reason_why_no_more(tmp_path: Path) -> None:
-    place = tmp_path / "incidents"
-    watched = (
-        "--hang-report-after",
-        "off",
-        "--hang-timeout",
-        "2",
-        "--max-restarts",
-        "0",
-        "--incident-dir",
-        str(place),
-    )
-    what = "print(os.environ.get('TORCH_FR_BUFFER_SIZE', 'no buffer'), flush=True); read_batch()"
-    ended = launch("run", *watched, *TWO, "--", training(tmp_path, what))
-    assert ended.returncode == 138, ended.stderr
-    assert "no buffer" in ended.stdout
-    one = shown(place)
-    assert "read_batch" in (Path(one["folder"]) / "stacks" / "rank-1.txt").read_text()
-    assert "rank 1: its flight recorder did not answer" in one["missing"]
-
-
 def test_nothing_is_collected_where_nobody_wants_it_and_a_directory_that_cannot_be_written_holds_nothing_up(
     tmp_path: Path,
 ) -> None:

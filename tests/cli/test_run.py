@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-import re
 import shlex
-import signal
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 
-from tests.cli.launching import LAUNCHER, clean_env, launch, script, start
+from tests.cli.launching import LAUNCHER, clean_env, launch, script
 
 pytestmark = pytest.mark.process
 
@@ -22,36 +20,6 @@ NODE_0_HAS_NO_NAME = {
     "PET_MASTER_ADDR": "nobody.invalid",
     "PET_MASTER_PORT": "29500",
 }
-
-
-@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGSEGV, signal.SIGABRT, signal.SIGTERM])
-def test_a_program_that_dies_of_a_signal_ends_with_128_plus_its_number(number: signal.Signals) -> None:
-    ended = launch("run", "--", "sh", "-c", f"kill -{int(number)} $$")
-    assert ended.returncode == 128 + number
-    assert f"signal={number.name}" in ended.stderr
-
-
-@pytest.mark.parametrize(
-    "env",
-    [
-        {"JOB_COMPLETION_INDEX": "199"},
-        {
-            "DMLC_TRACKER_URI": "j-node-0-0.j",
-            "DMLC_TRACKER_PORT": "29500",
-            "DMLC_TASK_ID": "2",
-            "DMLC_NUM_WORKER": "8",
-        },
-        {"TF_CONFIG": '{"cluster":{"worker":{"5":"w-5:2222"},"ps":null},"task":{"type":"worker","index":5}}'},
-    ],
-    ids=["plainml", "xgboost", "sparse TFJob"],
-)
-def test_a_pod_that_knows_its_index_but_not_its_jobs_size_runs_its_program(env: dict[str, str]) -> None:
-    assert launch("run", "--", "true", env={"JOB_COMPLETION_INDEX": "2", **env}).returncode == 0
-
-
-def test_output_is_untouched_and_nothing_of_ours_is_on_stdout() -> None:
-    ended = launch("run", "--", "printf", "no newline at the end")
-    assert ended.stdout == "no newline at the end"
 
 
 def test_an_output_limit_says_how_much_it_dropped_and_the_diagnosis_still_has_the_last_lines(
@@ -111,61 +79,12 @@ def test_refused_arguments_and_a_missing_rank_are_recognised_by_default(
     assert why in ended.stderr
 
 
-def test_asked_to_stop_the_pod_ends_with_143_even_if_the_program_saved_and_left_with_0() -> None:
-    program = "trap 'echo saved; exit 0' TERM; echo ready; while :; do sleep 0.1; done"
-    with start("run", "--", "sh", "-c", program) as launcher:
-        launcher.read_until("^ready")
-        launcher.signal(signal.SIGTERM)
-        code, output = launcher.end()
-    assert "saved" in output
-    assert code == 143
-
-
-@pytest.mark.parametrize("options", [[], ["--prefix"]])
-def test_a_reader_of_the_output_that_hangs_does_not_hold_up_a_stop(options: list[str]) -> None:
-    program = "echo ready; exec yes 'a line that nobody reads'"
-    with start("run", "--grace", "2", *options, "--", "sh", "-c", program) as launcher:
-        launcher.read_until("ready")  # and from here on nothing is read
-        launcher.signal(signal.SIGTERM)
-        code = launcher.process.wait(timeout=120)
-    assert code == 143
-
-
 @pytest.mark.torch
 def test_a_name_that_never_resolves_ends_with_138_at_the_deadline(tmp_path: Path) -> None:
     (tmp_path / "train.py").write_text("")
     ended = launch("run", "--wait-timeout", "0.5", "--", "train.py", env=NODE_0_HAS_NO_NAME, cwd=tmp_path)
     assert ended.returncode == 138
     assert "nobody.invalid" in ended.stderr
-
-
-def test_a_stop_while_the_launcher_itself_imports_ends_at_once_with_143() -> None:
-    with start("run", "--", "sleep", "60") as launcher:
-        status = Path(f"/proc/{launcher.pid}/status")
-        heard = 0
-        while not heard & 1 << (signal.SIGTERM - 1):  # its first deed
-            heard = int(re.findall(r"SigCgt:\s*(\w+)", status.read_text())[0], 16)
-        launcher.signal(signal.SIGTERM)
-        code, output = launcher.end()
-    assert code == 143, output
-
-
-@pytest.mark.torch
-@pytest.mark.parametrize("limit", [20, 40, 60, 80])
-def test_a_machine_that_runs_out_of_descriptors_is_one_sentence(tmp_path: Path, limit: int) -> None:
-    (tmp_path / "train.py").touch()
-    command = f'ulimit -n {limit}; exec "$0" "$@"'
-    ended = subprocess.run(
-        ("sh", "-c", command, *LAUNCHER, "run", "--prefix", "--nproc-per-node", "20", "--", "train.py"),
-        env=clean_env(),
-        cwd=tmp_path,
-        capture_output=True,
-        text=True,
-        timeout=120,
-    )
-    assert ended.returncode == 138
-    assert "Traceback" not in ended.stderr
-    assert "ulimit -n" in ended.stderr
 
 
 @pytest.mark.parametrize("redirect", [">&-", "2>&-", "<&-", ">/dev/full"])

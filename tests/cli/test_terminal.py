@@ -16,7 +16,7 @@ pytestmark = pytest.mark.process
 WORDS = ("local", "--nodes", "2", "--engine", "plain", "--", "echo", "hello")
 
 
-def on_a_terminal(words: tuple[str, ...], with_stderr: bool = False, /, **env: str) -> str:
+def on_a_terminal(words: tuple[str, ...], **env: str) -> str:
     """Run a command line with a terminal as its output; what it shows."""
     ours, theirs = pty.openpty()
     with subprocess.Popen(
@@ -24,7 +24,7 @@ def on_a_terminal(words: tuple[str, ...], with_stderr: bool = False, /, **env: s
         env=clean_env({"TERM": "xterm"} | env),
         stdin=subprocess.DEVNULL,
         stdout=theirs,
-        stderr=theirs if with_stderr else subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,
     ) as process:
         os.close(theirs)
         shown = b"".join(_read(ours))
@@ -62,11 +62,3 @@ def test_a_terminal_without_color_gets_plain_text(env: dict[str, str]) -> None:
     assert "\x1b[" in on_a_terminal(words)
     assert "\x1b[" not in on_a_terminal(words, **env)
     assert "\x1b[" not in on_a_terminal(WORDS, **env)
-
-
-def test_a_terminal_gets_no_page_but_the_command_that_saves_it() -> None:
-    assert "redirect it: trainer-launch incidents page >incident.html" in on_a_terminal(("incidents", "page"), True)
-
-
-def test_an_empty_no_color_says_nothing() -> None:
-    assert "\x1b[" in on_a_terminal(("run", "--engine", "plain", "--prefix", "--", "echo", "x"), NO_COLOR="")

@@ -118,18 +118,6 @@ sys.exit(step < 7)
     assert checkpoint.read_text() == "7", "without new steps the fifth failure is the last"
 
 
-@pytest.mark.long("tests/cli/test_torch.py")
-@both_ways
-def test_a_failure_is_logged_once_by_whom_it_concerns(tmp_path: Path, method: str) -> None:
-    train = script(tmp_path, f"{RANK}if rank == 1:\n    sys.exit(3)\n{WAIT}")
-    words = ("run", "--nproc-per-node", "2", "--max-restarts", "0", "--start-method", method)
-    loud, still = (launch(*words, *more, "--", train).stderr for more in ((), ("--log-level", "warning")))
-    assert loud.count("rank 1 ended with exit code 3") == 2, "when it happened, and at the end"
-    assert loud.count("rank 1 failed on node 0") == 1, "the job, by the coordinator"
-    assert "exit code 3" in still
-    assert re.findall(r"^[EW]\d{4} .*", loud + still, re.MULTILINE) == [], "torch has no word in it"
-
-
 @pytest.mark.parametrize("how", ["leaves", "fails"])
 def test_the_rank_that_leaves_first_has_the_exit_code_although_its_connections_close_before_it_has_ended(
     tmp_path: Path, how: str
@@ -200,14 +188,6 @@ def test_only_ports_of_the_range_are_opened_and_the_secret_stays_secret(tmp_path
     assert (ended.returncode, "is empty" in ended.stderr) == (2, True)
 
 
-@pytest.mark.parametrize("option", ["--tee=9", "--log-dir=/proc/no"])
-def test_an_option_that_torch_refuses_is_one_sentence_and_2(tmp_path: Path, option: str) -> None:
-    ended = launch("run", "--", "torchrun", option, script(tmp_path, ""))
-    assert ended.returncode == 2, ended.stderr
-    assert "Traceback" not in ended.stderr
-    assert option.partition("=")[0] in ended.stderr
-
-
 def test_a_module_and_another_interpreters_flags_reach_the_workers(tmp_path: Path) -> None:
     script(tmp_path, "import sys\nprint(sys.argv[1:], sys.flags.dev_mode)\n")
     env = {"PYTHONPATH": str(tmp_path)}
@@ -227,30 +207,6 @@ def test_a_shell_script_runs_as_workers_where_their_number_is_given(tmp_path: Pa
     size = 4 if "local" in words else 2
     said = sorted(line.rpartition("] ")[2] for line in ended.stdout.splitlines() if "rank " in line)
     assert said == [f"rank {rank} of {size}" for rank in range(size)]
-
-
-def test_a_launcher_of_its_own_that_would_train_on_each_node_alone_starts_nothing(tmp_path: Path) -> None:
-    program = tmp_path / "accelerate"
-    program.write_text("#!/bin/sh\necho started\n")
-    program.chmod(0o755)
-    ended = launch("local", "--nodes", "2", "--", str(program), "launch", "--cpu", "x.py")
-    assert (ended.returncode, "started" in ended.stdout) == (2, False), ended
-    assert ended.stderr.count("accelerate launch would train on each of the 2 nodes alone") >= 2
-    assert "type: trainer-launch run -- x.py" in ended.stderr
-    told = launch("run", "--nodes", "1", "--", str(program), "launch", "--cpu", "x.py")
-    assert (told.returncode, told.stdout) == (0, "started\n"), told.stderr
-
-
-@both_ways
-def test_a_path_through_a_link_and_a_parent_is_the_kernels(tmp_path: Path, method: str) -> None:
-    """As Python has it: `..` behind a symbolic link is the parent of where it leads."""
-    (tmp_path / "real" / "sub").mkdir(parents=True)
-    (tmp_path / "link").symlink_to("real/sub")
-    script(tmp_path, "print('another file')\n")
-    script(tmp_path / "real", "import sys\nprint(__file__, sys.path[0])\n")
-    words = ("--nproc-per-node", "1", "--start-method", method, "--", "link/../train.py")
-    ended = launch("run", *words, cwd=tmp_path)
-    assert ended.stdout == f"{tmp_path}/link/../train.py {tmp_path}/real\n", ended.stderr
 
 
 LOADER = f"""{RANK}
@@ -288,24 +244,6 @@ def test_asked_to_stop_workers_save_while_their_loaders_live_and_the_pod_ends_wi
     assert "saved 1" in output
 
 
-# Rank 0 takes long to save; rank 1 has no handler, and dies of the request.
-ONE_SAVES = LOADER.replace("[], [], 0.5", "[], [], 3").replace(
-    "signal.signal(signal.SIGTERM, save)", "rank or signal.signal(signal.SIGTERM, save)"
-)
-
-
-@both_ways
-def test_a_worker_saves_in_peace_when_another_has_died_of_the_request(tmp_path: Path, method: str) -> None:
-    options = ("--nproc-per-node", "2", "--prefix", "--start-method", method)
-    with start("run", *options, "--", script(tmp_path, ONE_SAVES)) as launcher:
-        launcher.read_until("ready", times=2)
-        launcher.signal(signal.SIGTERM)
-        code, output = launcher.end()
-    assert code == 143, output
-    assert "loader heard nothing" in output, output
-    assert output.count("saved 0") == 1, output
-
-
 @pytest.mark.parametrize(
     ("options", "env"),
     [
@@ -322,65 +260,7 @@ def test_workers_that_ignore_sigterm_are_killed_at_the_end_of_the_grace(tmp_path
         code, output = launcher.end()
     assert code == 143, output
     assert "grace 2 s" in output
-    warning = "TORCH_ELASTIC_SHUTDOWN_TIMEOUT is 60 s, but workers get SIGKILL after 2 s"
-    assert (warning in output) == bool(options)
     assert not Path(f"/proc/{pid}").exists()
-
-
-def test_a_relayed_signal_reaches_the_workers_and_ends_nothing(tmp_path: Path) -> None:
-    handler = "signal.signal(signal.SIGUSR1, lambda *_: (os.write(1, b'heard %d\\n' % rank), sys.exit(0)))\n"
-    train = script(tmp_path, f"{RANK}{handler}print('ready', flush=True)\n{WAIT}")
-    with start("run", "--nproc-per-node", "2", "--prefix", "--", train) as launcher:
-        launcher.read_until("ready", times=2)
-        launcher.signal(signal.SIGUSR1)
-        code, output = launcher.end()
-    assert code == 0, output
-    assert "heard 0" in output
-    assert "heard 1" in output
-
-
-REDUCE = """
-import os, torch, torch.distributed as dist
-dist.init_process_group("gloo")
-total = torch.ones(1)
-dist.all_reduce(total)
-print("sum %s of %s\\n" % (int(total), os.environ["WORLD_SIZE"]), end="", flush=True)
-dist.barrier()
-dist.destroy_process_group()
-os._exit(0)  # torch 2.13's gloo may abort while Python shuts down; not what is tested here
-"""
-
-
-def test_local_runs_two_pods_of_two_workers_that_really_meet(tmp_path: Path) -> None:
-    ended = launch("local", "--nodes", "2", "--nproc-per-node", "2", "--", script(tmp_path, REDUCE))
-    assert ended.returncode == 0, ended.stderr
-    assert sorted(ended.stdout.splitlines()) == [f"[{n // 2}:{n}] sum 4 of 4" for n in range(4)]
-    table = [line.split() for line in ended.stderr.splitlines() if line.startswith("local-node-0-")]
-    assert [row[:5] for row in table] == [[f"local-node-0-{n}", "Succeeded", "1", "0", "0"] for n in (0, 1)]
-    assert "\nTrainJob local: Succeeded after " in ended.stderr
-
-
-def test_local_gives_each_pod_exactly_what_a_trainer_v2_pod_gets(tmp_path: Path) -> None:
-    told = """
-import json, os
-others = ("JOB_COMPLETION_INDEX", "HOSTNAME", "TF_CONFIG", "RANK")
-print(json.dumps({n: v for n, v in os.environ.items() if n.startswith("PET_") or n in others}))
-"""
-    words = ("local", "--nodes", "2", "--nproc-per-node", "1", "--engine", "plain", "--no-prefix", "--")
-    foreign = {"PET_RDZV_ENDPOINT": "left:1", "TF_CONFIG": "{}", "RANK": "7"}
-    ended = launch(*words, script(tmp_path, told), env=foreign)
-    assert ended.returncode == 0, ended.stderr
-    pods = sorted(map(json.loads, ended.stdout.splitlines()), key=lambda pod: str(pod["PET_NODE_RANK"]))
-    for node, pod in enumerate(pods):
-        assert pod.pop("PET_MASTER_PORT").isdigit()
-        assert pod == {
-            "PET_NNODES": "2",
-            "PET_NPROC_PER_NODE": "1",
-            "PET_NODE_RANK": str(node),
-            "PET_MASTER_ADDR": "127.0.0.2",
-            "JOB_COMPLETION_INDEX": str(node),
-            "HOSTNAME": f"local-node-0-{node}",
-        }
 
 
 LEAVES = """

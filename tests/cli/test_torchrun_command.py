@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import signal
 import socket
 from collections.abc import Iterator
 from contextlib import ExitStack
@@ -15,7 +14,6 @@ import pytest
 from tests.cli.launching import Started, ends_of, launch, script, start
 from tests.conftest import require
 from tests.ports import free_port
-from tests.waiting import eventually
 
 pytestmark = [pytest.mark.torch, pytest.mark.process]
 
@@ -39,14 +37,6 @@ restarts = os.environ['TORCHELASTIC_RESTART_COUNT']
 if restarts == '0':
     os.kill(os.getpid(), 9)
 print(f"sum {number.item()} after {restarts} {os.environ['TORCHELASTIC_USE_AGENT_STORE']}\\n", end='', flush=True)
-"""
-MEETS = """
-import os
-import torch.distributed as dist
-dist.init_process_group('gloo')
-dist.barrier()  # all have left the store, which rank 0 may serve
-print(f"agent store {os.environ['TORCHELASTIC_USE_AGENT_STORE']} rank {dist.get_rank()}\\n", end='', flush=True)
-dist.destroy_process_group()
 """
 
 
@@ -162,15 +152,6 @@ def test_a_typed_port_is_where_scripts_meet_also_after_a_restart(shared: str, tm
     assert ended.stdout.count(f"sum 2.0 after 1 {shared}") == 2, ended.stdout
 
 
-@pytest.mark.parametrize("method", ["exec", "auto"])
-def test_rank_0_serves_the_store_where_the_agents_shall_not(method: str, tmp_path: Path) -> None:
-    env = {"TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1"}
-    words = ("--start-method", method, "--nproc-per-node", "2", "--", script(tmp_path, MEETS))
-    ended = launch("run", *words, env=env)
-    assert ended.returncode == 0, ended.stderr
-    assert sorted(ended.stdout.splitlines()) == ["agent store False rank 0", "agent store False rank 1"]
-
-
 def test_where_rank_0_serves_the_store_and_workers_are_executed_nobody_else_imports_torch(tmp_path: Path) -> None:
     env = {"TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1"}
     train = script(tmp_path, SAYS_RANK.replace("of", "is one of"))
@@ -216,16 +197,6 @@ def test_a_file_beside_the_script_that_shadows_a_module_is_imported_by_each_work
     said = "workers start without the fork server: {} has the name of a module that the fork server has imported"
     assert ended.stderr.count(said.format(tmp_path / "json.py")) == 1
     assert "Traceback" not in ended.stderr
-
-
-def test_a_stop_reaches_both_nodes_of_the_same_command(nodes_of: type[Nodes]) -> None:
-    nodes = nodes_of("2")  # type: ignore[arg-type,call-arg]
-    started = [nodes.start(), nodes.start()]
-    assert {rank_of(node) for node in started} == {"0", "1"}
-    for node in started:
-        node.signal(signal.SIGTERM)
-    assert [node.end()[0] for node in started] == [143, 143]
-    eventually(lambda: all(node.process.poll() is not None for node in started), "both have ended")
 
 
 MEETS_OTHERS = """

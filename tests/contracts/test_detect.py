@@ -32,7 +32,7 @@ def test_every_name_is_unique_and_can_be_asked_for() -> None:
 def test_of_two_contracts_for_one_kind_of_job_the_first_in_the_list_wins() -> None:
     flyte = {"FLYTE_INTERNAL_EXECUTION_ID": "f"}
     assert detected({"K_MPI_JOB_ROLE": "worker"}) == "mpijob-v2beta1"
-    assert detected({"K_MPI_JOB_ROLE": "worker", **flyte}) == "flyte-kfmpi"
+    assert detected({"K_MPI_JOB_ROLE": "worker", **flyte}) == "mpijob-v2beta1"
     assert detected({"PET_RDZV_ENDPOINT": "a:1", **flyte}) == "flyte-elastic"
 
 
@@ -42,11 +42,11 @@ def test_names_of_a_jaxjob_that_a_user_sets_for_a_script_do_not_hide_a_trainjob(
     assert detected({**by_hand, "JAX_COORDINATOR_ADDRESS": "a:1"}) == "trainer-v2-jax"
 
 
-def test_two_platforms_in_one_pod_are_refused_with_the_variables_of_each() -> None:
+def test_two_platforms_in_one_pod_are_refused_with_both_names() -> None:
     with pytest.raises(ContractError) as caught:
         detected({**V2_TORCH, **TF})
     message = str(caught.value)
-    assert all(part in message for part in ("tfjob-v1 (TF_CONFIG)", "trainer-v2-torch (PET_MASTER_ADDR"))
+    assert all(part in message for part in ("tfjob-v1", "trainer-v2-torch"))
     assert "--contract" in message
     assert "TRAINER_LAUNCH_CONTRACT" in message
     assert len(message) <= 600
@@ -100,7 +100,7 @@ def test_an_old_job_of_one_replica_is_told_by_its_hints(port: str, unbuffered: s
 @pytest.mark.parametrize("unbuffered", [None, "", "2"])
 def test_an_old_job_of_one_replica_without_a_hint_is_ambiguous(unbuffered: str | None) -> None:
     env = V1_GENERAL if unbuffered is None else {**V1_GENERAL, "PYTHONUNBUFFERED": unbuffered}
-    with pytest.raises(ContractError, match=r"pytorchjob-v1 \(MASTER_ADDR.*xgboostjob-v1 \(MASTER_ADDR"):
+    with pytest.raises(ContractError, match="pytorchjob-v1 and xgboostjob-v1"):
         detected(env)
 
 

@@ -12,41 +12,9 @@ from trainer_launch.contracts import read_job
 from trainer_launch.contracts.snapshot import SnapshotFiles, pod_from_snapshot, snapshot_of
 from trainer_launch.contracts.source import MAX_FILE_BYTES
 from trainer_launch.model.errors import UsageError
-from trainer_launch.model.redaction import REDACTED, redact, redact_command, redact_file, redact_text
+from trainer_launch.model.redaction import REDACTED, redact, redact_file
 
-JWT = "eyJhbGciOiJSUzI1NiJ9.eyJzdWIiOiJ4In0.c2lnbmF0dXJl"
 PEM = "-----BEGIN EC PRIVATE KEY-----\nMHc\n-----END EC PRIVATE KEY-----\n"
-
-
-@pytest.mark.parametrize(
-    "name",
-    [
-        *("HF_TOKEN", "WANDB_API_KEY", "AWS_SECRET_ACCESS_KEY", "DB_PASSWORD", "MYSQL_PASSWD", "GIT_CREDENTIALS"),
-        *("hfToken", "apiKey", "OPENAI_APIKEY", "client-secret", "my.secret.value", "GITHUBTOKEN", "KEY", "token"),
-        *("KeyOfDoor", "X_Token_2", "sshPrivateKey", "DBPASSWORD", "SSH_KEY_PATH"),
-        *("AZURE_STORAGE_CONNECTION_STRING", "storageConnectionString", "CONNECTIONSTRINGS__DB"),
-    ],
-)
-def test_values_whose_names_say_secret_are_hidden(name: str) -> None:
-    assert redact(name, "hunter2") == REDACTED
-
-
-@pytest.mark.parametrize(
-    "name",
-    [
-        "KEEP_ALIVE",
-        "MONKEY",
-        "KEYBOARD_LAYOUT",
-        "TOKENIZERS_PARALLELISM",
-        "TURKEY",
-        "PET_NNODES",
-        "HOCKEY",
-        "PWD",
-        "CONNECTION",
-    ],
-)
-def test_ordinary_names_keep_their_values(name: str) -> None:
-    assert redact(name, "value") == "value"
 
 
 def test_a_path_to_a_secret_is_no_secret() -> None:
@@ -55,32 +23,6 @@ def test_a_path_to_a_secret_is_no_secret() -> None:
     assert redact("API_KEY", "/looks/like/a/path") == REDACTED
     assert redact("TOKEN_FILE", "not a path") == REDACTED
     assert redact("EMPTY_TOKEN", "") == ""
-
-
-@pytest.mark.parametrize(
-    ("text", "want"),
-    [
-        ("http://user:hunter2@proxy:3128/x", f"http://{REDACTED}@proxy:3128/x"),
-        ("https://x-token@git.example/a.git", f"https://{REDACTED}@git.example/a.git"),
-        ("http://proxy:3128/a@b", "http://proxy:3128/a@b"),
-        (f"before {JWT} after", f"before {REDACTED} after"),
-        (PEM, REDACTED),
-        ("Authorization: Bearer abcdefghij", f"Authorization: Bearer {REDACTED}"),
-        ("hf_abcdefghijklmnopqrst", REDACTED),
-        ("a=1,password=x", f"a=1,password={REDACTED}"),
-        ("AccountName=a;AccountKey=Zm9v+/8=;X=y", f"AccountName=a;AccountKey={REDACTED};X=y"),
-        ("SharedAccessKeyName=n;SharedAccessKey=Zm9v=", f"SharedAccessKeyName=n;SharedAccessKey={REDACTED}"),
-        ("plain text", "plain text"),
-    ],
-)
-def test_what_looks_like_a_secret_is_hidden_wherever_it_is(text: str, want: str) -> None:
-    assert redact_text(text) == want
-    assert redact("ANY", text) == want
-
-
-def test_hiding_takes_no_time_on_long_text() -> None:
-    for text in ("a" * 1_000_000, "http://" * 150_000, "eyJ" * 300_000, "a://" + "b" * 1_000_000, "-" * 1_000_000):
-        redact_text(text)
 
 
 @pytest.mark.parametrize(
@@ -95,20 +37,6 @@ def test_other_files_are_shown_but_for_what_looks_secret() -> None:
     assert redact_file("/etc/mpi/hostfile", "a slots=1\n") == "a slots=1\n"
     assert redact_file("/root/.ssh/id_rsa.pub", "ssh-ed25519 AAAA") == "ssh-ed25519 AAAA"
     assert redact_file("/etc/x", PEM) == REDACTED
-
-
-def test_secrets_on_the_command_line_are_hidden() -> None:
-    command = ("train.py", "--hf-token=abc", "--api-key", "abc", "WANDB_API_KEY=x", "--lr", "1e-3", "--keep=1")
-    want = (
-        "train.py",
-        f"--hf-token={REDACTED}",
-        "--api-key",
-        REDACTED,
-        f"WANDB_API_KEY={REDACTED}",
-        "--lr",
-        "1e-3",
-    )
-    assert redact_command(command) == (*want, "--keep=1")
 
 
 def test_a_snapshot_says_who_the_pod_is_without_its_secrets() -> None:

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from tests.contracts.pods import pod_of
-from trainer_launch.contracts.source import MAX_FILE_BYTES, MAX_VALUE_BYTES, Marks, Source
+from trainer_launch.contracts.source import MAX_FILE_BYTES, MAX_VALUE_BYTES, Source
 from trainer_launch.model import Endpoint, Fact, NodeRange, Origin, value_parsers
 from trainer_launch.model.errors import ContractError
 
@@ -99,14 +99,6 @@ def test_files_are_text_of_bounded_size() -> None:
         source(f="x" * (MAX_FILE_BYTES + 5)).file("/f")
     with pytest.raises(ContractError, match=r"/f is .*text in UTF-8"):
         source(f="a\udcff").file("/f")
-
-
-def test_marks_say_what_they_saw() -> None:
-    marks = Marks(any_of=("A", "X"), files=("/f",), shows=("B", "/g"))
-    read = source("1", f="", g="")
-    assert marks.fit(read)
-    assert marks.present(read) == ("X", "/f", "/g")
-    assert not Marks(none_of=("X",)).fit(read)
 
 
 def test_shown_values_are_short_plain_and_printable() -> None:

@@ -23,10 +23,8 @@ from trainer_launch.model.codec import (
     Text,
     decode,
     encode,
-    parsed_spec,
 )
 from trainer_launch.model.codec import Whole as WholeNumber
-from trainer_launch.model.errors import InternalError
 
 
 class Color(str, Enum):
@@ -120,12 +118,6 @@ def test_a_conversation_tells_its_messages_apart_by_their_kind_and_cuts_long_tex
     assert codec.decode(codec.encode(Inner(count=1, words=("x" * 1000,)))) == Inner(count=1, words=("x" * 20,))
     with pytest.raises(MessageError, match="at most 100 bytes"):
         codec.encode(Inner(count=1, words=("x" * 20,) * 5))
-
-
-def test_a_launch_spec_that_is_not_ours_is_a_mistake_of_our_own() -> None:
-    assert parsed_spec(Whole, encode(FULL).decode()) == FULL
-    with pytest.raises(InternalError, match="invalid launch spec"):
-        parsed_spec(Whole, "{}")
 
 
 THREADS = """

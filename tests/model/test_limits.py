@@ -53,11 +53,6 @@ def test_a_defect_keeps_its_traceback(cause: Exception) -> None:
     assert explained(cause) is None
 
 
-def test_an_error_of_ours_stays_as_it_is() -> None:
-    problem = UsageError("no such option")
-    assert explained(problem) is problem
-
-
 def test_any_other_error_of_the_system_is_told_in_its_own_words() -> None:
     problem = explained(OSError(errno.ENOSPC, os.strerror(errno.ENOSPC)))
     assert (type(problem), str(problem)) == (LaunchError, "[Errno 28] No space left on device")

@@ -18,6 +18,8 @@ KEY = "-----BEGIN RSA PRIVATE KEY-----\nMIIEowIBAAKCAQEAx\nq83nHgUlq83nHgUl=\n--
         ("aws_secret_access_key=wJalrXUtnFEMI/K7MDENG", "wJalr"),
         ("wandb_api_key: 0123456789abcdef", "0123456789abcdef"),
         ("password:\n  hunter2", "hunter2"),
+        ("before eyJhbGciOiJSUzI1NiJ9.eyJzdWIiOiJ4In0.c2lnbmF0dXJl after", "eyJ"),
+        ("AccountName=a;AccountKey=Zm9v+/8=;X=y", "Zm9v"),
         ("Command '['push', '--token', 'abcd1234', 'x']' returned non-zero exit status 1.", "abcd1234"),
         ("POST https://hooks.slack.com/services/T00/B00/XXYY failed", "XXYY"),
         ("https://discord.com/api/webhooks/1234/abcDEF", "abcDEF"),
@@ -54,7 +56,12 @@ def test_what_is_none_stays(text: str) -> None:
 
 
 @pytest.mark.parametrize(
-    "name", ["SLACK_WEBHOOK", "DEPLOY_PRIVATE", "STRIPE_API", "TWILIO_SID", "HF_TOKEN", "apiKey"]
+    "name",
+    [
+        *("SLACK_WEBHOOK", "DEPLOY_PRIVATE", "STRIPE_API", "TWILIO_SID", "HF_TOKEN", "apiKey", "OPENAI_APIKEY"),
+        *("AWS_SECRET_ACCESS_KEY", "MYSQL_PASSWD", "GIT_CREDENTIALS", "client-secret", "GITHUBTOKEN", "KEY"),
+        *("KeyOfDoor", "sshPrivateKey", "SSH_KEY_PATH", "storageConnectionString", "CONNECTIONSTRINGS__DB"),
+    ],
 )
 def test_a_variable_is_hidden_by_its_name(name: str) -> None:
     assert redact(name, "x" * 12) == REDACTED
@@ -99,7 +106,9 @@ def test_a_password_may_be_a_number_and_a_long_number_a_key(name: str, value: st
     assert value not in "".join(redact_command((f"--{name.lower()}", value)))
 
 
-@pytest.mark.parametrize("name", ["API_URL", "PRIVATE_IP", "SID", "API", "MONKEY", "PWD"])
+@pytest.mark.parametrize(
+    "name", ["API_URL", "PRIVATE_IP", "SID", "API", "MONKEY", "PWD", "KEEP_ALIVE", "CONNECTION"]
+)
 def test_a_variable_with_half_of_such_a_name_is_shown(name: str) -> None:
     assert redact(name, "10.0.0.1") == "10.0.0.1"
 

@@ -23,12 +23,6 @@ def test_a_flag_wins_over_its_variable_and_a_variable_over_the_default(monkeypat
     assert settings.load({"grace": "7"}).grace == 7.0
 
 
-def test_a_bad_variable_is_named_with_its_value(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("TRAINER_LAUNCH_GRACE", "soon")
-    with pytest.raises(UsageError, match="'soon' for TRAINER_LAUNCH_GRACE: expected a time such as 60"):
-        settings.load({})
-
-
 def test_an_unknown_variable_is_reported_with_the_nearest_setting() -> None:
     names = ("TRAINER_LAUNCH_GRASE", "HOME", "TRAINER_LAUNCH_METRIC_PORT", "TRAINER_LAUNCH_PREFIX")
     assert settings.unknown_variables(dict.fromkeys(names, "1")) == [
@@ -63,11 +57,7 @@ def test_a_link_to_a_service_does_not_count_as_the_setting_of_the_same_name(
     ("text", "seconds"),
     [
         ("60", 60.0),
-        ("0.5", 0.5),
-        ("60s", 60.0),
         ("1.5m", 90.0),
-        ("10m", 600.0),
-        ("1h", 3600.0),
         ("1h30m", 5400.0),
         ("1h30m15s500ms", 5415.5),
         ("500ms", 0.5),
@@ -128,20 +118,3 @@ def test_what_does_not_fit_is_refused(name: str, value: object) -> None:
 def test_a_boolean_word_is_read_in_any_case(word: str) -> None:
     for spelled in (word, word.upper(), word.title(), word.swapcase()):
         assert settings.load({"prefix": spelled}).prefix == (word in {"1", "true", "yes", "on", "t", "y"})
-
-
-def test_settings_cannot_be_changed() -> None:
-    with pytest.raises(AttributeError, match="frozen"):
-        settings.load({}).grace = 1.0
-
-
-def test_every_setting_has_a_description() -> None:
-    assert all(field.description for field in settings.Settings.model_fields.values())
-
-
-def test_only_settings_that_were_given_describe_the_job() -> None:
-    assert settings.job_options(settings.load({})) == {}
-    assert settings.job_options(settings.load({"nodes": "2", "node_rank": "1"})) == {
-        "nnodes": "2",
-        "node_rank": "1",
-    }

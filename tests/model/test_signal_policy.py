@@ -6,7 +6,7 @@ import signal
 
 import pytest
 
-from trainer_launch.model import settings, signal_policy
+from trainer_launch.model import signal_policy
 from trainer_launch.model.errors import UsageError
 from trainer_launch.model.signal_policy import SignalAction
 
@@ -54,7 +54,3 @@ def test_torchs_agent_is_asked_to_stop_by_a_signal_that_it_does_not_hand_on():
     assert signal_policy.stop_signal(signal_policy.parse("TERM=drain,INT=forward")) == signal.SIGQUIT
     with pytest.raises(UsageError, match="leaves no signal that stops the job"):
         signal_policy.stop_signal(signal_policy.parse("TERM=drain,INT=drain,QUIT=drain,HUP=forward"))
-
-
-def test_it_is_a_setting():
-    assert settings.load({"signals": "USR1=drain"}).signals == "USR1=drain"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from trainer_launch.model.units import all_of, counted, in_units, numbers_in, spans
+from trainer_launch.model.units import counted, in_units, numbers_in, spans
 
 
 def test_a_noun_agrees_with_its_number() -> None:
@@ -17,10 +17,6 @@ def test_a_noun_agrees_with_its_number() -> None:
 )
 def test_sizes_have_three_digits_and_a_unit_that_fits(size: int, text: str) -> None:
     assert in_units(size) == text
-
-
-def test_all_of_one_is_the_only_one() -> None:
-    assert [all_of(number, "host") for number in (1, 3)] == ["the only host", "all 3 hosts"]
 
 
 IRREGULAR = [n for n in range(4096) if n * n * n % 7 % 2]

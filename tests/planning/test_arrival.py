@@ -10,7 +10,7 @@ from msgspec.structs import replace
 from tests.planning.requests import given, request
 from trainer_launch.host import network
 from trainer_launch.model import Endpoint, Job, NodeRange, Plan
-from trainer_launch.model.errors import ContractError, UsageError
+from trainer_launch.model.errors import UsageError
 from trainer_launch.planning import engines
 from trainer_launch.planning.reading import has_name
 
@@ -47,12 +47,6 @@ def test_a_rank_that_anybody_tells_is_the_nodes_rank(told: dict[str, Any]) -> No
     plan = planned(job=Job(contract="unknown", **told))
     assert given(plan.membership).node_rank == 1
     assert plan.hosting is None
-
-
-@pytest.mark.parametrize("line", ["--master-addr=head", "--rdzv-endpoint=head:29400"])
-def test_static_nodes_need_their_ranks(line: str) -> None:
-    with pytest.raises(ContractError, match="the rank of this node is unknown"):
-        engines.plan(request(f"torchrun --nnodes=2 {line} train.py", Job(contract="unknown")))
 
 
 @pytest.mark.parametrize(

@@ -10,7 +10,7 @@ from msgspec.structs import replace
 
 from tests.planning.requests import request
 from trainer_launch.model import Endpoint, Job, NodeRange, Origin
-from trainer_launch.model.errors import ContractError, LaunchError, UsageError
+from trainer_launch.model.errors import ContractError, LaunchError
 from trainer_launch.planning import engines
 from trainer_launch.planning.command import starts_launchers
 from trainer_launch.planning.job import overlay
@@ -43,23 +43,14 @@ def test_any_program_is_started_as_workers_where_their_number_is_given(line: str
     assert engines.plan(request(line, TORCH)).engine == "plain", "it may be meant for a torchrun inside"
 
 
-def test_a_program_from_standard_input_has_one_worker() -> None:
-    with pytest.raises(UsageError, match="2 workers cannot read one program from standard input"):
-        engines.plan(request("python -", asked(BARE)))
-    with pytest.raises(UsageError, match="standard input"):
-        engines.plan(request("python -u", asked(BARE)))
-    one = overlay(BARE, {"nproc_per_node": "1"}, Origin.FLAG)
-    assert engines.plan(request("python -", one)).engine == "torch"
-
-
 @pytest.mark.parametrize(
     ("line", "job", "typed"),
     [
-        ("composer x.py --lr 1", BARE, "trainer-launch run --nproc-per-node N -- x.py"),
-        ("composer x.py --lr 1", asked(BARE), "trainer-launch run --nproc-per-node 2 -- x.py"),
-        ("deepspeed --include localhost:0 x.py --lr 1", TORCH, "trainer-launch run -- x.py"),
-        ("python -m torch.distributed.launch x.py", TORCH, "trainer-launch run -- x.py"),
-        ("deepspeed --num_nodes 2 -m pkg", asked(TORCH), "trainer-launch run --nproc-per-node 2 -- -m pkg"),
+        ("composer x.py --lr 1", BARE, "--nproc-per-node N -- SCRIPT.py"),
+        ("composer x.py --lr 1", asked(BARE), "--nproc-per-node N -- SCRIPT.py"),
+        ("deepspeed --include localhost:0 x.py --lr 1", TORCH, "--nproc-per-node N -- SCRIPT.py"),
+        ("python -m torch.distributed.launch x.py", TORCH, "--nproc-per-node N -- SCRIPT.py"),
+        ("deepspeed --num_nodes 2 -m pkg", asked(TORCH), "--nproc-per-node N -- SCRIPT.py"),
         ("bash -c 'torchrun x.py'", TORCH, "Put `trainer-launch run --` directly in front of torchrun"),
         ("env A=1 torchrun x.py", asked(BARE), "Put `trainer-launch run --` directly in front of torchrun"),
         ("bash -c 'mpirun x'", MPI, "Put `trainer-launch run --` directly in front of mpirun"),
@@ -81,7 +72,7 @@ def test_a_number_of_workers_that_has_no_effect_is_said() -> None:
 @pytest.mark.parametrize("line", ["deepspeed x.py", "composer x.py --lr 1", "lightning run model x.py"])
 def test_a_launcher_that_would_train_on_each_node_alone_is_refused(line: str) -> None:
     with pytest.raises(
-        ContractError, match=r"train on each of the 2 nodes alone .* type: trainer-launch run -- x\.py"
+        ContractError, match=r"train on each of the 2 nodes alone .* --nproc-per-node N -- SCRIPT\.py"
     ):
         engines.plan(request(line, TORCH))
     assert "alone" not in warning(line, replace(TORCH, nodes=NodeRange(1, 1)))
@@ -181,12 +172,6 @@ def test_a_launcher_that_is_found_as_a_shim_needs_no_warning(line: str, script: 
     assert (plan.warnings == ()) == (typed == ""), plan.warnings
     assert typed in "".join(plan.warnings)
     assert plan.processes[0].env["PATH"] == "/s:/usr/bin:/bin"
-
-
-def test_a_launcher_in_a_script_gets_the_options_that_describe_the_job() -> None:
-    plan = engines.plan(request("bash -c 'torchrun x.py'", asked(TORCH), shims="/s"))
-    assert plan.warnings == ()
-    assert plan.processes[0].env["TRAINER_LAUNCH_NPROC_PER_NODE"] == "2"
 
 
 @pytest.mark.parametrize(

@@ -50,10 +50,6 @@ def test_a_dynamic_rendezvous_takes_torchs_default_port_and_a_static_one_needs_i
         overlay(TOLD, {"rdzv_endpoint": "there"}, Origin.COMMAND)
 
 
-def test_a_static_endpoint_is_where_the_nodes_meet() -> None:
-    assert overlay(TOLD, {"rdzv_endpoint": "there:9"}, Origin.COMMAND).coordinator == Endpoint("there", 9)
-
-
 @pytest.mark.parametrize(
     ("told", "typed", "met_at"),
     [
@@ -75,16 +71,6 @@ def test_a_given_address_is_where_a_trainjobs_nodes_meet_whatever_the_platform_s
     plan = engines.plan(request(f"torchrun {typed} train.py", job))
     assert str(given(plan.membership).coordinator) == met_at
     assert str(given(plan.meeting)[1]) == met_at
-
-
-def test_torchs_own_static_rendezvous_meets_at_a_given_address() -> None:
-    job = overlay(
-        read_job(pod_of(V2_TORCH | {"PET_RDZV_ENDPOINT": "told:7"})), {"master_addr": "there"}, Origin.FLAG
-    )
-    meets = given(job.rendezvous)
-    assert (meets.endpoint, meets.written) == (Endpoint("there", 7), None)
-    words = engines.plan(request("train.py", job, engine="torchrun")).processes[0].argv
-    assert {"--master-addr=there", "--master-port=7", "--rdzv-backend=static"} <= set(words)
 
 
 def test_an_etcd_server_is_no_coordinator() -> None:

@@ -7,7 +7,7 @@ from msgspec.structs import replace
 
 from tests.contracts.pods import pod_of
 from tests.planning.requests import MACHINE, given, request
-from tests.planning.test_torchrun import ALONE, ELASTIC, ETCD, FIXED
+from tests.planning.test_torchrun import ALONE, ETCD, FIXED
 from trainer_launch.contracts import read_job
 from trainer_launch.model import Endpoint, Hosting, Job, NodeRange, Origin, PortRange
 from trainer_launch.model.errors import ContractError
@@ -80,11 +80,6 @@ def test_every_node_of_an_elastic_job_hosts_a_coordinator_if_names_tell_the_inde
         assert given(hosting.seats).endpoint(rank).host.startswith(own)
 
 
-def test_the_jobs_budget_and_range_are_the_contracts() -> None:
-    hosting = given(engines.plan(request("train.py", ELASTIC)).hosting)
-    assert (hosting.max_restarts, hosting.nodes, hosting.port) == (100, NodeRange(1, 3), 23456)
-
-
 @pytest.mark.parametrize(
     ("env", "rank"),
     [
@@ -124,14 +119,6 @@ def test_each_node_knows_where_to_ask_how_the_job_stands() -> None:
     assert engines.plan(request("train.py", ETCD)).meeting is None
 
 
-def test_a_node_of_an_elastic_job_asks_node_0_and_not_its_own_standby() -> None:
-    elastic = replace(FIXED, nodes=NodeRange(1, 2))
-    named = replace(MACHINE, hostname="job-node-0-1")
-    made = engines.plan(request("train.py", elastic, host=named))
-    assert made.hosting is not None, "each hosts one"
-    assert made.meeting == ("job-node-0-0.job-29500", Endpoint("job-node-0-0.job", 29500))
-
-
 @pytest.mark.parametrize("rank", [0, 1])
 def test_nodes_that_are_told_localhost_are_of_one_job_on_one_machine(rank: int) -> None:
     job = replace(FIXED, node_rank=rank, is_coordinator=rank == 0, coordinator=Endpoint("127.0.0.1", 29500))
@@ -163,8 +150,3 @@ def test_a_typed_port_of_one_node_is_the_stores_because_scripts_may_name_it_as_w
 ) -> None:
     job = overlay(Job(contract="unknown", nodes=NodeRange(1, 1)), typed, Origin.FLAG)
     assert given(engines.plan(request(line, job)).membership).ports == ports
-
-
-def test_a_port_that_the_platform_tells_is_not_the_stores() -> None:
-    told = read_job(pod_of({"PET_NNODES": "1", "PET_MASTER_ADDR": "a", "PET_MASTER_PORT": "29638"}))
-    assert given(engines.plan(request("train.py", told)).membership).ports is None

@@ -8,7 +8,6 @@ from tests.planning.requests import request
 from trainer_launch.model import Job, Member, Mpi, NodeRange, signal_policy
 from trainer_launch.model.errors import UsageError
 from trainer_launch.planning import engines
-from trainer_launch.planning.mpi import spec_of
 
 ALONE = Job(contract="unknown")
 
@@ -48,15 +47,6 @@ OPERATOR = Job(
 def test_it_is_picked_by_the_command(line: str, engine: str) -> None:
     assert engines.plan(request(line, OPERATOR)).engine == engine
     assert engines.plan(request(line, Job(contract="unknown"))).engine == engine
-
-
-def test_the_job_gets_the_command_as_typed_and_the_platforms_hosts() -> None:
-    task = request("horovodrun -np 4 --gloo python train.py --lr 1", OPERATOR)
-    plan = engines.plan(task)
-    assert plan.processes[0].argv == ("horovodrun", "-np", "4", "--gloo", "python", "train.py", "--lr", "1")
-    spec = spec_of(task, plan.processes[0])
-    assert (spec.task.job, spec.slots, spec.reach, spec.min_hosts) == (OPERATOR, 2, "ssh", None)
-    assert any("static" in reason for reason in plan.reasons)
 
 
 @pytest.mark.parametrize(

@@ -7,7 +7,6 @@ import pytest
 from tests.contracts.pods import V2_TORCH, pod_of
 from trainer_launch.contracts import read_job
 from trainer_launch.model import Cpus, Endpoint, Gpus, Host, Job, Member, NodeRange, Origin, Rendezvous
-from trainer_launch.model.errors import ContractError
 from trainer_launch.planning.job import hosts_no_rank, overlay, place
 
 
@@ -50,26 +49,11 @@ def test_workers_per_node_come_from_what_the_container_really_has(
     assert place(job(nproc_per_node=word), host).local_world_size == workers
 
 
-@pytest.mark.parametrize("word", ["gpu", "xpu"])
-def test_devices_that_are_not_there_leave_the_number_of_workers_unknown(word: str) -> None:
-    """No error yet: an init container or a sidecar without devices reads the same variable."""
-    assert place(job(nproc_per_node=word), machine()).local_world_size is None
-
-
 def test_a_pod_of_another_replicated_job_is_no_node() -> None:
     foreign = place(read_job(pod_of(V2_TORCH, hostname="job-checker-0-1")), machine())
     assert foreign.node_rank is None
     rank = foreign.because["node_rank"]
     assert rank.startswith("none (this pod belongs to another replicatedJob")
-
-
-def test_the_reason_for_the_number_of_workers_is_kept() -> None:
-    placed = place(job(nproc_per_node="auto"), machine(cpus=96, quota=4.0))
-    assert "cgroup quota 4" in placed.because["nproc_per_node"]
-
-
-def test_a_node_without_a_told_rank_takes_the_index_of_its_host_name() -> None:
-    assert place(job(nodes=NodeRange(2, 4), hostname_index=3), machine()).node_rank == 3
 
 
 @pytest.mark.parametrize("hostname", ["j-master-0", "j-worker-0", "j-worker-1"])
@@ -94,11 +78,6 @@ def test_pod_0_of_any_indexed_job_is_node_0_where_something_speaks_of_nodes(host
     assert (placed.node_rank, placed.is_coordinator) == (0, True)
 
 
-def test_a_job_of_one_node_needs_no_rank_and_no_coordinator() -> None:
-    placed = place(job(), machine())
-    assert (placed.node_rank, placed.coordinator, placed.is_coordinator) == (0, None, True)
-
-
 def test_an_index_without_a_number_of_nodes_leaves_that_number_unknown() -> None:
     """PlainML and XGBoost pods know their index only."""
     placed = place(job(node_rank=199), machine())
@@ -119,11 +98,6 @@ def test_a_list_that_leaves_the_others_out_makes_no_job_of_one_node() -> None:
     assert (placed.node_rank, placed.nodes, placed.coordinator) == (None, None, None)
 
 
-def test_a_rank_beyond_the_nodes_is_refused() -> None:
-    with pytest.raises(ContractError, match="from 0 to 1"):
-        place(job(nodes=NodeRange(2, 2), node_rank=2), machine())
-
-
 def test_the_coordinator_is_told_or_the_rendezvous_or_the_first_member() -> None:
     two = NodeRange(2, 2)
     told = Endpoint("told", 1)
@@ -132,11 +106,6 @@ def test_the_coordinator_is_told_or_the_rendezvous_or_the_first_member() -> None
     assert place(job(nodes=two, coordinator=told, rendezvous=meeting), machine()).coordinator == told
     assert place(job(nodes=two, rendezvous=meeting, members=members), machine()).coordinator == meeting.endpoint
     assert place(job(nodes=two, members=members), machine()).coordinator == Endpoint("first", 29500)
-
-
-def test_the_world_size_is_unknown_while_nodes_may_vary() -> None:
-    assert place(job(nodes=NodeRange(1, 3), nproc_per_node=2), machine()).world_size is None
-    assert place(job(nodes=NodeRange(3, 3), nproc_per_node=2), machine()).world_size == 6
 
 
 @pytest.mark.parametrize(

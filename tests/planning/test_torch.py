@@ -9,7 +9,7 @@ from msgspec.structs import replace
 
 from tests.contracts.pods import pod_of
 from tests.planning.requests import MACHINE, given, request
-from tests.planning.test_torchrun import ALONE, ETCD, FIXED
+from tests.planning.test_torchrun import ALONE, FIXED
 from trainer_launch.model import (
     Gpus,
     Job,
@@ -55,23 +55,8 @@ def test_a_worker_is_started_as_torchrun_starts_it(line: str, argv: str) -> None
     assert " ".join(workers(line).argv) == argv
 
 
-def test_another_python_is_used_where_torchrun_would_use_it() -> None:
-    assert workers("train.py", env={"PYTHON_EXEC": "/opt/python3"}).argv[0] == "/opt/python3"
-
-
 def test_a_typed_address_is_where_the_others_reach_the_store() -> None:
     assert member("torchrun --local-addr=10.0.0.7 train.py", FIXED).address == "10.0.0.7"
-
-
-def test_lines_are_labelled_by_the_node_where_labels_are_wanted() -> None:
-    assert workers("train.py", FIXED, prefix=True).node_label == "1"
-    assert workers("train.py", FIXED).node_label is None
-
-
-@pytest.mark.parametrize(("given", "threads"), [(None, "1"), ("3", "3")])
-def test_workers_that_share_a_node_get_one_thread_unless_told(given: str | None, threads: str) -> None:
-    env = {} if given is None else {"OMP_NUM_THREADS": given}
-    assert workers("train.py", FIXED, env=env).env["OMP_NUM_THREADS"] == threads
 
 
 @pytest.mark.parametrize(("given", "unbuffered"), [(None, "1"), ("", "")])
@@ -79,17 +64,6 @@ def test_workers_whose_output_is_watched_do_not_buffer_it_unless_told(given: str
     env = {} if given is None else {"PYTHONUNBUFFERED": given}
     assert workers("train.py", FIXED, env=env, hang_timeout="60").env["PYTHONUNBUFFERED"] == unbuffered
     assert workers("train.py", FIXED, env=env).env.get("PYTHONUNBUFFERED") == given
-
-
-def test_what_only_torchrun_can_do_is_handed_over_and_the_plan_says_why() -> None:
-    made = plan("torchrun --event-log-handler=console train.py", FIXED)
-    assert made.engine == "torchrun"
-    assert "torchrun runs it: --event-log-handler console" in made.reasons[0]
-
-
-def test_a_store_of_its_own_is_left_to_torchrun() -> None:
-    made = plan("train.py", ETCD)
-    assert (made.engine, made.hosting) == ("torchrun", None)
 
 
 @pytest.mark.parametrize(
@@ -132,11 +106,6 @@ def test_workers_that_others_start_cannot_be_placed(line: str, changes: dict[str
         plan(line, **changes)
 
 
-def test_torchrun_itself_starts_the_workers_that_it_has_to_bind() -> None:
-    (process,) = plan("torchrun --numa-binding node train.py").processes
-    assert "--numa-binding=node" in process.argv
-
-
 def reading(files: dict[str, str], **env: str) -> Reading:
     return read(pod_of({"PET_NNODES": "1", **env}, files, "here", ("train.py",)), load({}))
 
@@ -162,20 +131,6 @@ def test_a_topology_label_is_read_from_a_file_or_a_variable(source: str, label: 
         return
     assert engines.task_of(found, settings, trial).trial.label == label
     assert engines.task_of(found, load({}), trial).trial.label is None
-
-
-@pytest.mark.parametrize(
-    ("line", "env", "mode"),
-    [
-        ("train.py", {}, "off"),
-        ("train.py", {"PET_NUMA_BINDING": "node"}, "node"),
-        ("torchrun --numa-binding socket train.py", {"PET_NUMA_BINDING": "node"}, "socket"),
-    ],
-)
-def test_workers_are_bound_as_torchruns_option_or_its_variable_says(
-    line: str, env: dict[str, str], mode: str
-) -> None:
-    assert request(line, ALONE, env).torchrun_options.get("numa_binding", "off") == mode
 
 
 WARM = Job(contract="unknown", nodes=NodeRange(1, 1), engine="torchrun")

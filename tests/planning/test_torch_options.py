@@ -8,7 +8,7 @@ import pytest
 from msgspec.structs import replace
 
 from tests.planning.requests import given, request
-from trainer_launch.model import Endpoint, Job, NodeRange, Rendezvous
+from trainer_launch.model import Job, NodeRange
 from trainer_launch.model.errors import UsageError
 from trainer_launch.model.signal_policy import SignalAction
 from trainer_launch.planning import engines, torch
@@ -16,11 +16,6 @@ from trainer_launch.planning.job import JOB_OPTIONS
 from trainer_launch.planning.torchrun_options import OPTIONS
 
 ALONE = Job(contract="unknown", nodes=NodeRange(1, 1), nproc_per_node=2, engine="torchrun")
-ETCD = replace(
-    ALONE,
-    nodes=NodeRange(1, 3),
-    rendezvous=Rendezvous(kind="dynamic", backend="etcd-v2", endpoint=Endpoint("etcd", 2379)),
-)
 
 
 def why(line: str, job: Job = ALONE, env: dict[str, str] | None = None, **changes: object) -> str | None:
@@ -81,22 +76,6 @@ def test_a_variable_decides_as_its_option_does(option) -> None:
 
 def test_devices_that_torch_alone_can_count_are_torchruns() -> None:
     assert why("train.py", replace(ALONE, nproc_per_node="xpu")) == "only torch can count xpu devices"
-
-
-@pytest.mark.parametrize(
-    ("env", "by"),
-    [
-        (
-            {"TORCHELASTIC_ENABLE_FILE_TIMER": "1"},
-            "TORCHELASTIC_ENABLE_FILE_TIMER is set: torchrun serves the timers",
-        ),
-        ({"TORCHELASTIC_ENABLE_FILE_TIMER": "0"}, None),
-        ({"TORCHELASTIC_UNINTERRUPTIBLE_STATE_TIMEOUT": "60"}, "TORCHELASTIC_UNINTERRUPTIBLE_STATE_TIMEOUT is set"),
-    ],
-)
-def test_services_of_torchs_agent_are_torchruns(env: dict[str, str], by: str | None) -> None:
-    found = why("train.py", env=env)
-    assert found is None if by is None else (found or "").startswith(by)
 
 
 def test_too_few_visible_devices_are_an_error_before_anything_starts() -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import shlex
-import signal
 
 import pytest
 from msgspec.structs import replace
@@ -14,11 +13,8 @@ from tests.planning.requests import request as any_request
 from trainer_launch.contracts import read_job
 from trainer_launch.model import Endpoint, Job, NodeRange, Plan, Rendezvous
 from trainer_launch.model.errors import ContractError, UsageError
-from trainer_launch.model.signal_policy import SignalAction
 from trainer_launch.planning import engines
-from trainer_launch.planning.job import JOB_OPTIONS
 from trainer_launch.planning.task import Task
-from trainer_launch.planning.torchrun_options import OPTIONS, TorchrunOption
 
 ALONE = Job(contract="unknown", nodes=NodeRange(1, 1), engine="torchrun")
 FIXED = Job(
@@ -60,20 +56,6 @@ def without_logs(plan: Plan) -> str:
 
 
 @pytest.mark.parametrize(
-    ("line", "ours"),
-    [
-        ("train.py", True),
-        ("torchrun --log-dir=/logs train.py", False),
-        ("torchrun --redirects=3 train.py", False),
-        ("torchrun --tee=3 train.py", False),
-    ],
-)
-def test_torchs_folder_for_logs_goes_with_the_run_unless_logs_were_asked_for(line: str, ours: bool) -> None:
-    (process,) = engines.plan(request(line, ALONE)).processes
-    assert (LOGS in process.argv) is ours
-
-
-@pytest.mark.parametrize(
     ("line", "words"),
     [
         ("train.py --lr 1", "train.py --lr 1"),
@@ -99,12 +81,6 @@ def test_an_option_of_the_script_that_begins_one_of_torchruns_stays_the_scripts(
     assert argv(f"{start}train.py --n=3 -- x", ALONE).endswith("-- train.py --n=3 -- x")
 
 
-def test_another_interpreter_than_ours_is_kept() -> None:
-    assert argv("/opt/python3 train.py", ALONE, python_is_ours=False).endswith(
-        "--no-python --local-addr=127.0.0.1 -- /opt/python3 train.py"
-    )
-
-
 def test_a_fixed_job_is_spelled_out_from_the_contract() -> None:
     assert argv("train.py", FIXED) == AGENT + (
         "--nnodes=2 --nproc-per-node=4 --rdzv-backend=static --node-rank=1 "
@@ -117,31 +93,6 @@ def test_an_elastic_job_keeps_its_range_and_knows_who_hosts_the_store() -> None:
         "--nnodes=1:3 --nproc-per-node=1 --rdzv-backend=c10d --rdzv-endpoint=job-worker-0:23456 "
         "--rdzv-conf=is_host=true --max-restarts=100 -- train.py"
     )
-
-
-def test_every_pet_variable_reaches_torch_and_a_typed_option_wins() -> None:
-    env = {"PET_MONITOR_INTERVAL": "2", "PET_ROLE": "actor", "PET_TEE": "3", "PET_VIRTUAL_LOCAL_RANK": "true"}
-    words = argv("torchrun --role=learner --max-restarts 2 train.py", FIXED, env)
-    assert "--monitor-interval=2" in words
-    assert "--role=learner" in words
-    assert "--tee=3" in words
-    assert "--virtual-local-rank" in words
-    assert "--max-restarts=2" in words
-
-
-_VALUES = {"text": "x", "number": "7", "decimal": "0.5", "flag": "1"}
-
-
-ELSEWHERE = {*JOB_OPTIONS, "log_line_prefix_template"}  # a variable of torchrun's own says it to every version
-
-
-@pytest.mark.parametrize("option", [o for o in OPTIONS.values() if o.env and o.name not in ELSEWHERE], ids=str)
-def test_each_variable_that_torchrun_reads_is_honoured(option: TorchrunOption) -> None:
-    value = _VALUES.get(option.form) or option.form.split("|")[0]
-    value = "SIGUSR1" if option.name == "signals_to_handle" else value
-    program = "torchrun train.py"  # a script typed without it says itself whether it is a module
-    words = argv(program, FIXED, {option.variable: value})
-    assert f" {option.flag}{'' if option.form == 'flag' else '=' + value} " in words
 
 
 def test_a_pod_of_another_replicated_job_starts_no_second_node_0() -> None:
@@ -182,28 +133,12 @@ def test_workers_have_the_whole_grace_to_save_unless_the_user_has_set_torchs_own
     assert made.processes[0].env["TORCH_ELASTIC_SHUTDOWN_TIMEOUT"] == seconds
 
 
-def test_a_backend_of_torchs_own_stays() -> None:
-    made = engines.plan(request("train.py", ETCD))
-    assert "--rdzv-backend=etcd-v2 --rdzv-endpoint=etcd:2379" in without_logs(made)
-    assert (made.hosting, made.meeting) == (None, None)
-
-
 @pytest.mark.parametrize(
     "given", ["TERM=checkpoint", "USR1=checkpoint", "USR1=drain", "USR1=terminate", "HUP=forward"]
 )
 def test_what_torchrun_cannot_do_on_a_signal_is_refused(given: str) -> None:
     with pytest.raises(UsageError, match="is not possible with torchrun"):
         engines.plan(request("train.py", ALONE, signals=given))
-
-
-@pytest.mark.parametrize("given", ["USR2=forward", "TERM=terminate"])
-def test_what_torchrun_does_on_a_signal_is_accepted(given: str) -> None:
-    assert engines.plan(request("train.py", ALONE, signals=given)).signals
-
-
-def test_a_signal_on_which_torchrun_ends_the_job_is_no_failure_of_it() -> None:
-    made = engines.plan(request("torchrun --signals-to-handle=SIGTERM,SIGUSR1 train.py", ALONE))
-    assert made.signals == {signal.SIGUSR1: SignalAction.DRAIN}
 
 
 def test_a_template_for_lines_reaches_every_version_of_torchrun_by_its_own_variable() -> None:

@@ -16,7 +16,6 @@ from trainer_launch.planning.torchrun_options import (
     check_value,
     destinations,
     from_variables,
-    render,
     split_command,
 )
 
@@ -123,14 +122,6 @@ def test_a_value_out_of_form_names_the_variable_and_what_was_expected(name: str,
     option = OPTIONS[name]
     with pytest.raises(UsageError, match=f"{option.variable} is .*; expected"):
         check_value(option, value, option.variable)
-
-
-def test_options_that_torchrun_reads_from_no_variable_are_not_read() -> None:
-    assert from_variables({"PET_LOGS_SPECS": "x"}) == {}
-
-
-def test_options_are_rendered_in_the_tables_order() -> None:
-    assert render({"tee": "3", "module": "1", "nnodes": "2"}) == ("--nnodes=2", "--module", "--tee=3")
 
 
 def test_a_program_without_python_is_no_module() -> None:

@@ -2,24 +2,10 @@
 
 from __future__ import annotations
 
-import os
 import re
-import subprocess
-from pathlib import Path
-
-import pytest
 
 from tests.release import versions
 from tests.release.versions import MPI, ROOT, ROWS, TORCH
-
-PYTHONS = ROOT / "tests" / "setup" / "pythons.sh"
-
-
-def asked(tmp_path: Path, *names: str, **env: str) -> tuple[int, str, list[str]]:
-    """What pythons.sh does: the exit code, what was printed, and the sentences."""
-    given = {**os.environ, "XDG_CACHE_HOME": str(tmp_path / "a cache"), "TORCH": "", **env}
-    ended = subprocess.run([PYTHONS, *names], env=given, capture_output=True, text=True, timeout=400)
-    return ended.returncode, ended.stdout, ended.stderr.splitlines()
 
 
 def test_every_python_that_is_supported_has_a_row_and_so_has_the_oldest_torch_and_that_of_development() -> None:
@@ -42,10 +28,3 @@ def test_the_page_has_every_row() -> None:
     found = versions.results(page)
     assert list(found) == list(ROWS)
     assert versions.between(page)[1] == versions.tables(found)
-
-
-@pytest.mark.process
-def test_a_python_that_is_not_here_is_named_and_left_out(tmp_path: Path) -> None:
-    code, printed, said = asked(tmp_path, "3.0")
-    assert (code, printed) == (3, "")
-    assert said == ["pythons: 3.0 is left out: there is no python3.0 with venv and ensurepip here"]

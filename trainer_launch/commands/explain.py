@@ -117,12 +117,11 @@ def _plan(
         trial = MachineTrial(
             scratch=_SCRATCH,
             shm_is_short=memory.is_short,
-            copies_are_refused=shared_memory.copies_are_refused(reading.job, reading.command, say=False),
             shims=f"{_SCRATCH}/{runtime_directory.SHIMS}" if reading.calls_others else None,
         )
         task = engines.task_of(reading, settings, trial)
         task = engines.with_network(task) if is_here else task
-        made = sshd.explained(task, settings) if is_worker else engines.plan(task)
+        made = SSHD.plan(task, "this is an MPI worker: trainer-launch sshd") if is_worker else engines.plan(task)
         unheard = signal_policy.unheard(reading.pod.stop_signal or "SIGTERM", made.signals)
         plan = {
             **placed,
@@ -308,9 +307,7 @@ def _plan_rows(plan: Mapping[str, Any] | None, job: Mapping[str, Any], command: 
         return
     if plan["hosting"]:
         yield "restarts", _restarts(plan["hosting"])
-    if plan["hang_timeout"] is not None:
-        yield "hang detection", f"--hang-timeout {plan['hang_timeout']}"
-    yield "stopping", f"SIGTERM to {_asked_to_stop(plan)}, SIGKILL after {plan['grace_s']:g} s"
+    yield "stopping", f"SIGKILL {plan['grace_s']:g} s after SIGTERM"
     actions = plan["signals"]
     if any(name not in _STOPS or action != SignalAction.TERMINATE for name, action in actions.items()):
         yield (
@@ -323,12 +320,6 @@ def _plan_rows(plan: Mapping[str, Any] | None, job: Mapping[str, Any], command: 
 def _started(plan: Mapping[str, Any]) -> Sequence[Mapping[str, Any]]:
     """The processes that the launcher starts, or its workers, which are all alike."""
     return [*plan.get("processes", ()), *([plan["workers"]] if plan.get("workers") else [])]
-
-
-def _asked_to_stop(plan: Mapping[str, Any]) -> str:
-    if plan["engine"] == TORCHRUN.name:
-        return "torchrun, which sends it to each worker's process group"
-    return "each worker" if plan["engine"] == TORCH.name else "the program"
 
 
 def _place(plan: Mapping[str, Any], job: Mapping[str, Any]) -> Iterator[tuple[str, str]]:

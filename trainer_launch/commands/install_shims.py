@@ -15,8 +15,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from trainer_launch.commands.options import Parsed
-from trainer_launch.contracts import rank_process, read_job
-from trainer_launch.host import deadline_subprocess, runtime_directory
+from trainer_launch.contracts import flat_platforms, read_job
+from trainer_launch.host import runtime_directory
 from trainer_launch.host.files import LiveFiles
 from trainer_launch.model.errors import ContractError, LaunchError, NotRunnableError, UsageError
 from trainer_launch.model.signal_policy import STOP_SIGNALS
@@ -37,7 +37,6 @@ _TEXT = f"""#!/bin/sh
 exec '{{python}}' -c '{_CODE.format(".commands.install_shims", "run_as_shim", _BLOCK)}' {{name}} "$0" "$@"
 """
 _QUESTIONS = frozenset({"-h", "--help", "-V", "--version", "--check-build", "-cb", "-info", "--info"})
-_LOOK_S = 30.0  # for another Python to say where its torch is
 
 
 def main(parsed: Parsed) -> int:
@@ -82,7 +81,7 @@ def decide(words: Sequence[str], env: Mapping[str, str], engine_above: str | Non
 
     A launcher above that only runs a script leaves the workers to us; one with another engine is theirs already.
     """
-    if env.get(SWITCH, "") == "off" or engine_above not in (None, "plain") or rank_process.is_worker(env):
+    if env.get(SWITCH, "") == "off" or engine_above not in (None, "plain") or flat_platforms.is_worker(env):
         return None
     if len(words) < 2 or not _QUESTIONS.isdisjoint(words[1:2]):
         return None
@@ -124,11 +123,11 @@ def _obstacle(words: Sequence[str], real: str | None, env: Mapping[str, str]) ->
             read_job(live_pod(words), env.get("TRAINER_LAUNCH_CONTRACT"))
     except (UsageError, ContractError) as problem:
         return str(problem)
-    return _other_torch(real, env)
+    return _other_python(real, env)
 
 
-def _other_torch(real: str | None, env: Mapping[str, str]) -> str | None:
-    """Why the launcher's Python would not run workers with the torch of the real program."""
+def _other_python(real: str | None, env: Mapping[str, str]) -> str | None:
+    """Why the launcher's Python may not have the torch of the real program."""
     own, path = importlib.util.find_spec("torch"), env.get("PATH")
     script = None if real is None else interpreter(real, path)
     python = script if script and os.path.basename(script).startswith("python") else None
@@ -137,12 +136,7 @@ def _other_torch(real: str | None, env: Mapping[str, str]) -> str | None:
         return f"torch is not installed for the launcher's Python, {sys.executable}; {advice}"
     if real is None or (python is not None and is_our_python(python, path)):
         return None
-    code = "import sys; sys.path[:] = filter(None, sys.path); import importlib.util as i"
-    asked = (python or "", "-c", f"{code}; print(i.find_spec('torch').origin, end='')")
-    origin = deadline_subprocess.run(asked, env, _LOOK_S).out if python else ""
-    if origin and os.path.realpath(origin) == os.path.realpath(own.origin):
-        return None
-    return f"{real} has another torch than the launcher's Python, {sys.executable}; {advice}"
+    return f"{real} runs in another Python than the launcher, {sys.executable}; {advice}"
 
 
 def _alone(words: Sequence[str], env: Mapping[str, str]) -> str:

@@ -69,7 +69,7 @@ def main(parsed: Parsed) -> int:
     starts_by_ssh = settings.engine == "auto" and (is_mpirun(parsed.argv[0]) or is_horovodrun(parsed.argv))
     is_mpi = settings.engine in ("mpi", "horovodrun") or starts_by_ssh
     is_given = "grace" in settings.model_fields_set
-    launchers_s, _ = grace_of(settings.grace * _POD_GRACE, command, own_environment(os.environ), is_given=is_given)
+    launchers_s = grace_of(settings.grace * _POD_GRACE, command, own_environment(os.environ), is_given=is_given)
     settings = Settings({**vars(settings), "grace": launchers_s / _POD_GRACE})
     launchers = _for_our_pods(settings, is_mpi=is_mpi)
     setting = Setting(launchers=launchers, path=path, labels=False, own_network=own_network)

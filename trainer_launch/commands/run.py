@@ -243,13 +243,11 @@ def _planned(settings: Settings, argv: Sequence[str], scratch: str) -> tuple[Tas
     env = inherited.with_user(reading.pod.env, f"{scratch}/{runtime_directory.HOME}")
     reading = replace(reading, pod=replace(reading.pod, env=env))
     memory = shared_memory.enlarged(reading, settings)
-    refused = shared_memory.copies_are_refused(reading.job, reading.command)
     if reading.command is not None:
         check_command(reading.command, reading.pod.env.get("PATH"))
     trial = MachineTrial(
         scratch=scratch,
         shm_is_short=memory.is_short,
-        copies_are_refused=refused,
         shims=_shims(scratch) if reading.calls_others else None,
     )
     task = engines.with_network(engines.task_of(reading, settings, trial))

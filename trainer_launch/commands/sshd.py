@@ -16,7 +16,7 @@ from msgspec.structs import replace
 from trainer_launch.commands.options import Parsed
 from trainer_launch.host import logs, runtime_directory, shm
 from trainer_launch.host.runtime_directory import private_folder
-from trainer_launch.model import Job, Plan
+from trainer_launch.model import Job
 from trainer_launch.model.errors import UsageError
 from trainer_launch.model.settings import Settings
 from trainer_launch.model.units import listed
@@ -83,7 +83,9 @@ def main(parsed: Parsed) -> int:
 
 def _task(reading: Reading, parsed: Parsed, scratch: str) -> Task:
     """Make everything ready; what is to run is sshd's own command line."""
-    settings, job = parsed.settings, with_key_folder(reading.job, parsed.settings)
+    settings, job = parsed.settings, reading.job
+    if settings.ssh_dir is not None and job.ssh_dir is None:  # no controller names the key's folder to a container
+        job = replace(job, ssh_dir=settings.ssh_dir)
     memory = shared_memory.enlarged(replace(reading, job=job), settings)
     reach = ssh_client.prepared(
         job,
@@ -92,35 +94,13 @@ def _task(reading: Reading, parsed: Parsed, scratch: str) -> Task:
         check_host_keys=not settings.insecure_host_keys,
         path=reading.pod.env.get("PATH"),
     )
-    trial = MachineTrial(
-        scratch=scratch,
-        shm_is_short=memory.is_short,
-        copies_are_refused=shared_memory.copies_are_refused(job, None),
-    )
+    trial = MachineTrial(scratch=scratch, shm_is_short=memory.is_short)
     task = engines.task_of(replace(reading, job=job, command=COMMAND), settings, trial)
     handed = handed_on(sparing(task, dict(task.env)), forwarded(settings.forward_env))
     addresses = task.env.get(runtime_directory.LISTEN_AT, "").replace(",", " ").split()
     ready = server.prepared(reach, handed, addresses=addresses, log_level=_LEVELS[settings.log_level])
     _tell(job, settings, reach.port, replace(handed, unfit=(*handed.unfit, *ready.unfit)))
     return replace(task, command=parse_command(ready.argv))
-
-
-def explained(task: Task, settings: Settings) -> Plan:
-    """The plan of an sshd, with the variables that its ranks would get; nothing is made ready."""
-    handed = handed_on(sparing(task, dict(task.env)), forwarded(settings.forward_env))
-    folder = f"{task.trial.scratch}/{runtime_directory.SSH}"
-    words = (*task.command.argv, "-f", f"{folder}/sshd_config")
-    port = str(settings.ssh_port or "as the image's ssh is configured, else 22 for root and 2222 for others")
-    secrets = f", but for what looks like a secret: {listed(handed.secrets, _NAMED)}" if handed.secrets else ""
-    plan = SSHD.plan(replace(task, command=parse_command(words)), "this is an MPI worker: trainer-launch sshd")
-    checks = "not checked" if settings.insecure_host_keys else "the job's key, pinned"
-    details = (f"port: {port}", f"host keys: {checks}", f"ranks get {len(handed.env)} variables{secrets}")
-    return replace(plan, reasons=(*plan.reasons, *details))
-
-
-def with_key_folder(job: Job, settings: Settings) -> Job:
-    """The job with the folder of its key, which no controller names to a container."""
-    return job if settings.ssh_dir is None or job.ssh_dir else replace(job, ssh_dir=settings.ssh_dir)
 
 
 def _tell(job: Job, settings: Settings, port: int, handed: Handed) -> None:

@@ -7,7 +7,6 @@ from msgspec.structs import replace
 from trainer_launch.contracts import (
     flat_platforms,
     mpi_operator,
-    rank_process,
     torchrun_env,
     trainer_v2_runtimes,
     v1_jobs,
@@ -23,8 +22,8 @@ UNKNOWN = Contract("unknown", Marks(), torchrun_env.by_hand)
 
 # In order: the first that fits a pod reads it.
 CONTRACTS: tuple[Contract, ...] = (
-    rank_process.TORCHRUN,
-    rank_process.MPI,
+    flat_platforms.TORCHRUN_CHILD,
+    flat_platforms.MPI_RANK,
     trainer_v2_runtimes.FLUX,
     flat_platforms.KUBERAY,
     flat_platforms.FLYTE_2,
@@ -32,11 +31,8 @@ CONTRACTS: tuple[Contract, ...] = (
     flat_platforms.SKYPILOT,
     flat_platforms.DSTACK,
     flat_platforms.SAGEMAKER,
-    flat_platforms.AZURE_ML,
-    flat_platforms.VERTEX_AI,
     flat_platforms.VOLCANO,
     flat_platforms.SLURM,
-    mpi_operator.FLYTE,
     mpi_operator.V2BETA1,
     mpi_operator.V1,
     mpi_operator.TRAINER_V2,
@@ -56,8 +52,6 @@ CONTRACTS: tuple[Contract, ...] = (
     UNKNOWN,
 )
 
-_MARKS_SHOWN = 4  # per contract, in a message
-
 
 def detect(source: Source) -> Contract:
     """The first contract whose marks the pod has. Raises ContractError: it has the marks of two kinds of job."""
@@ -66,10 +60,10 @@ def detect(source: Source) -> Contract:
         return first
     rivals = [contract for contract in CONTRACTS if contract.kind and contract.marks.fit(source)]
     if any(contract.kind != first.kind for contract in rivals):
-        marks = "; ".join(f"{contract.name} ({_marks(contract, source)})" for contract in rivals[:3])
+        names = " and ".join(contract.name for contract in rivals[:3])
         raise ContractError(
-            f"several contracts fit this pod: {marks}; "
-            f"unset the variables of the others, or set --contract (TRAINER_LAUNCH_CONTRACT)"
+            f"several contracts fit this pod: {names}; set --contract (TRAINER_LAUNCH_CONTRACT), or unset the "
+            f"variables of the other platform"
         )
     return first
 
@@ -89,7 +83,3 @@ def read_job(pod: PodInput, contract: str | None = None) -> Job:
     source = Source(pod, chosen.name)
     job = trainer_v2_runtimes.with_status(source, chosen.read(source))
     return replace(job, contract=chosen.name, facts=source.facts, warnings=source.warnings)
-
-
-def _marks(contract: Contract, source: Source) -> str:
-    return ", ".join(contract.marks.present(source)[:_MARKS_SHOWN])

@@ -1,4 +1,4 @@
-"""MPI jobs: of mpi-operator (v2beta1, ssh), the v1 operator (kubectl exec), Kubeflow Trainer v2 (ssh), and Flyte.
+"""MPI jobs: of mpi-operator (v2beta1, ssh), the v1 operator (kubectl exec), Kubeflow Trainer v2 (ssh).
 
 All mount a host file and keys or a script into a launcher, and little or nothing into the other pods.
 """
@@ -10,7 +10,6 @@ from collections.abc import Iterable
 from msgspec.structs import replace
 
 from trainer_launch.contracts import names
-from trainer_launch.contracts.rows import FLYTE_MARKS, is_flyte, with_flytes_words
 from trainer_launch.contracts.source import Contract, Marks, Source
 from trainer_launch.model import Job, Member, Mpi, NodeRange, Origin, hostfile
 from trainer_launch.model.value_parsers import parse_path
@@ -184,31 +183,13 @@ def _derive_discovered(source: Source) -> None:
     )
 
 
-def _is_of_flyte(source: Source) -> bool:
-    return is_flyte(source) and (source.has(_ROLE) or _is_v1(source))
-
-
-def _read_either(source: Source) -> Job:
-    return _read_v2beta1(source) if source.has(_ROLE) else _read_v1(source)
-
-
-FLYTE = Contract(
-    "flyte-kfmpi",
-    Marks(when=_is_of_flyte, shows=(_ROLE, _AGENT, _KUBEXEC, *FLYTE_MARKS)),
-    with_flytes_words(_read_either),
-    kind="MPIJob",
-)
 V2BETA1 = Contract("mpijob-v2beta1", Marks(all_of=(_ROLE,)), _read_v2beta1, kind="MPIJob")
-V1 = Contract("mpijob-v1", Marks(when=_is_v1, shows=(_AGENT, _KUBEXEC)), _read_v1, kind="MPIJob")
+V1 = Contract("mpijob-v1", Marks(when=_is_v1), _read_v1, kind="MPIJob")
 TRAINER_V2 = Contract(
     "trainer-v2-mpi",
     Marks(
         all_of=("JOB_COMPLETION_INDEX",),
         when=_fits_trainer_v2,
-        shows=(
-            *(_OPEN_MPI_HOSTFILE, _INTEL_HOSTFILE, _MPICH_HOSTFILE),
-            *(f"{directory}/{_SSH_FILES[0]}" for directory in _SSH_DIRS),
-        ),
     ),
     _read_trainer_v2,
     kind="TrainJob with MPI",

@@ -138,33 +138,3 @@ def several(
         engine="torchrun" if nodes is None else None,
         several_nodes_shown_by=shown,
     )
-
-
-# Flyte adds these to the environment of every task, under long and short names, whichever controller runs the task.
-FLYTE_MARKS = ("FLYTE_INTERNAL_EXECUTION_ID", "_F_NM", "FLYTE_INTERNAL_WORKER_NAME", "_F_WN")
-
-_FLYTE_PREFIXES = ("FLYTE_INTERNAL_", "_F_")
-
-
-def is_flyte(source: Source) -> bool:
-    """Whether Flyte made the pod."""
-    return source.has_prefix(*_FLYTE_PREFIXES)
-
-
-def with_flytes_words(read: Callable[[Source], Job]) -> Callable[[Source], Job]:
-    """A reader that also keeps Flyte's words about this task; None for what Flyte does not say."""
-
-    def read_both(source: Source) -> Job:
-        job = read(source)
-        source.derive(
-            flyte_worker_name=_either(source, "FLYTE_INTERNAL_WORKER_NAME", "_F_WN"),
-            flyte_dist_error_strategy=_either(source, "FLYTE_INTERNAL_DIST_ERROR_STRATEGY", "_F_DES"),
-        )
-        return job
-
-    return read_both
-
-
-def _either(source: Source, long: str, short: str) -> str | None:
-    name = long if source.has(long) else short
-    return None if source.blank(name) else source.text(name, "")

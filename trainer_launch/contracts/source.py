@@ -62,7 +62,6 @@ class Marks(Struct, frozen=True, kw_only=True):
     none_of: tuple[str, ...] = ()
     files: tuple[str, ...] = ()  # all of them
     when: Callable[[Source], bool] | None = None  # what names alone cannot tell
-    shows: tuple[str, ...] = ()  # variables and files that `when` looks at, for messages
 
     def fit(self, source: Source) -> bool:
         """Whether the pod carries these marks."""
@@ -73,11 +72,6 @@ class Marks(Struct, frozen=True, kw_only=True):
             and all(map(source.has_file, self.files))
             and (self.when is None or self.when(source))
         )
-
-    def present(self, source: Source) -> tuple[str, ...]:
-        """The marks that the pod has, for messages."""
-        names = dict.fromkeys((*self.all_of, *self.any_of, *self.files, *self.shows))
-        return tuple(n for n in names if (source.has_file(n) if n.startswith("/") else source.has(n)))
 
 
 class ReplicaTask(Struct, frozen=True):

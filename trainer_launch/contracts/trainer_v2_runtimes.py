@@ -63,7 +63,7 @@ def _read_torch(source: Source) -> Job:
 
 TORCH = Contract(
     "trainer-v2-torch",
-    Marks(all_of=("PET_MASTER_ADDR",), when=_fits_torch, shows=(*_FIVE, _INDEX)),
+    Marks(all_of=("PET_MASTER_ADDR",), when=_fits_torch),
     _read_torch,
     kind="TrainJob with torch",
 )
@@ -132,7 +132,7 @@ TORCHTUNE = Contract(
 
 JAX = Contract(
     "trainer-v2-jax",
-    Marks(all_of=("JAX_COORDINATOR_ADDRESS",), shows=("JAX_NUM_PROCESSES", "JAX_PROCESS_ID")),
+    Marks(all_of=("JAX_COORDINATOR_ADDRESS",)),
     Row(
         nodes="JAX_NUM_PROCESSES",
         rank="JAX_PROCESS_ID",
@@ -149,7 +149,7 @@ JAX = Contract(
 
 XGBOOST = Contract(
     "trainer-v2-xgboost",
-    Marks(all_of=("DMLC_TRACKER_URI",), shows=("DMLC_TRACKER_PORT", "DMLC_TASK_ID", "DMLC_NUM_WORKER")),
+    Marks(all_of=("DMLC_TRACKER_URI",)),
     Row(
         nodes="DMLC_NUM_WORKER",
         counts_workers=True,

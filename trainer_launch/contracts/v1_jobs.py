@@ -15,7 +15,7 @@ from msgspec import Struct, field
 from msgspec.structs import replace
 
 from trainer_launch.contracts import names, torchrun_env, v1_table
-from trainer_launch.contracts.rows import FLYTE_MARKS, Row, is_flyte, with_flytes_words
+from trainer_launch.contracts.rows import Row
 from trainer_launch.contracts.source import Contract, Marks, ReplicaTask, Source, Word
 from trainer_launch.model import Endpoint, Job, Member, NodeRange, Origin, Rendezvous
 from trainer_launch.model.errors import ContractError
@@ -31,7 +31,6 @@ JAX = Contract(
     Marks(
         all_of=("COORDINATOR_ADDRESS", "NUM_PROCESSES", "PROCESS_ID"),
         none_of=("JAX_COORDINATOR_ADDRESS",),  # whose users set these names too, for their own scripts
-        shows=("COORDINATOR_PORT",),
     ),
     Row(
         nodes=v1_table.JAX.variable("nodes"),
@@ -77,7 +76,7 @@ def _workers(source: Source, pods: int) -> tuple[str, ...]:
 
 XGBOOST = Contract(
     "xgboostjob-v1",
-    Marks(when=v1_table.may_be_xgboost, shows=(_WORKERS, *v1_table.NAMES)),
+    Marks(when=v1_table.may_be_xgboost),
     _read_xgboost,
     kind=_XGBOOST.name,
 )
@@ -118,7 +117,7 @@ def _read_paddle(source: Source) -> Job:
 
 PADDLE = Contract(
     "paddlejob-v1",
-    Marks(all_of=(_MASTER, _JOB_ID), shows=(_NNODES, _SERVERS, _TRAINERS)),
+    Marks(all_of=(_MASTER, _JOB_ID)),
     _read_paddle,
     kind=_PADDLE.name,
 )
@@ -422,19 +421,23 @@ _NO_INDEX = ("JOB_COMPLETION_INDEX",)
 
 PYTORCH = Contract(
     "pytorchjob-v1",
-    Marks(when=_fits, shows=("PET_NNODES", "PET_NODE_RANK", "PET_MASTER_ADDR", *v1_table.NAMES)),
+    Marks(when=_fits),
     _read,
     kind=v1_table.PYTORCH.name,
 )
 FLYTE_ELASTIC = Contract(
     "flyte-elastic",
-    Marks(all_of=("PET_RDZV_ENDPOINT",), none_of=_NO_INDEX, when=is_flyte, shows=FLYTE_MARKS),
-    with_flytes_words(partial(_read_elastic, engine="plain")),  # a second agent around flytekit's would be wrong
+    Marks(
+        all_of=("PET_RDZV_ENDPOINT",),
+        none_of=_NO_INDEX,
+        when=lambda source: source.has_prefix("FLYTE_INTERNAL_", "_F_"),
+    ),
+    partial(_read_elastic, engine="plain"),  # a second agent around flytekit's would be wrong
     kind=v1_table.PYTORCH.name,
 )
 PYTORCH_ELASTIC = Contract(
     "pytorchjob-v1-elastic",
-    Marks(all_of=("PET_RDZV_ENDPOINT",), none_of=_NO_INDEX, shows=("PET_NNODES", "PET_RDZV_BACKEND")),
+    Marks(all_of=("PET_RDZV_ENDPOINT",), none_of=_NO_INDEX),
     partial(_read_elastic, engine="torchrun"),
     kind=v1_table.PYTORCH.name,
 )

@@ -145,7 +145,6 @@ JAX = V1Kind(
 KINDS = {kind.name: kind for kind in (PYTORCH, TENSORFLOW, XGBOOST, PADDLE, JAX)}
 
 # Pods that carry only the general names MASTER_ADDR, RANK and WORLD_SIZE: PyTorchJob up to 1.6, and XGBoostJob.
-NAMES = ("MASTER_ADDR", "MASTER_PORT", "RANK", "WORLD_SIZE", "PYTHONUNBUFFERED")
 # WORLD_SIZE counts pods here, whatever runs in them.
 ROW = Row(
     nodes=XGBOOST.variable("nodes"),

@@ -69,14 +69,6 @@ class Command(Struct, frozen=True, kw_only=True):
             self.kind is CommandKind.MODULE and self.program[0] not in MODULES
         )
 
-    @property
-    def reads_stdin(self) -> bool:
-        """Whether the command is a Python that reads its program from standard input."""
-        if self.kind is not CommandKind.PROGRAM or not _PYTHON.fullmatch(_base(self.argv[0])):
-            return False
-        at = _end_of_flags(self.argv)
-        return at is not None and self.argv[at : at + 1] in ((), ("-",))
-
 
 def parse_command(argv: Sequence[str]) -> Command:
     """Recognise `train.py …`, `-m pkg.mod …`, `python …`, `torchrun …`, `accelerate launch …`, or any program.
@@ -243,16 +235,6 @@ class Launcher(Struct, frozen=True):
     def nodes_meet(self) -> bool:
         """Whether its nodes find each other by the platform's variables."""
         return self.is_torchrun or self.is_mpi or self.name in _LIKE_TORCHRUN
-
-    @property
-    def script(self) -> str:
-        """The training program it is to start, as our own command line begins with it."""
-        for at, word in enumerate(self.words[1:], 1):
-            if word in ("-m", "--module") and at + 1 < len(self.words) and self.words[at + 1] not in MODULES:
-                return f"-m {self.words[at + 1]}"
-            if word.endswith(".py"):
-                return word
-        return "SCRIPT.py"
 
 
 def launcher_in(argv: Sequence[str], *, is_inside: bool = False, is_hidden: bool = False) -> Launcher | None:
@@ -489,25 +471,13 @@ _OPTION = OPTIONS["shutdown_timeout"]
 _VARIABLES = (_OPTION.variable, "TORCH_ELASTIC_SHUTDOWN_TIMEOUT")
 
 
-def grace_of(
-    own_s: float, command: Command | None, env: Mapping[str, str], *, is_given: bool
-) -> tuple[float, str | None]:
-    """`own_s` where the user has set --grace (`is_given`), else torch's shutdown timeout; and a warning, if any.
+def grace_of(own_s: float, command: Command | None, env: Mapping[str, str], *, is_given: bool) -> float:
+    """Seconds between SIGTERM and SIGKILL: `own_s` where --grace was given, else torch's shutdown timeout.
 
     Raises:
         UsageError: the timeout is not a whole number.
     """
     typed = command.torchrun.options if command is not None and command.torchrun is not None else {}
     values = {_OPTION.flag: typed.get(_OPTION.name), **{name: env.get(name) for name in _VARIABLES}}
-    name, value = next(((name, value) for name, value in values.items() if value), (None, None))
-    if name is None or value is None:
-        return own_s, None
-    timeout_s = float(check_value(_OPTION, value, name))
-    if not is_given:
-        return timeout_s, None
-    if timeout_s <= own_s:
-        return own_s, None
-    return own_s, (
-        f"{name} is {timeout_s:g} s, but workers get SIGKILL after {own_s:g} s, because --grace is set; "
-        f"set --grace to {timeout_s:g}, or remove it"
-    )
+    name, value = next(((name, value) for name, value in values.items() if value), ("", None))
+    return own_s if is_given or value is None else float(check_value(_OPTION, value, name))

@@ -11,6 +11,7 @@ import sys
 from msgspec.structs import replace
 
 from trainer_launch.contracts.source import PodInput
+from trainer_launch.host import network
 from trainer_launch.model import Job, Plan
 from trainer_launch.model.errors import UsageError
 from trainer_launch.model.settings import Settings
@@ -19,8 +20,9 @@ from trainer_launch.planning.command import Command, CommandKind, launcher_in, p
 from trainer_launch.planning.job import place
 from trainer_launch.planning.mpi import HOROVODRUN, MPIRUN, SSHD
 from trainer_launch.planning.plain import FRONT_END, PLAIN
-from trainer_launch.planning.reading import Reading, has_name, look_at_network
-from trainer_launch.planning.task import Engine, MachineTrial, Task, with_log_level
+from trainer_launch.planning.reading import Reading, front_end, has_name, is_our_python, look_at_network
+from trainer_launch.planning.shared_memory import copies_are_refused
+from trainer_launch.planning.task import Engine, MachineTrial, Task, ports_of, with_log_level
 from trainer_launch.planning.torch import TORCH, TORCHRUN
 
 # The first that says it serves is picked, so `plain`, which serves all, comes last.
@@ -99,24 +101,26 @@ def task_of(reading: Reading, settings: Settings, trial: MachineTrial) -> Task:
     topology = place(reading.job, reading.host)
     if topology.by_arrival and topology.coordinator is not None:
         topology = replace(topology, is_coordinator=has_name(reading.host.hostname, topology.coordinator.host))
-    task = Task(
+    command, path = _command(reading), reading.pod.env.get("PATH")
+    is_ours = bool(command.python) and is_our_python(command.python[0], path)
+    label = None if settings.topology_label is None else _label(settings.topology_label, reading.pod)
+    return Task(
         job=reading.job,
         host=reading.host,
         topology=topology,
-        command=_command(reading),
+        command=command,
         env=with_log_level(reading.pod.env, settings),
         settings=settings,
         trial=replace(
             trial,
             python=sys.executable,
-            python_is_ours=reading.python_is_ours,
-            loopback_port=reading.loopback_port,
-            front_end=reading.front_end,
+            python_is_ours=is_ours,
+            copies_are_refused=copies_are_refused(reading.job, command),
+            loopback_port=network.free_port(ports_of(settings)),
+            label=label,
+            front_end=front_end(command, path),
         ),
     )
-    if settings.topology_label is not None:
-        task = replace(task, trial=replace(task.trial, label=_label(settings.topology_label, reading.pod)))
-    return task
 
 
 def with_network(task: Task) -> Task:

@@ -213,6 +213,7 @@ def usable_threads(host: Host, local_world_size: int | None, given: str | None) 
 def _alone(job: Job) -> NodeRange | None:
     """A single node, unless the job shows others: an index above 0, several processes, or a list of hosts."""
     others = job.node_rank or job.hostname_index or job.members or job.sparse or job.several_nodes_shown_by
+    others = others or job.role == "rank"
     return None if others or (job.world_size or 1) > 1 else NodeRange(1, 1)
 
 
@@ -253,8 +254,6 @@ def _local_world_size(job: Job, host: Host) -> tuple[int | None, str]:
     cpu_reason = f"{cpus.affinity} CPUs in the affinity mask, cgroup quota {quota}"
     if isinstance(given, int):
         return given, f"{given} (as given)"
-    if given is None and job.worker_for_each_gpu and gpus.count:
-        return gpus.count, f"{gpus.count} (for each GPU: {gpus.reason})"
     if given is None:
         return 1, "1 (the default, as with torchrun)"
     if given == "cpu" or (given == "auto" and gpus.count == 0):

@@ -152,8 +152,8 @@ def _starts_its_own(task: Task, launcher: Launcher, asked: str | None) -> str:
         if not (launcher.is_inside or _names_nodes(task, launcher)):
             raise ContractError(
                 f"{name} would train on each of the {nodes} nodes alone (contract {task.job.contract}); "
-                f"type: {_instead(task, launcher, asked)}, name the other nodes in {name}'s own options, or set "
-                f"--nodes 1 (TRAINER_LAUNCH_NODES) to train on this node alone"
+                f"{_INSTEAD}, name the other nodes in {name}'s own options, or set --nodes 1 "
+                f"(TRAINER_LAUNCH_NODES) to train on this node alone"
             )
         sentences.append(f"Each of the {nodes} nodes trains alone unless {name}'s own options name the others.")
     if asked is not None:
@@ -161,14 +161,8 @@ def _starts_its_own(task: Task, launcher: Launcher, asked: str | None) -> str:
     if launcher.is_torchrun or launcher.is_mpi:
         sentences.append(f"Put `trainer-launch run --` directly in front of {name}.")
     else:
-        sentences.append(f"Instead, type: {_instead(task, launcher, asked)}")
+        sentences.append(f"Instead, {_INSTEAD}.")
     return " ".join(sentences)
-
-
-def _instead(task: Task, launcher: Launcher, asked: str | None) -> str:
-    count = "N" if task.job.nproc_per_node is None else asked
-    flag = "" if count is None else f"--nproc-per-node {count} "
-    return f"trainer-launch run {flag}-- {named(launcher.script)} …"
 
 
 def _names_nodes(task: Task, launcher: Launcher) -> bool:
@@ -202,6 +196,7 @@ def _shown(command: Command) -> str:
     return named(" ".join((first, *(word for word in rest[:1] if word.startswith("-") and len(word) < 8))))
 
 
+_INSTEAD = "start the training script itself: trainer-launch run --nproc-per-node N -- SCRIPT.py"
 # Options of launchers that speak of other nodes.
 _OF_NODES = re.compile(
     r"__?(n?nodes|num_(nodes|machines)|host(file|s)?|world_size|(node|machine)_rank|ma(ster|in)_addr\w*|"

@@ -28,7 +28,6 @@ from trainer_launch.host.slow_files import in_time
 from trainer_launch.model import Endpoint, Fact, Host, Job, Origin, Topology
 from trainer_launch.model.errors import NotRunnableError, UsageError
 from trainer_launch.model.settings import Settings, job_options
-from trainer_launch.model.suggestions import did_you_mean, nearest
 from trainer_launch.planning import interfaces
 from trainer_launch.planning.command import (
     Command,
@@ -42,12 +41,10 @@ from trainer_launch.planning.command import (
 )
 from trainer_launch.planning.interfaces import NodeNetwork
 from trainer_launch.planning.job import overlay, with_minimum, with_spares
-from trainer_launch.planning.task import grace, ports_of
 
 SHIM_SWITCH = "TRAINER_LAUNCH_SHIM"
 _SECRET_FILE, _SSH_KEY = "secret_file", "id_rsa"
 _NAMESPACE = Path("/var/run/secrets/kubernetes.io/serviceaccount/namespace")
-_USUAL = ("python", "python3", "torchrun", "mpirun", "horovodrun", "accelerate", "deepspeed")
 _SCRIPT_BYTES = 65_536  # of a script: launchers are looked for here
 _HOSTFILE = "/job/hostfile"  # from which `deepspeed` takes hosts that nobody typed
 _SHEBANG = re.compile(rb"#!\s*(\S+)(?:[ \t]+(\S+))?")
@@ -75,9 +72,6 @@ class Reading(Struct, frozen=True, kw_only=True):
     command: Command | None
     job: Job
     host: Host
-    python_is_ours: bool  # whether the interpreter typed in the command is the launcher's
-    loopback_port: int  # a free one, where a single node's agent meets its launcher
-    front_end: tuple[str, str] = ("", "")  # the Python of a typed front end, and the path of its program
 
     @property
     def calls_others(self) -> bool:
@@ -92,20 +86,9 @@ def read(pod: PodInput, settings: Settings) -> Reading:
     Raises:
         LaunchError: the command or the contract does not fit.
     """
-    path, command = pod.env.get("PATH"), None
     pod = replace(pod, command=see_through(pod.command).command)
-    if pod.command:
-        command = recognise(pod.command, path)
-    python = command.python if command is not None else ()
-    return Reading(
-        pod=pod,
-        command=command,
-        job=_job(pod, settings, command),
-        host=probe(pod.env),
-        python_is_ours=bool(python) and is_our_python(python[0], path),
-        loopback_port=network.free_port(ports_of(settings)),
-        front_end=front_end(command, path),
-    )
+    command = recognise(pod.command, pod.env.get("PATH")) if pod.command else None
+    return Reading(pod=pod, command=command, job=_job(pod, settings, command), host=probe(pod.env))
 
 
 def _job(pod: PodInput, settings: Settings, command: Command | None) -> Job:
@@ -118,10 +101,8 @@ def _job(pod: PodInput, settings: Settings, command: Command | None) -> Job:
     job = overlay(job, job_options(settings), Origin.FLAG)
     job = with_minimum(with_spares(job, settings.spares, platform.nodes), settings.min_nodes)
     job = _with_secret(job, pod, settings.secret_file)
-    _, odd = grace(settings, command, pod.env)
     long = socket_folders.too_long(pod.env)
     warnings = (
-        odd,
         unexpanded(pod.command, pod.env),
         long and f"{long}; set TMPDIR to a shorter one, such as /tmp",
     )
@@ -258,9 +239,9 @@ def _is_pythons(front_end: Command, path: str | None) -> bool:
     return not is_program or "python" in os.path.basename(interpreter(program or "", path) or "")
 
 
-def front_end(command: Command | None, path: str | None) -> tuple[str, str]:
+def front_end(command: Command, path: str | None) -> tuple[str, str]:
     """The Python that runs a front end, and the path of its program; without one empty."""
-    if command is None or command.kind is not CommandKind.FRONT_END:
+    if command.kind is not CommandKind.FRONT_END:
         return "", ""
     program = shutil.which(command.argv[0], path=path) or command.argv[0]
     return interpreter(program, path) or sys.executable, program
@@ -318,13 +299,9 @@ def _check_executable(name: str, path: str | None) -> None:
     if program is not None:
         return
     if "/" not in name:
-        here = f"the working directory has it: write ./{name}" if os.path.isfile(name) else ""
-        usual = did_you_mean(name, (program for program in _USUAL if shutil.which(program, path=path)))
-        raise NotRunnableError(
-            f"{name!r} was not found in PATH ({path or 'not set'}); "
-            f"{here or usual or 'install it in the image, or give its full path'}",
-            exists=False,
-        )
+        is_here = os.path.isfile(name)
+        advice = f"the working directory has it: write ./{name}" if is_here else "install it, or give its full path"
+        raise NotRunnableError(f"{name!r} was not found in PATH ({path or 'not set'}); {advice}", exists=False)
     if not os.path.exists(name):
         raise NotRunnableError(f"{name!r} does not exist; check the path and the pod's volume mounts", exists=False)
     if os.path.isdir(name):
@@ -339,19 +316,8 @@ def _check_executable(name: str, path: str | None) -> None:
 def _check_script(name: str) -> None:
     if not os.path.exists(name):
         where = f"looked in {os.getcwd()}" if not os.path.isabs(name) else "check the pod's volume mounts"
-        raise NotRunnableError(f"the script {name!r} does not exist; {_near_script(name) or where}", exists=False)
+        raise NotRunnableError(f"the script {name!r} does not exist; {where}", exists=False)
     if not os.access(name, os.R_OK):
         raise NotRunnableError(
             f"the script {name!r} is not readable for this user; run chmod +r on it", exists=True
         )
-
-
-def _near_script(name: str) -> str:
-    """The script in the same directory that was probably meant."""
-    folder, base = os.path.split(name)
-    try:
-        scripts = {entry.removesuffix(".py"): entry for entry in os.listdir(folder or ".") if entry.endswith(".py")}
-    except OSError:
-        return ""
-    near = nearest(base.removesuffix(".py"), scripts)
-    return f"did you mean {os.path.join(folder, scripts[near])}?" if near else ""

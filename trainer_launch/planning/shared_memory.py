@@ -195,18 +195,9 @@ def _need(reading: Reading) -> Need:
     return Need(workers=place(job, reading.host).local_world_size or 1, on_gpus=gpus.cuda > 0, is_mpi=is_mpi)
 
 
-def copies_are_refused(job: Job, command: Command | None, *, say: bool = True) -> bool:
+def copies_are_refused(job: Job, command: Command) -> bool:
     """Whether Open MPI's ranks may not read each other's memory here; tried only for MPI."""
-    if job.engine not in _MPI and not (command and mpi_options.is_mpirun(command.argv[0])):
-        return False
-    number = copying_error()
-    if number and say:
-        _log.info(
-            "process_vm_readv is refused in this container (%s), as by the default seccomp profile: "
-            "Open MPI is told to copy through shared memory",
-            os.strerror(number),
-        )
-    return number != 0
+    return (job.engine in _MPI or mpi_options.is_mpirun(command.argv[0])) and copying_error() != 0
 
 
 def copying_error() -> int:

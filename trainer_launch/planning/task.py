@@ -53,7 +53,8 @@ class Task(Struct, frozen=True, kw_only=True):
     @property
     def grace_s(self) -> float:
         """Seconds from SIGTERM to SIGKILL: --grace, else torch's own timeout."""
-        return grace(self.settings, self.command, self.env)[0]
+        is_given = "grace" in self.settings.model_fields_set
+        return grace_of(self.settings.grace, self.command, self.env, is_given=is_given)
 
     @property
     def signals(self) -> Mapping[int, SignalAction]:
@@ -94,11 +95,6 @@ class Engine(Struct, frozen=True):
     name: str
     serves: Callable[[Job, Command], str | None]  # why it is the one, for people; None: only where it is asked for
     plan: Callable[[Task, str], Plan]  # everything to start, as values; the text is why the engine was picked
-
-
-def grace(settings: Settings, command: Command | None, env: Mapping[str, str]) -> tuple[float, str | None]:
-    """Seconds between SIGTERM and SIGKILL, and what is odd about them."""
-    return grace_of(settings.grace, command, env, is_given="grace" in settings.model_fields_set)
 
 
 def ports_of(settings: Settings) -> PortRange | None:

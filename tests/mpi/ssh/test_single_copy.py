@@ -54,7 +54,6 @@ def test_mpirun_on_this_host_does_not_try_what_is_refused(train) -> None:
     assert ended.returncode == 0, ended.stderr
     assert "1 is done" in ended.stdout
     assert REFUSED not in ended.stderr
-    assert "process_vm_readv is refused in this container (Operation not permitted)" in ended.stderr
 
 
 def test_a_way_of_copying_named_by_the_user_is_tried_all_the_same(train) -> None:
@@ -68,7 +67,6 @@ def test_nothing_is_said_or_changed_where_nothing_is_refused(train) -> None:
     ended = launch("run", "--", "mpirun", "-np", "1", "env", env=ENV | {"PYTEST_CURRENT_TEST": ""})
     assert ended.returncode == 0, ended.stderr
     assert "single_copy" not in ended.stdout
-    assert "process_vm_readv" not in ended.stderr
 
 
 def test_each_worker_finds_out_for_its_own_ranks(train, tmp_path, mount) -> None:

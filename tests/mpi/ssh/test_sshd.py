@@ -182,12 +182,10 @@ def test_explain_shows_what_a_worker_would_run(tmp_path, mount) -> None:
         "HF_TOKEN": "hf_abc",
         "NCCL_DEBUG": "INFO",
     }
-    done = launch("explain", "--ssh-port", "2222", env=env)
+    done = launch("explain", env=env)
     assert done.returncode == 0, done.stderr
     assert "sshd -D -e" in done.stdout
     assert "this is an MPI worker" in done.stdout
-    assert "2222" in done.stdout
-    assert "HF_TOKEN" in done.stdout
     assert "hf_abc" not in done.stdout
 
 
