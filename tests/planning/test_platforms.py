@@ -6,16 +6,17 @@ import pytest
 
 from tests.contracts.pods import CASES, pod_of
 from tests.contracts.test_cases import read
-from tests.planning.requests import GPU_MACHINE, request
+from tests.planning.requests import GPU_MACHINE, MACHINE, request
 from trainer_launch.contracts import read_job
 from trainer_launch.contracts.snapshot import pod_from_snapshot
-from trainer_launch.model import Origin
+from trainer_launch.model import Host, Origin
 from trainer_launch.model.errors import ContractError, LaunchError
 from trainer_launch.planning import engines
 from trainer_launch.planning.command import parse_command, starts_launchers
 from trainer_launch.planning.job import overlay
 
 SKYPILOT = {"SKYPILOT_NUM_NODES": "2", "SKYPILOT_NODE_IPS": "10.0.0.4\n10.0.0.5"}
+AZURE = {"AZUREML_RUN_ID": "a", "NODE_RANK": "0", "MASTER_ADDR": "10.0.0.4"}
 # What shows several nodes, and the variables of the pod.
 INCOMPLETE = {
     "skypilot without a rank": ("SKYPILOT_NUM_NODES", SKYPILOT),
@@ -25,6 +26,8 @@ INCOMPLETE = {
     "sagemaker without this host": ("SM_HOSTS", {"SM_HOSTS": '["a", "b"]'}),
     "volcano with a foreign host name": ("VC_W_HOSTS", {"VC_W_HOSTS": "j-w-0.j,j-w-1.j"}),
     "volcano with several tasks": ("VC_PS_HOSTS", {"VC_PS_HOSTS": "j-ps-0.j", "VC_W_HOSTS": "j-w-0.j"}),
+    "azure ml without a size": ("NODE_RANK", AZURE),
+    "azure ml without a rank": ("AZUREML_NODE_COUNT", {"AZUREML_RUN_ID": "a", "AZUREML_NODE_COUNT": "2"}),
     "a manifest of one's own": ("NODE_RANK", {"NODE_RANK": "0", "WORLD_SIZE": "2", "MASTER_ADDR": "train-0"}),
 }
 COMMANDS = ("train.py", "torchrun --nproc-per-node 2 train.py")
@@ -61,6 +64,8 @@ def test_an_incomplete_pod_is_a_node_of_the_job_that_flags_describe(name: str, l
         {"LWS_GROUP_SIZE": "1"},
         {"SM_HOSTS": '["a"]'},
         {"VC_W_HOSTS": "j-w-0.j"},
+        {"AZUREML_RUN_ID": "a", "AZUREML_NODE_COUNT": "1"},
+        {**AZURE, "WORLD_SIZE": "1"},
         {"NODE_RANK": "0", "WORLD_SIZE": "8", "MASTER_ADDR": "localhost"},
     ],
     ids=str,
@@ -70,6 +75,30 @@ def test_a_pod_that_shows_one_node_runs_alone(env: dict[str, str], line: str) ->
     made = request(line, read_job(pod_of(env)), env)
     engines.plan(made)
     assert made.topology.pods == 1
+
+
+@pytest.mark.parametrize(("machine", "workers"), [(GPU_MACHINE, 4), (MACHINE, 1)], ids=["4 GPUs", "no GPU"])
+@pytest.mark.parametrize("case", ["azureml/node-0", "vertex-ai/primary-replica"])
+def test_a_cloud_that_counts_no_gpus_has_a_worker_for_each_gpu_of_the_node(
+    case: str, machine: Host, workers: int
+) -> None:
+    env = CASES[case]["pod"]["env"]
+    job = read_job(pod_of(env))
+    for line in ("train.py", "torchrun train.py"):
+        plan = engines.plan(request(line, job, env, host=machine))
+        assert plan.workers is not None
+        assert plan.workers.count == workers
+    typed = request("torchrun --nproc-per-node 2 train.py", job, env, host=machine)
+    assert typed.topology.local_world_size == 2
+
+
+@pytest.mark.parametrize(("line", "engine"), [("train.py", "plain"), ("torchrun train.py", "torch")])
+def test_a_replica_of_vertex_with_tf_config_runs_a_program_as_tensorflow_needs_it(line: str, engine: str) -> None:
+    env = CASES["vertex-ai/tf-config-without-ranks-may-be-tensorflow"]["pod"]["env"]
+    job = read_job(pod_of(env))
+    assert engines.plan(request(line, job, env)).engine == engine
+    torch = request(line, job, env, engine="torch")
+    assert engines.plan(torch).engine == "torch"
 
 
 POD = CASES["flyte-clustered/third-of-four"]["pod"]

@@ -31,6 +31,8 @@ CONTRACTS: tuple[Contract, ...] = (
     flat_platforms.SKYPILOT,
     flat_platforms.DSTACK,
     flat_platforms.SAGEMAKER,
+    flat_platforms.AZURE_ML,
+    flat_platforms.VERTEX_AI,
     flat_platforms.VOLCANO,
     flat_platforms.SLURM,
     mpi_operator.V2BETA1,

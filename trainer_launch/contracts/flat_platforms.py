@@ -11,15 +11,16 @@ import itertools
 import re
 from collections.abc import Mapping, Sequence
 
+from msgspec import Struct
 from msgspec.structs import replace
 
 from trainer_launch.contracts import names
 from trainer_launch.contracts.rows import Row, json_list, several
-from trainer_launch.contracts.source import Contract, Marks, Source
+from trainer_launch.contracts.source import Contract, Marks, ReplicaTask, Source, Word
 from trainer_launch.contracts.torchrun_env import STATIC, shows_others
 from trainer_launch.model import Endpoint, Job, NodeRange, Rendezvous, hostfile
 from trainer_launch.model.errors import ContractError
-from trainer_launch.model.value_parsers import parse_host
+from trainer_launch.model.value_parsers import parse_endpoint, parse_host
 
 _BY_HAND = ("PET_NNODES", "TORCHELASTIC_RUN_ID")  # whoever sets torchrun's variables says it all
 _INDEX = "JOB_COMPLETION_INDEX"
@@ -182,6 +183,92 @@ def _read_slurm(source: Source) -> Job:
 
 
 SLURM = Contract("slurm", Marks(all_of=("SLURM_JOB_ID", "SLURM_JOB_NUM_NODES"), none_of=_BY_HAND), _read_slurm)
+
+
+# Azure ML: learn.microsoft.com, "Distributed GPU training guide (SDK v2)".
+
+_AZURE_ML = ("WORLD_SIZE", "AZUREML_NODE_COUNT", "NODE_RANK", "MASTER_ADDR")
+
+
+def _read_azureml(source: Source) -> Job:
+    """Read one process on each node: WORLD_SIZE counts processes, which are nodes then.
+
+    AZUREML_NODE_COUNT is set, too, but on no page of the documentation, so it only confirms or replaces WORLD_SIZE.
+    """
+    count = source.count("AZUREML_NODE_COUNT", "nodes", default=None)
+    nodes = source.count("WORLD_SIZE", "nodes", default=count)
+    rank = source.index("NODE_RANK", "node_rank", below=nodes, default=None)
+    several_workers = "set process_count_per_instance to 1, the launcher starts the workers"
+    if count is not None and nodes != count:
+        raise source.error("WORLD_SIZE", str(nodes), f"AZUREML_NODE_COUNT, which is {count}: {several_workers}")
+    process = source.index("RANK", "rank", default=rank)
+    if rank is not None and process != rank:
+        raise source.error("RANK", str(process), f"NODE_RANK, which is {rank}: {several_workers}")
+    for name, alone in (("LOCAL_RANK", 0), ("LOCAL_WORLD_SIZE", 1)):
+        if source.index(name, default=alone) != alone:
+            raise source.error(name, source.peek(name), f"{alone}: {several_workers}")
+    return replace(several(source, nodes, rank, (), _AZURE_ML), worker_for_each_gpu=True)
+
+
+def _is_distributed(source: Source) -> bool:
+    """Every run of Azure ML has an id; only a distributed one tells of nodes."""
+    others = source.has("MASTER_ADDR") and shows_others(source)
+    return others or source.has("NODE_RANK") or source.peek("AZUREML_NODE_COUNT") not in ("", "1")
+
+
+AZURE_ML = Contract(
+    "azureml",
+    Marks(all_of=("AZUREML_RUN_ID",), none_of=(*_BY_HAND, "TF_CONFIG"), when=_is_distributed, shows=_AZURE_ML),
+    _read_azureml,
+)
+
+
+# Vertex AI: cloud.google.com/vertex-ai/docs/training/distributed-training.
+
+_POOLS = ("workerpool0", "workerpool1")
+
+
+class _ClusterSpec(Struct, frozen=True):
+    cluster: dict[Word, list[str]]
+    task: ReplicaTask
+
+
+def _read_vertex(source: Source) -> Job:
+    """Read the first two worker pools: the primary replica, and the workers. Others hold no ranks of torch.
+
+    TF_CONFIG is there for every framework, the ranks of processes only in Google's images for PyTorch.
+    """
+    spec = source.json("CLUSTER_SPEC", _ClusterSpec, "hosts")
+    pool, index = spec.task.type, spec.task.index
+    pools = {name: [_host(source, text) for text in spec.cluster.get(name, ())] for name in (*_POOLS, pool)}
+    may_be_tensorflow = source.has("TF_CONFIG") and not source.has("RANK")
+    if pool not in _POOLS and not may_be_tensorflow:
+        expected = "workerpool0 or workerpool1: replicas of other pools hold no ranks"
+        raise source.error("CLUSTER_SPEC at task.type", pool, expected)
+    if index >= len(pools[pool]):
+        expected = f"an index below {len(pools[pool])}, the size of {pool}"
+        raise source.error("CLUSTER_SPEC at task.index", str(index), expected)
+    hosts = [host for name in _POOLS for host in pools[name]]
+    before = 0 if pool == _POOLS[0] else len(pools[_POOLS[0]])
+    rank = before + index if pool in _POOLS else None
+    job = several(source, len(hosts), rank, hosts, ("CLUSTER_SPEC",))
+    if not may_be_tensorflow:
+        return replace(job, worker_for_each_gpu=True)
+    source.warn(
+        "TF_CONFIG is set and RANK is not: a program runs once on each replica, as TensorFlow needs it; "
+        "a script of torch needs torchrun or --engine torch"
+    )
+    return replace(job, engine="plain")
+
+
+def _host(source: Source, text: str) -> str:
+    address = parse_endpoint(text, None, least_port=1)
+    if address is None:
+        raise source.error("CLUSTER_SPEC at cluster", text, "HOST:PORT")
+    return address.host
+
+
+VERTEX_AI = Contract("vertex-ai", Marks(all_of=("CLUSTER_SPEC",), none_of=_BY_HAND), _read_vertex)
 
 
 # Volcano: its plug-ins svc and env; its plug-in pytorch writes what a PyTorchJob has.

@@ -119,7 +119,7 @@ _AS_THEY_ARE = (
         "foreign_replicated_job",
         "rank_behind_workers",
     ),
-    *("sparse", "ssh_dir", "secret_file", "should_report_progress"),
+    *("worker_for_each_gpu", "sparse", "ssh_dir", "secret_file", "should_report_progress"),
 )  # fields of Job
 
 

@@ -123,6 +123,7 @@ class Job(Struct, frozen=True, kw_only=True):
     completion_index: int | None = None  # of an Indexed Job; 0 is no rank until something speaks of nodes
     foreign_replicated_job: bool = False  # node_rank counts the pods of another replicatedJob than the trainer's
     rank_behind_workers: int | None = None  # of the Master of an elastic job, whose workers have their own indices
+    worker_for_each_gpu: bool = False  # the platform starts nothing, and counts no GPUs
     sparse: bool = False  # the platform lists only some of the nodes
     has_servers: bool = False  # parameter servers: pods of two replica types have the same hostname_index
     ssh_dir: str | None = None  # where the job's ssh key is mounted

@@ -254,6 +254,8 @@ def _local_world_size(job: Job, host: Host) -> tuple[int | None, str]:
     cpu_reason = f"{cpus.affinity} CPUs in the affinity mask, cgroup quota {quota}"
     if isinstance(given, int):
         return given, f"{given} (as given)"
+    if given is None and job.worker_for_each_gpu and gpus.count:
+        return gpus.count, f"{gpus.count} (for each GPU: {gpus.reason})"
     if given is None:
         return 1, "1 (the default, as with torchrun)"
     if given == "cpu" or (given == "auto" and gpus.count == 0):
