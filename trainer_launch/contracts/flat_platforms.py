@@ -218,7 +218,7 @@ def _is_distributed(source: Source) -> bool:
 
 AZURE_ML = Contract(
     "azureml",
-    Marks(all_of=("AZUREML_RUN_ID",), none_of=(*_BY_HAND, "TF_CONFIG"), when=_is_distributed, shows=_AZURE_ML),
+    Marks(all_of=("AZUREML_RUN_ID",), none_of=(*_BY_HAND, "TF_CONFIG"), when=_is_distributed),
     _read_azureml,
 )
 
