@@ -13,8 +13,8 @@ from html import escape
 from msgspec import Struct
 
 from trainer_launch.diagnosis import incident_bundle
-from trainer_launch.diagnosis.collectives import Doing, RankState
-from trainer_launch.diagnosis.incident_bundle import FAILURE, HOST, OUTPUT, RECORDER, REQUEST, STACKS, Stored
+from trainer_launch.diagnosis.collectives import RankState
+from trainer_launch.diagnosis.incident_bundle import FAILURE, HOST, OUTPUT, RECORDER, STACKS, Stored
 from trainer_launch.diagnosis.stacks import Frame
 from trainer_launch.model.redaction import redact_text
 from trainer_launch.model.units import counted, named_ranks
@@ -90,11 +90,8 @@ def _extent(state: RankState) -> tuple[int, int]:
 
 
 def accused(entries: Sequence[Stored]) -> list[RankState]:
-    """The ranks that the sentence is about; of what a person asked for, those that wait for no other."""
-    first = entries[0].incident
-    if first.kind == REQUEST:
-        return [state for state in states_of(entries) if state.doing is not Doing.COLLECTIVE]
-    return [state for state in states_of(entries) if state.rank in first.ranks]
+    """The ranks that the sentence is about."""
+    return [state for state in states_of(entries) if state.rank in entries[0].incident.ranks]
 
 
 def line_of(entries: Sequence[Stored]) -> str:
