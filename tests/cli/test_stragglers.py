@@ -100,9 +100,7 @@ def run(soon: dict[str, str], *words: str) -> AbstractContextManager[Started]:
         pytest.param(1.5, DDP, id="1.5-DDP", marks=LONG),
     ],
 )
-def test_a_slowed_rank_is_named_with_its_line(
-    tmp_path: Path, soon: dict[str, str], factor: float, step: str
-) -> None:
+def test_a_slowed_rank_is_named(tmp_path: Path, soon: dict[str, str], factor: float, step: str) -> None:
     with run(soon, "--", training(tmp_path, (2,), factor, step)) as job:
         job.read_until(r"rank 2 \(node 0\) is a straggler: late in \d+ of \d+ steps, by [\d.]+ ms")
         job.signal(signal.SIGTERM)
@@ -132,9 +130,8 @@ def test_a_straggler_is_in_the_log_once_and_in_events_metrics_and_status(
 ) -> None:
     events, port = tmp_path / "events", free_port()
     watched = ("--events", str(events), "--metrics-port", str(port))
-    # Steps long enough for many looks at where the rank is, on a loaded machine, too.
     with run(soon, *watched, "--", training(tmp_path, (1,), 3.0, step_s=0.1)) as job:
-        job.read_until(r"rank 1 \(node 0\) is a straggler: .*; it was in train.py:\d+ \(compute\)")
+        job.read_until(r"rank 1 \(node 0\) is a straggler: ")
         told = json.loads(launch("status", "--pid", str(job.pid), "--json").stdout)
         assert not violations("status", told)
         (one,) = told["job"]["stragglers"]

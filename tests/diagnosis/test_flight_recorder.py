@@ -183,22 +183,6 @@ def test_of_a_pipeline_that_also_reduces_the_collectives_are_counted(tmp_path: P
         assert not any(state.is_starting for state in states)
 
 
-@pytest.mark.torch
-@pytest.mark.long("tests/diagnosis/test_flight_recorder.py")
-def test_where_a_rank_is_meanwhile_is_looked_at_while_other_questions_are_answered(tmp_path: Path) -> None:
-    recorders = Recorders()
-    with ranks_of(recorders, tmp_path / "store"):
-        recorders.ask_entries(10, after_us=1_000_000, looked_at=["rank 1"])
-        assert asked(recorders, None, WITHIN_S).keys() == {*NAMES}
-        answered_ns = time.time_ns()
-        eventually(lambda: recorders.entries()[1], "the last collectives")
-        told, _ = recorders.entries()
-        assert not told["rank 0"].looks
-        looks = told["rank 1"].looks
-        assert looks[-1][0] > answered_ns
-        assert all(stack[0].endswith(":<module>") for _, stack in looks), "it reads from standard input"
-
-
 def test_without_torch_the_answer_says_so() -> None:
     code = "from trainer_launch.diagnosis.flight_recorder import answer; print(answer({'number': 3}, 0))"
     said = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)

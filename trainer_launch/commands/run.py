@@ -213,8 +213,7 @@ def _supervised(
     reports = GroupIncidents(group, client.send, incidents.collector)
     stragglers = StragglerSamples(
         group.recorders,
-        group.workers,
-        lambda: group.places,
+        group.workers.run_dir,
         lambda body: client.send(Note(group.generation, STRAGGLERS, body)),
         observer.stragglers,
     )

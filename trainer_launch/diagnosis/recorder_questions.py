@@ -7,7 +7,7 @@ import json
 import select
 import socket
 import time
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import TypeVar
 
 from trainer_launch.diagnosis.collectives import MAX_BYTES, Recorded, Stage
@@ -34,8 +34,7 @@ class Recorders:
         self._number = 0
         self._far: dict[str, int] = {}
         self._bytes: dict[str, int] = {}  # that each has written to answer
-        self._answers: dict[int, dict[str, Recorded]] = {}  # by question; to the last one of each kind
-        self._sample = 0  # the last question for entries
+        self._answers: dict[int, dict[str, Recorded]] = {}  # by question; to the last one
 
     @property
     def names(self) -> set[str]:
@@ -95,19 +94,9 @@ class Recorders:
         question = {"folder": folder, "until_s": until_s, "only_far": only_far, "stacks": stacks}
         return self._ask(dict.fromkeys(self._able(), question))
 
-    def ask_entries(self, most: int, after_us: int = 0, looked_at: Collection[str] = ()) -> None:
-        """Ask all when they will have entered their last collectives then, and some where they are until then."""
-        question = {"entries": most, "after_us": after_us}
-        self._sample = self._number + 1
-        self._ask({name: {**question, "looks": name in looked_at} for name in self._able()})
-
-    def entries(self) -> tuple[Mapping[str, Recorded], bool]:
-        """The answers so far about entries, and whether these are all; does not wait."""
-        for name in self._bytes:
-            while self._read(name):
-                pass
-        answers = self._answers.get(self._sample, {})
-        return answers, len(answers) == len(self._bytes)
+    def entries(self, most: int, until_s: float) -> dict[str, Recorded]:
+        """Ask all when they entered their last collectives; the answers that come until then."""
+        return self.answers(self._ask({name: {"entries": most} for name in self._able()}), until_s)
 
     def answers(self, number: int, until_s: float) -> dict[str, Recorded]:
         """The answers to a question; those who do not answer are missing.
@@ -137,8 +126,7 @@ class Recorders:
 
     def _ask(self, questions: Mapping[str, Mapping[str, object]]) -> int:
         self._number += 1
-        kept = {number: answers for number, answers in self._answers.items() if number == self._sample}
-        self._answers = {**kept, self._number: {}}
+        self._answers = {self._number: {}}
         for name, question in questions.items():
             with contextlib.suppress(OSError):  # it has ended, or has not read for long
                 self._connections[name].send(json.dumps({"number": self._number, **question}).encode() + b"\n")

@@ -9,7 +9,7 @@ import os
 import re
 import signal
 import time
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Mapping
 from itertools import pairwise, zip_longest
 
 from msgspec import Struct
@@ -212,12 +212,6 @@ def stacks_digest(places: Mapping[WatchedWorker, str]) -> tuple[str, ...]:
         groups.setdefault(place, []).append(worker)
     few_first = sorted(groups.items(), key=lambda group: len(group[1]))
     return tuple(f"{label(workers)}: {place}" for place, workers in few_first)
-
-
-def frames_of(calls: Sequence[str]) -> tuple[Frame, ...]:
-    """A stack as a worker's recorder thread tells it: FILE:LINE:FUNCTION, innermost first."""
-    parts = [(*call.rsplit(":", 2), "0", "")[:3] for call in calls]
-    return tuple(Frame(file, int(line) if line.isdecimal() else 0, function) for file, line, function in parts)
 
 
 def down_to_user(frames: tuple[Frame, ...]) -> tuple[Frame, ...]:
