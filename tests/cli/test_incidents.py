@@ -105,9 +105,8 @@ def test_nodes_know_together_what_each_does_not(tmp_path: Path) -> None:
     assert found["sentence"].startswith(sentence)
     assert {incidents(place, "show", name) for name in ids} == {joined := incidents(place, "show")}
     assert [line.split()[0] for line in joined.splitlines()[2:6]] == ["RANK", "0", "1", "2"]
-    page = incidents(place, "page")
-    assert page.count("default_pg #5/6") == 2, "of ranks 0 and 2"
-    assert all(name in page for name in ids), "the facts of all nodes"
+    assert joined.count("default_pg #5/6") == 2, "of ranks 0 and 2"
+    assert all(name in joined for name in ids), "what each node has"
 
 
 def test_any_node_shows_the_stack_of_the_rank_that_another_one_has(tmp_path: Path) -> None:
@@ -186,10 +185,9 @@ def test_a_token_in_a_workers_output_and_traceback_is_nowhere_in_its_incident(tm
     contents = {path: path.read_bytes() for path in place.rglob("*") if path.is_file()}
     assert [path for path, content in contents.items() if token.encode() in content] == []
     assert any(b"uses [redacted]" in content for content in contents.values())
-    for words in ("show", "page"):
-        text = incidents(place, words)
-        assert "uses [redacted]" in text
-        assert token not in text
+    text = incidents(place, "show")
+    assert "uses [redacted]" in text
+    assert token not in text
 
 
 def test_without_the_recorder_there_are_stacks_and_the_reason_why_no_more(tmp_path: Path) -> None:
@@ -270,8 +268,6 @@ def test_before_any_incident_there_are_none_yet(tmp_path: Path) -> None:
         for action in ((), ("list",), ("show",)):
             ended = launch("incidents", *action, env=env)
             assert (ended.returncode, ended.stdout, ended.stderr) == (0, words, "")
-        ended = launch("incidents", "page", env=env)
-        assert (ended.returncode, ended.stdout, ended.stderr) == (0, "", words)
         assert launch("incidents", "list", "--json", env=env).stdout == "[]\n"
         if not exists:
             (tmp_path / "trainer-launch-incidents").mkdir()
@@ -281,7 +277,7 @@ def test_before_any_incident_there_are_none_yet(tmp_path: Path) -> None:
     ("words", "said"),
     [
         (("list", "20990101"), "unexpected argument '20990101': incidents list takes no ID"),
-        (("page", "--json"), "incidents page makes HTML; use incidents show --json"),
+        (("page",), "incidents page was removed in 0.3; use incidents show"),
         (("shwo",), "unknown action 'shwo'"),
         (("bundle",), "incidents bundle was removed in 0.3; copy the directory that incidents show names"),
         (("list", "--incident-dir", "/nowhere"), "no directory /nowhere; set --incident-dir"),

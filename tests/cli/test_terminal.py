@@ -64,9 +64,5 @@ def test_a_terminal_without_color_gets_plain_text(env: dict[str, str]) -> None:
     assert "\x1b[" not in on_a_terminal(WORDS, **env)
 
 
-def test_a_terminal_gets_no_page_but_the_command_that_saves_it() -> None:
-    assert "redirect it: trainer-launch incidents page >incident.html" in on_a_terminal(("incidents", "page"), True)
-
-
 def test_an_empty_no_color_says_nothing() -> None:
     assert "\x1b[" in on_a_terminal(("run", "--engine", "plain", "--prefix", "--", "echo", "x"), NO_COLOR="")
