@@ -32,7 +32,7 @@ from trainer_launch.diagnosis.collectives import (
     explain,
 )
 from trainer_launch.diagnosis.flight_recorder import answer, called_by, entered, progress_of
-from trainer_launch.diagnosis.recorder_questions import Recorders
+from trainer_launch.diagnosis.worker_samples import Recorders
 from trainer_launch.model.codec import decode
 from trainer_launch.model.units import numbers_in
 

@@ -21,7 +21,7 @@ from trainer_launch.diagnosis import flight_recorder, incident_bundle, incident_
 from trainer_launch.diagnosis.collectives import Explanation, RankState
 from trainer_launch.diagnosis.incident_bundle import FAILURE, HANG, MAX_BYTES, Incident, Stored
 from trainer_launch.diagnosis.incident_collection import About, Collector
-from trainer_launch.diagnosis.recorder_questions import Recorders
+from trainer_launch.diagnosis.worker_samples import Recorders
 from trainer_launch.host import incident_facts
 from trainer_launch.model import Failure
 from trainer_launch.model.errors import UsageError
@@ -307,11 +307,6 @@ def test_three_hangs_of_three_nodes_are_three_incidents() -> None:
         for number in range(3)
     ]
     assert counted(entries) == [3, 3, 3]
-
-
-def test_a_hang_that_is_reported_again_is_the_same_whenever_that_is() -> None:
-    again = [node(number, NEVER.format(6, wait_s), wait_s) for wait_s in (60, 600) for number in (0, 1)]
-    assert counted(again) == [4]
 
 
 def test_hangs_of_one_moment_that_differ_are_two() -> None:

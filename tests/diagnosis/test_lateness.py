@@ -225,17 +225,6 @@ def test_entries_that_contradict_each_other_are_no_error():
         ]
 
 
-def test_fewer_entries_are_the_last_ones():
-    told = Job(2, buckets({}), groups={"some": (0, 1)}).entries(1)
-    whole = [(group, number, at_ns) for group, number, at_ns in told.each()]
-    for most in (1, 2, 7, 100, 1000):
-        few = told.last(most)
-        assert [(one.name, number, at_ns) for one, number, at_ns in few.each() if one] == [
-            (one.name, number, at_ns) for one, number, at_ns in whole[-most:] if one
-        ]
-        assert few.is_cut == (most < len(whole))
-
-
 def test_a_sentence_has_all_that_is_known():
     one = Lateness(rank=5, node=1, steps=16, late=14, median_s=0.021, p95_s=0.03, step_s=1.25)
     assert (

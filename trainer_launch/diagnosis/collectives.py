@@ -7,7 +7,6 @@ state and stack tell.
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from enum import Enum
 from typing import Annotated, NamedTuple, TypeAlias
@@ -105,19 +104,6 @@ class Entries(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
                 numbers[index] += 1
             else:
                 yield None, 0, at_ns
-
-    def last(self, most: int) -> Entries:
-        """Only so many."""
-        dropped = max(0, len(self.which) - most)
-        before = Counter(self.which[:dropped])
-        return replace(
-            self,
-            is_cut=self.is_cut or dropped > 0,
-            groups=tuple(group._replace(first=group.first + before[i]) for i, group in enumerate(self.groups)),
-            start_ns=self.start_ns + 1000 * sum(self.gaps_us[: dropped + 1]),
-            which=self.which[dropped:],
-            gaps_us=(0, *self.gaps_us[dropped + 1 :])[: len(self.which) - dropped],
-        )
 
 
 class Stage(str, Enum):

@@ -26,7 +26,7 @@ from msgspec.structs import replace
 
 from trainer_launch.diagnosis.collectives import MAX_ENTRIES, Entries, Ns
 from trainer_launch.diagnosis.lateness import Lateness, Timeline, judge, timeline
-from trainer_launch.diagnosis.recorder_questions import Recorders
+from trainer_launch.diagnosis.worker_samples import Recorders
 from trainer_launch.host import runtime_directory
 from trainer_launch.membership.notes import Judge, Judgement, Members, MemberView, Tell, opened
 from trainer_launch.membership.protocol import MAX_RANKS, Note
@@ -43,7 +43,7 @@ SAMPLES = 3  # in a row that speak against a straggler
 ROUNDS = 5  # questions about a clock
 MOST_ENTRIES = 1 << 18  # of all ranks in one sample: judging them must not keep nodes waiting
 _ANSWER_S = 0.3  # for the workers of a node to answer
-_MESSAGE_BYTES = 56_000  # leaves room in a line
+_MESSAGE_BYTES, _ENTRY_BYTES = 56_000, 12  # leave room in a line; of one entry, at most as a rule
 _Latenesses: TypeAlias = Annotated[tuple[Lateness, ...], Meta(max_length=MAX_SUSPECTS)]
 _log = logging.getLogger(__name__)
 
@@ -148,8 +148,9 @@ class StragglerJudge(Judge, frozen=True, kw_only=True):
             return self._judged(self.sample, everybody, now_s)
         asked = [member.number for member in everybody if member.answers]
         first = ROUNDS if len(everybody) == 1 else 1  # its ranks share a clock
-        n_workers = sum(len(member.ranks) for member in everybody)
-        question = ShowEntries(max(1, min(MAX_ENTRIES, MOST_ENTRIES // max(1, n_workers))))
+        n_ranks = [len(member.ranks) for member in everybody]
+        fits = _MESSAGE_BYTES // (_ENTRY_BYTES * max(1, *n_ranks))
+        question = ShowEntries(max(1, min(MAX_ENTRIES, MOST_ENTRIES // max(1, sum(n_ranks)), fits)))
         answers = dict.fromkeys(asked, _Answer(question=first, sent_s=now_s))
         sample = _StragglerSample(begun_s=now_s, question=question, answers=answers)
         return replace(self, sample=sample, due_s=now_s + SHOW_ENTRIES_S), (Tell(asked, ClockQuestion(first)),)
@@ -247,7 +248,7 @@ class StragglerSamples:
         match opened(ToNode, note.body, note.topic) if note.topic == STRAGGLERS else None:
             case ShowEntries(most):
                 answers = self._recorders.entries(most, time.monotonic() + _ANSWER_S)
-                self._send(Entered(fitting([each.entries for each in answers.values() if each.entries])))
+                self._send(Entered(_fitting([each.entries for each in answers.values() if each.entries])))
             case Stragglers() as stragglers:
                 self._name(stragglers.ranks)
 
@@ -277,11 +278,6 @@ class StragglerSamples:
         self._tell(self._named)
 
 
-def fitting(ranks: Sequence[Entries]) -> tuple[Entries, ...]:
-    """As many of the last entries as fit into a message."""
-    most = max((len(rank.which) for rank in ranks), default=0)
-    kept = tuple(ranks)
-    while most and sum(len(encode(rank)) for rank in kept) > _MESSAGE_BYTES:
-        most //= 2
-        kept = tuple(rank.last(most) for rank in ranks)
-    return kept if most else ()
+def _fitting(ranks: Sequence[Entries]) -> tuple[Entries, ...]:
+    """All of these; none where they do not fit into a message: without one rank its group tells nothing."""
+    return tuple(ranks) if sum(len(encode(rank)) for rank in ranks) <= _MESSAGE_BYTES else ()
