@@ -42,7 +42,6 @@ class View(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     attempt: Count = 1
     processes: tuple[tuple[Text, Count], ...] = ()  # name and pid of those that run
     exits: tuple[tuple[Text, Whole], ...] = ()  # name and exit code of the last that ended
-    ended: Count = 0  # how many have, so far
     asked_to_stop_by: Count | None = None
     job: Text | None = None  # the job's name at its coordinator
     coordinator: _Place | None = None  # host and port; elsewhere when node 0 is gone
