@@ -189,60 +189,6 @@ def test_without_torch_the_answer_says_so() -> None:
     assert said.stdout == "{'number': 3, 'why': 'torch has not been imported, or records nothing'}\n"
 
 
-def test_a_trace_becomes_the_last_collectives_of_each_group() -> None:
-    entry = {"process_group": ["0", "default_pg"], "input_sizes": [[4]], "input_dtypes": ["Float"]}
-    trace = {
-        "pg_status": {"0": {"last_enqueued_collective": "5", "last_completed_collective": "4"}, "9": {}},
-        "entries": [
-            {
-                **entry,
-                "collective_seq_id": 4,
-                "profiling_name": "gloo:all_reduce",
-                "time_created_ns": 1,
-                "retired": True,
-            },
-            {**entry, "collective_seq_id": 5, "profiling_name": "nccl:broadcast", "time_created_ns": 2},
-            {**entry, "collective_seq_id": 5, "profiling_name": "gloo:send", "time_created_ns": 3, "is_p2p": True},
-            {
-                **entry,
-                "process_group": ["7", ""],
-                "collective_seq_id": 1,
-                "profiling_name": "",
-                "time_created_ns": 4,
-            },
-        ],
-    }
-    assert progress_of(trace, {"0": ("default_pg", [0, 1, 2])})["0"] == {
-        "title": "default_pg",
-        "ranks": "0-2",
-        "entered": 5,
-        "done": 4,
-        "begun": 0,
-        "last": [[4, "all_reduce", "[[4]] Float", 1], [5, "broadcast", "[[4]] Float", 2]],
-        "messages": [],
-    }
-
-
-@pytest.mark.parametrize(
-    ("status", "retired", "done"),
-    [
-        (1, {1: True, 2: True, 3: False}, 2),
-        (3, {1: True, 2: False, 3: True}, 1),
-        (1, {1: True, 2: True, 3: True}, 3),
-        (2, {}, 2),
-    ],
-    ids=["the status is late", "a later one ended first", "all have ended", "no collectives are told"],
-)
-def test_what_has_ended_is_taken_from_the_collectives(status: int, retired: dict[int, bool], done: int) -> None:
-    entry = {"process_group": ["0", ""], "profiling_name": "gloo:all_reduce", "time_created_ns": 1}
-    trace = {
-        "pg_status": {"0": {"last_enqueued_collective": "3", "last_completed_collective": str(status)}},
-        "entries": [{**entry, "collective_seq_id": number, "retired": over} for number, over in retired.items()],
-    }
-    group = progress_of(trace, {"0": ("", [0])})["0"]
-    assert (group["entered"], group["done"]) == (3, done)
-
-
 def test_messages_are_no_collectives_though_torchs_status_counts_both() -> None:
     """Gloo records no messages; its status has numbered them with the collectives."""
     entry = {"process_group": ["0", ""], "profiling_name": "gloo:all_reduce", "time_created_ns": 1}
@@ -624,14 +570,6 @@ def test_a_rank_of_4096_is_told_with_its_groups(step: int | None) -> None:
     assert numbers_in(said.groups["1"].ranks) == ([] if step is None else ranks)
     told_entries = decode(Entries, json.dumps({"rank": 0, **entered([entry], members, 10)}))
     assert numbers_in(told_entries.groups[0].ranks) == ([] if step is None else ranks)
-
-
-def test_the_sizes_of_many_tensors_are_summed_up() -> None:
-    sizes, types = [[3, 5]] * 511 + [[7]], ["BFloat16"] * 512
-    entry = recorded("1", 3, "nccl:all_to_all", 5000, False, input_sizes=sizes, input_dtypes=types)
-    groups = progress_of(dump_of([entry], {}, first=0), {"1": ("data", [0, 1])})
-    shown = decode(Recorded, json.dumps({"number": 1, "groups": groups})).groups["1"].last[0].sizes
-    assert shown == "[[3, 5], [3, 5], [3, 5], [3, 5], ...] (512 tensors of 7672 elements) BFloat16"
 
 
 # -- limits --------------------------------------------------------------------------------------

@@ -91,11 +91,6 @@ def test_a_program_that_has_ended_and_waits_for_a_thread_is_at_its_exit(text, wh
     assert stacks.at_exit(text) == where
 
 
-def test_a_program_in_an_installed_package_is_named_by_its_innermost_call():
-    text = f'Thread 0x1 (most recent call first):\n  File "{SITE}/recipes/full.py", line 7 in train\n'
-    assert stacks.where(stacks.main_thread(text)) == "full.py:7 (train)"
-
-
 def test_stacks_that_a_thread_of_the_process_writes_are_read_as_those_of_faulthandler() -> None:
     main, texts = threading.get_ident(), list[str]()
     writer = threading.Thread(target=lambda: texts.append(flight_recorder.python_stacks(main)))
@@ -255,16 +250,3 @@ def test_a_checkpoint_waits_only_where_its_innermost_call_is_a_collective():
 )
 def test_what_a_main_thread_is_in(text, doing):
     assert stacks.doing(stacks.main_thread(text)) is doing
-
-
-def test_calls_for_people_end_with_the_outermost_of_the_user() -> None:
-    below = '  File "/x/trainer_launch/pytorch/forked_process.py", line 1 in run\n'
-    assert stacks.calls(stacks.main_thread(REDUCE + below)).splitlines() == [
-        f"{SITE}/torch/distributed/distributed_c10d.py:3252 (all_reduce)",
-        f"{SITE}/torch/distributed/c10d_logger.py:83 (wrapper)",
-        "/workspace/train.py:31 (step)",
-        "/workspace/train.py:90 (<module>)",
-    ]
-    only_ours = "Current thread 0x1 (most recent call first):\n" + below
-    assert stacks.calls(stacks.main_thread(only_ours)) == "/x/trainer_launch/pytorch/forked_process.py:1 (run)"
-    assert stacks.calls(()) == ""

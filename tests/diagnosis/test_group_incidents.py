@@ -102,21 +102,6 @@ def test_what_is_collected_is_kept_as_long_as_a_round_may_still_name_somebody_by
     assert len(collecting.dropped) == (reports == 1)
 
 
-def test_of_rounds_that_name_nobody_nothing_is_kept() -> None:
-    group, collecting = group_of(), Collecting()
-    group.generation = 1
-    incidents = GroupIncidents(group, lambda _: None, cast(Any, collecting))
-    seen = [incident(waits(1)), incident(waits(2))]
-    for each in seen:
-        incidents.tell_ranks(each)
-        incidents.tell_ranks(each)
-        incidents.hear(
-            say.Note(1, STALL, Explanation(text="it is making progress", accuses=False, active=True)), None
-        )
-    incidents.close()
-    assert collecting.dropped == seen
-
-
 EXPLAINED = Explanation(text="rank 1 never entered all_reduce #6", ranks=(1,))
 
 
@@ -180,12 +165,6 @@ def test_a_rank_whose_end_the_group_has_not_heard_of_yet_is_told_and_nobody_is_a
     assert found is not None
     assert not found.accuses, found.text
     assert found.active, "all are asked again soon"
-
-
-@pytest.mark.parametrize("life", [Life.ALIVE, Life.FINISHED, Life.DEAD])
-def test_ranks_that_are_known_are_told_once(life: Life) -> None:
-    known = (RankState(rank=0, node=0, life=life), RankState(rank=1, node=0, life=life))
-    assert told_of(*known) == known
 
 
 @pytest.mark.parametrize(("later_s", "accuses"), [(0.0, False), (4.0, False), (6.0, True)])

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import ctypes.util
 import json
 import os
-import subprocess
 import sys
 import threading
 import time
@@ -162,17 +160,6 @@ def test_what_was_no_incident_leaves_nothing_and_takes_no_others_place(
     assert len(os.listdir(tmp_path)) == len(failures), "what was still being written is gone as well"
 
 
-def test_an_incident_that_workers_were_ended_for_is_kept_though_nobody_is_accused_later(
-    tmp_path: Path,
-) -> None:
-    made = collector(tmp_path)
-    one = made.collect(HANG, "rank 1 has been busy without progress")
-    made.tell(one)
-    made.drop(one)
-    made.close()
-    assert [os.path.basename(one.folder)] == os.listdir(tmp_path)
-
-
 def test_what_is_in_an_incident_is_not_only_ours_to_write(tmp_path: Path) -> None:
     """Whatever is in a folder on a shared volume, the rest can be listed."""
     for number, text in enumerate((b"", b"{", b"[" * 10_000, b'{"sentence":1}', b"\xff" * 100)):
@@ -309,10 +296,6 @@ def test_three_hangs_of_three_nodes_are_three_incidents() -> None:
     assert counted(entries) == [3, 3, 3]
 
 
-def test_hangs_of_one_moment_that_differ_are_two() -> None:
-    assert counted([node(n, NEVER.format(step, 5), 5.0 * step) for step in (1, 2) for n in (0, 1)]) == [2, 2]
-
-
 @pytest.mark.parametrize(
     "other",
     [
@@ -351,11 +334,6 @@ def test_the_node_whose_rank_is_named_tells_it() -> None:
     entries = [replace(entry, incident=replace(entry.incident, states=states)) for entry in entries]
     chosen = incident_bundle.chosen(incident_bundle.moments(entries), None)
     assert [entry.incident.node_rank for entry in chosen] == [1, 0]
-
-
-def test_the_beginning_of_an_id_that_fits_nodes_of_one_incident_is_enough() -> None:
-    groups = incident_bundle.moments([node(number, NEVER.format(1, 5), 100.0 + number) for number in (0, 1)])
-    assert [entry.id for entry in incident_bundle.chosen(groups, "10")] == ["100-hang-0", "101-hang-1"]
 
 
 # -- bounds of time ----------------------------------------------------------------------------
@@ -448,13 +426,6 @@ class Nvml(ModuleType):
 
     def nvmlDeviceGetRemappedRows(self, device: int) -> tuple[int, int, bool, bool]:
         raise self.NVMLError("Not Supported")
-
-
-@pytest.mark.skipif(ctypes.util.find_library("nvidia-ml") is not None, reason="NVIDIA's driver is here")
-def test_where_no_driver_is_nobody_waits_for_its_bindings() -> None:
-    look = "import sys; from trainer_launch.host import incident_facts as facts; facts.gpus()"
-    done = subprocess.run((sys.executable, "-c", f"{look}; sys.exit('pynvml' in sys.modules)"), timeout=60)
-    assert done.returncode == 0
 
 
 def test_nvml_tells_of_each_gpu_what_it_can_or_why_nobody_can_ask(

@@ -64,16 +64,6 @@ def test_one_slowed_rank_is_found_whatever_the_steps_are_like(step, factor, rank
         assert Job(ranks, step({slow: factor}, seed)).stragglers() == {slow}
 
 
-def test_how_late_it_is_is_told_once_a_step():
-    one = Job(4, buckets({2: 1.5})).late()[2]
-    assert one.step_s == pytest.approx(0.15, rel=0.03)
-    assert one.median_s == pytest.approx(0.05, rel=0.1)
-    assert one.p95_s >= one.median_s
-    assert one.late >= 0.9 * one.steps
-    assert one.steps == pytest.approx(40, abs=3)
-    assert 5 / 6 <= one.last <= 1
-
-
 @pytest.mark.parametrize("step", [plain, buckets])
 def test_a_slow_node_has_only_slow_ranks(step):
     for seed in range(5):
@@ -149,17 +139,6 @@ def test_a_rank_that_waits_for_a_slow_one_in_another_group_is_none():
     assert job.stragglers() == {0}
 
 
-def test_a_chain_of_groups_leads_to_its_first_rank():
-    groups = {f"pair{n}": (n, n + 1) for n in range(5)}
-
-    def step(rank: int, number: int) -> list[Op]:
-        before = [enter(f"pair{rank - 1}")] if rank else []
-        after = [enter(f"pair{rank}")] if rank < 5 else []
-        return [work(STEP_S * (1.5 if rank == 0 else 1)), *before, *after, enter(size=9)]
-
-    assert Job(6, step, groups=groups).stragglers() == {0}
-
-
 @pytest.mark.parametrize("is_recorded", [True, False])
 def test_a_stage_of_a_pipeline_that_waits_for_the_one_before_is_none(is_recorded):
     """The last stage is late in each step's all_reduce, because activations come to it last."""
@@ -184,27 +163,11 @@ def test_a_silent_rank_is_not_named_and_makes_nobody_else_one(silent):
     assert {one.rank for one in judge(told) if one.is_straggler} == set()
 
 
-def test_groups_without_the_silent_rank_still_tell_who_is_late():
-    groups = {"left": (0, 1), "right": (2, 3)}
-    job = Job(
-        4,
-        lambda rank, n: [work(STEP_S * (1.5 if rank == 1 else 1)), enter("left" if rank < 2 else "right")],
-        groups=groups,
-    )
-    told = [one for one in job.timelines() if one.rank != 3]
-    assert {one.rank for one in judge(told) if one.is_straggler} == {1}
-
-
 @pytest.mark.parametrize("error_s", [0.0, 0.005, 0.1])
 def test_what_the_clocks_cannot_tell_is_nobodys_lateness(error_s):
     job = Job(4, plain({3: 1.3}))
     times = [replace(one, node=one.rank // 2, error_ns=int(error_s * 1e9)) for one in job.timelines()]
     assert bool([one for one in judge(times) if one.is_straggler]) == (error_s < 0.1)
-
-
-def test_nothing_is_told_of_nothing():
-    assert judge(()) == ()
-    assert judge([timeline(Entries(rank=rank), 0) for rank in range(4)]) == ()
 
 
 # -- hostile input, size, words -----------------------------------------------------------------

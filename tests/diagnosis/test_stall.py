@@ -144,13 +144,6 @@ def test_a_rank_of_another_node_that_shows_progress_is_not_accused_until_it_show
     assert (told(world, one).ranks, told(world, one).accuses) == ((0,), True)
 
 
-@pytest.mark.parametrize("generation", [0, 2])
-def test_what_is_said_of_another_generation_means_nothing(generation):
-    world, (zero, one, _) = worlds.running(judges=[StallJudge()])
-    tells(world, one, 1, after=7, generation=generation)
-    assert world.count(zero, ShowRanks) == 0
-
-
 def test_status_tells_the_sentence_and_how_old_it_is_until_the_generation_is_over():
     world, (zero, one, two) = worlds.running(judges=[StallJudge()])
     for peer, rank in ((zero, 0), (one, 1), (two, 2)):
@@ -185,14 +178,6 @@ def test_before_it_is_known_which_pauses_are_usual_only_a_few_idle_ranks_are_acc
     assert told(world, peers[0]).accuses is (is_named or not is_early)
 
 
-def test_before_it_is_known_which_pauses_are_usual_a_proof_is_told_as_well():
-    world, peers = worlds.running(judges=[StallJudge()])
-    for peer, rank in zip(peers, range(3), strict=True):
-        groups = {"0": group(7, 6, ranks="0-2", operation="barrier" if rank else "all_reduce")}
-        world.note(peer, STALL, Ranks((RankState(rank=rank, groups=groups),), NOW, 60.0, is_early=True))
-    assert (told(world, peers[0]).reason, told(world, peers[0]).accuses) == ("ProgramError", True)
-
-
 # -- what all nodes are told of all ranks ------------------------------------------------------
 
 
@@ -204,13 +189,6 @@ def test_every_node_gets_the_stack_of_the_rank_that_is_named():
     for peer in (zero, one, two):
         shown = world.last(peer, RanksOfAll)
         assert {state.rank: state.stack for state in shown.states} == {0: stack, 1: "", 2: ""}
-
-
-def test_nothing_is_told_of_all_ranks_where_nobody_is_named():
-    world, (zero, one, two) = worlds.running(judges=[StallJudge()])
-    for peer, rank in ((zero, 0), (one, 1), (two, 2)):
-        tells(world, peer, rank)
-    assert world.count(zero, RanksOfAll) == 0
 
 
 def states_of_large_node(stack: str) -> list[RankState]:

@@ -148,20 +148,6 @@ def test_a_node_that_does_not_answer_is_waited_for_and_says_nothing_of_its_ranks
     assert nodes.named() == [3]
 
 
-def test_a_sample_without_answers_changes_nothing():
-    nodes = Nodes()
-    nodes.sample({3: 1.5})
-    nodes.sample({3: 1.5})
-    nodes.silent = {0, 1, 2}
-    nodes.sample({})
-    nodes.silent = set()
-    nodes.sample({3: 1.5})
-    assert nodes.named() == [3]
-    nodes.silent = {2}
-    nodes.sample({})
-    assert nodes.named() == [3]
-
-
 def test_a_new_generation_begins_anew():
     nodes = Nodes()
     for _ in range(3):
@@ -173,17 +159,6 @@ def test_a_new_generation_begins_anew():
     nodes.world.open_store()
     assert nodes.named() == []
     nodes.sample({3: 1.5})
-    assert nodes.named() == []
-
-
-def test_a_node_that_is_lost_during_a_sample_ends_it_with_its_generation():
-    nodes = Nodes()
-    nodes.world.pass_time(EVERY_S + 0.5)
-    assert nodes.world.count(nodes.peers[0], ClockQuestion) == 1
-    nodes.world.gone(nodes.peers[2])
-    nodes.world.note(nodes.peers[0], STRAGGLERS, ClockAnswer(1, 5))
-    nodes.world.note(nodes.peers[0], STRAGGLERS, Entered(()))
-    nodes.world.pass_time(EVERY_S)
     assert nodes.named() == []
 
 

@@ -19,7 +19,7 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING, Annotated, ClassVar, TypeAlias
+from typing import Annotated, ClassVar, TypeAlias
 
 from msgspec import Meta, Struct, field
 from msgspec.structs import replace
@@ -32,13 +32,10 @@ from trainer_launch.membership.notes import Judge, Judgement, Members, MemberVie
 from trainer_launch.membership.protocol import MAX_RANKS, Note
 from trainer_launch.model.codec import Amount, Count, Tagged, encode
 
-if TYPE_CHECKING:
-    pass
-
 STRAGGLERS = "stragglers"  # the topic
 MAX_SUSPECTS = 16  # that are told at once
 EVERY_S = 60.0  # between two samples
-SHOW_ENTRIES_S = 6.0  # for all members to tell when their ranks entered collectives, besides looks at suspects
+SHOW_ENTRIES_S = 6.0  # for all members to tell when their ranks entered collectives
 SAMPLES = 3  # in a row that speak against a straggler
 ROUNDS = 5  # questions about a clock
 MOST_ENTRIES = 1 << 18  # of all ranks in one sample: judging them must not keep nodes waiting
