@@ -30,7 +30,7 @@ from trainer_launch.diagnosis.worker_samples import Recorders
 from trainer_launch.host import runtime_directory
 from trainer_launch.membership.notes import Judge, Judgement, Members, MemberView, Tell, opened
 from trainer_launch.membership.protocol import MAX_RANKS, Note
-from trainer_launch.model.codec import Amount, Count, Tagged, encode
+from trainer_launch.model.codec import Count, Tagged, encode
 
 STRAGGLERS = "stragglers"  # the topic
 MAX_SUSPECTS = 16  # that are told at once
@@ -80,11 +80,9 @@ ToNode: TypeAlias = ClockQuestion | ShowEntries | Stragglers
 
 
 class StragglerStatus(Struct, frozen=True):
-    """The stragglers now, and how late the latest ranks were in the last sample."""
+    """The stragglers now."""
 
     stragglers: _Latenesses = ()
-    lateness: _Latenesses = ()
-    lateness_age_s: Amount | None = None
 
 
 class _Clock(Struct, frozen=True, kw_only=True):
@@ -129,8 +127,6 @@ class StragglerJudge(Judge, frozen=True, kw_only=True):
     sample: _StragglerSample | None = None
     strikes: Mapping[int, int] = field(default_factory=dict)  # samples in a row that speak against a rank
     named: tuple[Lateness, ...] = ()
-    latest: tuple[Lateness, ...] = ()
-    latest_s: float | None = None
 
     def begin(self, members: Sequence[MemberView], now_s: float) -> Judge:
         """The first sample is due after an interval. Who is alone waits for nobody."""
@@ -182,15 +178,12 @@ class StragglerJudge(Judge, frozen=True, kw_only=True):
             due_s=max(sample.begun_s + self.every_s, now_s),
             strikes=strikes,
             named=tuple(latest[rank] for rank in named),
-            latest=ranks[:MAX_SUSPECTS],
-            latest_s=now_s if ranks else self.latest_s,
         )
         return after, tuple(_news(members, self.named, after.named))
 
     def status(self, now_s: float) -> StragglerStatus:
-        """The ranks that are late."""
-        age_s = None if self.latest_s is None else round(now_s - self.latest_s, 1)
-        return StragglerStatus(self.named[:MAX_SUSPECTS], self.latest, age_s)
+        """The stragglers."""
+        return StragglerStatus(self.named[:MAX_SUSPECTS])
 
 
 def _timelines(members: Sequence[MemberView], sample: _StragglerSample) -> Iterator[Timeline]:
