@@ -106,12 +106,12 @@ def test_no_text_of_an_incident_has_a_secret(tmp_path: Path) -> None:
     token = "hf_" + "a1b2c3d4e5f6g7h8"
     lines = (f"logging in with {token}", f'    login(token="{token}", retry=True)')
     made = collector(tmp_path, lambda: lines)
-    made.collect(FAILURE, f"ValueError: {token}", names=("rank 0",), report=f"{token} in a report")
+    made.collect(FAILURE, f"ValueError: {token}", names=("rank 0",))
     made.concluded(Failure(reason="Failed", message=f"it failed: {token}", exit_code=1))
     made.close()
     (one,) = incident_bundle.stored(str(tmp_path))
     texts = {name: (Path(one.folder) / name).read_text() for name in one.files}
-    assert {"incident.json", "sentence.txt", "report.txt", "output/rank-0.txt"} <= set(texts)
+    assert {"incident.json", "sentence.txt", "output/rank-0.txt"} <= set(texts)
     assert [name for name, text in texts.items() if token in text] == []
     assert texts["output/rank-0.txt"] == "logging in with [redacted]\n    login(token=[redacted], retry=True)\n"
     assert texts["sentence.txt"] == "it failed: [redacted]\n"

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from trainer_launch.diagnosis import incident_bundle, stacks, stragglers
+from trainer_launch.diagnosis import incident_bundle, stacks
 from trainer_launch.diagnosis.hang_detection import WatchedWorker
 from trainer_launch.host import files, runtime_directory
 from trainer_launch.model.errors import NodeError
@@ -144,12 +144,3 @@ def test_a_fifo_that_nobody_reads_gets_no_report_and_one_that_is_read_gets_all_o
         with open(reader, encoding="utf-8") as file:
             assert file.read(1 << 20) == large
         writer.result()
-
-
-@pytest.mark.timeout(30)
-@pytest.mark.parametrize("kind", MAKE)
-def test_a_source_that_a_worker_names_is_read_in_part_or_not_at_all(tmp_path: Path, kind: str) -> None:
-    (tmp_path / "secret").write_text("first\nwork.wait()\n")
-    MAKE[kind](tmp_path / "train.py")
-    look = stragglers.look_of(1, [f"{tmp_path}/train.py:2:main"])
-    assert look.waits == (kind == "a link to a file"), "an editable installation is a link, too"

@@ -272,11 +272,9 @@ class Watch:
         digest = stacks_digest({worker: self._place(worker, texts) for worker in children})
         if self._collector is None:
             return _Report(hang.text, digest, None)
-        report = "".join(f"{line}\n" for line in (hang.text, *digest))
         sentence = (lambda _: hang.text) if hang.kind is HangKind.STOPPED else hang.text  # that says it all
-        collected = self._collector.collect(
-            HANG, sentence, report=report, texts=texts, is_same=self._round(hang).is_reported
-        )
+        is_same = self._round(hang).is_reported
+        collected = self._collector.collect(HANG, sentence, texts=texts, is_same=is_same)
         collected = collected.with_quiet(self.quiet(), hang.limit_s, is_early=hang.is_early)
         text = collected.incident.sentence
         text += f"; collected in {collected.folder}" if collected.folder else ""
