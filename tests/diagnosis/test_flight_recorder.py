@@ -31,7 +31,7 @@ from trainer_launch.diagnosis.collectives import (
     Stage,
     explain,
 )
-from trainer_launch.diagnosis.flight_recorder import answer, called_by, entered, progress_of
+from trainer_launch.diagnosis.flight_recorder import answer, called_by, entered, hides_messages, progress_of
 from trainer_launch.diagnosis.worker_samples import Recorders
 from trainer_launch.model.codec import decode
 from trainer_launch.model.units import numbers_in
@@ -493,6 +493,15 @@ def test_when_collectives_were_entered_is_told_in_the_order_of_both_recorders() 
     assert told is not None
     each = [(group and group.name, number) for group, number, _ in told.each()]
     assert each == [("0", 1), ("0:gloo", 1), ("1", 1), ("2", 1), ("1", 2), (None, 0)]
+
+
+def test_a_rank_that_sends_messages_over_gloo_says_so_also_where_its_group_has_no_entries() -> None:
+    entries = [recorded("2", 4, "gloo:barrier", 15, True)]
+    groups: dict[str, Any] = {"2": ("control", [0, 1], ["gloo"]), "1": ("data", [0, 1], ["nccl"])}
+    begun = [{"2": 4, "1": 9}, {"2": 5, "1": 99}, {"2": 4, "1": 9}]
+    assert [hides_messages(entries, groups, counts) for counts in begun] == [False, True, False]
+    without = [hides_messages((), groups, {"2": count}) for count in (4, 4, 5)]
+    assert without == [False, False, True], "entries of earlier use are dropped"
 
 
 @pytest.mark.torch
