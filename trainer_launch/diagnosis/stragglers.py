@@ -39,7 +39,7 @@ SHOW_ENTRIES_S = 6.0  # for all members to tell when their ranks entered collect
 SAMPLES = 3  # in a row that speak against a straggler
 ROUNDS = 5  # questions about a clock
 MOST_ENTRIES = 1 << 18  # of all ranks in one sample: judging them must not keep nodes waiting
-_ANSWER_S = 0.3  # for the workers of a node to answer
+_ANSWER_S = 0.5  # for the workers of a node to answer
 _MESSAGE_BYTES, _ENTRY_BYTES = 56_000, 12  # leave room in a line; of one entry, at most as a rule
 _Latenesses: TypeAlias = Annotated[tuple[Lateness, ...], Meta(max_length=MAX_SUSPECTS)]
 _log = logging.getLogger(__name__)
