@@ -7,8 +7,7 @@ __all__ = ["Elastic", "RunPolicy", "WorkerFailedError", "generations", "launch",
 
 TYPE_CHECKING = False  # typing itself would be the dearest import of this file
 if TYPE_CHECKING:
-    from trainer_launch.observability.report import report
-    from trainer_launch.observability.stopping import stopping
+    from trainer_launch.observability.report import report, stopping
     from trainer_launch.pytorch.function_launch import Elastic, RunPolicy, WorkerFailedError, launch
     from trainer_launch.pytorch.generations import generations
 
@@ -19,7 +18,7 @@ _HOMES = {
     "generations": "pytorch.generations",
     "launch": "pytorch.function_launch",
     "report": "observability.report",
-    "stopping": "observability.stopping",
+    "stopping": "observability.report",
 }
 
 

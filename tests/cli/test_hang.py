@@ -13,9 +13,9 @@ pytestmark = pytest.mark.process
 
 
 def saved(folder: Path) -> list[str]:
-    """What was collected of each hang, oldest first: the report, and all stacks."""
+    """What was collected of each hang, oldest first: the sentence, and all stacks."""
     return [
-        "".join(path.read_text() for path in [one / "report.txt", *sorted(one.glob("stacks/*"))])
+        "".join(path.read_text() for path in [one / "sentence.txt", *sorted(one.glob("stacks/*"))])
         for one in sorted(folder.glob("*Z-*"))
         if '"kind":"hang"' in (one / "incident.json").read_text()
     ]

@@ -105,29 +105,8 @@ def test_nodes_know_together_what_each_does_not(tmp_path: Path) -> None:
     assert found["sentence"].startswith(sentence)
     assert {incidents(place, "show", name) for name in ids} == {joined := incidents(place, "show")}
     assert [line.split()[0] for line in joined.splitlines()[2:6]] == ["RANK", "0", "1", "2"]
-    page = incidents(place, "page")
-    assert page.count("default_pg #5/6") == 2, "of ranks 0 and 2"
-    assert all(name in page for name in ids), "the facts of all nodes"
-
-
-def test_what_all_ranks_do_is_collected_on_request_and_nobody_is_suspected(tmp_path: Path) -> None:
-    place, env = tmp_path / "incidents", {"TMPDIR": str(tmp_path)}
-    words = ("local", "--nodes", "3", "--incident-dir", str(place), "--log-level", "info")
-    with start(*words, "--", training(tmp_path, "read_batch()"), env=env) as run:
-        run.read_until("step 4", 3)
-        shown = launch("incidents", "collect", env=env)
-        (tmp_path / "enough").write_text("")
-        code, output = run.end()
-    assert shown.returncode == 0, shown.stderr
-    assert code == 0, output
-    assert "suspected" not in output
-    head, _, *table = shown.stdout.splitlines()
-    assert head.startswith("collected on request: ")
-    assert [line.split()[0] for line in table[:4]] == ["RANK", "0", "1", "2"]
-    assert "stack of rank 1 (node 1), innermost call first:" in shown.stdout
-    assert "train.py:4 (read_batch)" in shown.stdout
-    found: list[dict[str, Any]] = json.loads(incidents(place, "list", "--json"))
-    assert [(one["kind"], len(one["same_moment"])) for one in found] == [("request", 2)], "one incident of 3 nodes"
+    assert joined.count("default_pg #5/6") == 2, "of ranks 0 and 2"
+    assert all(name in joined for name in ids), "what each node has"
 
 
 def test_any_node_shows_the_stack_of_the_rank_that_another_one_has(tmp_path: Path) -> None:
@@ -206,10 +185,9 @@ def test_a_token_in_a_workers_output_and_traceback_is_nowhere_in_its_incident(tm
     contents = {path: path.read_bytes() for path in place.rglob("*") if path.is_file()}
     assert [path for path, content in contents.items() if token.encode() in content] == []
     assert any(b"uses [redacted]" in content for content in contents.values())
-    for words in ("show", "page"):
-        text = incidents(place, words)
-        assert "uses [redacted]" in text
-        assert token not in text
+    text = incidents(place, "show")
+    assert "uses [redacted]" in text
+    assert token not in text
 
 
 def test_nothing_is_collected_where_nobody_wants_it_and_a_directory_that_cannot_be_written_holds_nothing_up(
@@ -269,8 +247,6 @@ def test_before_any_incident_there_are_none_yet(tmp_path: Path) -> None:
         for action in ((), ("list",), ("show",)):
             ended = launch("incidents", *action, env=env)
             assert (ended.returncode, ended.stdout, ended.stderr) == (0, words, "")
-        ended = launch("incidents", "page", env=env)
-        assert (ended.returncode, ended.stdout, ended.stderr) == (0, "", words)
         assert launch("incidents", "list", "--json", env=env).stdout == "[]\n"
         if not exists:
             (tmp_path / "trainer-launch-incidents").mkdir()
@@ -280,7 +256,7 @@ def test_before_any_incident_there_are_none_yet(tmp_path: Path) -> None:
     ("words", "said"),
     [
         (("list", "20990101"), "unexpected argument '20990101': incidents list takes no ID"),
-        (("page", "--json"), "incidents page makes HTML; use incidents show --json"),
+        (("page",), "incidents page was removed in 0.3; use incidents show"),
         (("shwo",), "unknown action 'shwo'"),
         (("bundle",), "incidents bundle was removed in 0.3; copy the directory that incidents show names"),
         (("list", "--incident-dir", "/nowhere"), "no directory /nowhere; set --incident-dir"),

@@ -62,7 +62,7 @@ def run(soon: dict[str, str], *words: str) -> AbstractContextManager[Started]:
     return start("run", "--nproc-per-node", "4", *words, env=soon)
 
 
-def test_a_slowed_rank_is_named_with_its_line(tmp_path: Path, soon: dict[str, str]) -> None:
+def test_a_slowed_rank_is_named(tmp_path: Path, soon: dict[str, str]) -> None:
     with run(soon, "--", training(tmp_path, (2,), 1.2)) as job:
         job.read_until(r"rank 2 \(node 0\) is a straggler: late in \d+ of \d+ steps, by [\d.]+ ms")
         job.signal(signal.SIGTERM)
@@ -83,17 +83,14 @@ def test_a_straggler_is_in_the_log_once_and_in_events_metrics_and_status(
 ) -> None:
     events, port = tmp_path / "events", free_port()
     watched = ("--events", str(events), "--metrics-port", str(port))
-    # Steps long enough for many looks at where the rank is, on a loaded machine, too.
     with run(soon, *watched, "--", training(tmp_path, (1,), 3.0, step_s=0.1)) as job:
-        job.read_until(r"rank 1 \(node 0\) is a straggler: .*; it was in train.py:\d+ \(compute\)")
+        job.read_until(r"rank 1 \(node 0\) is a straggler: ")
         told = json.loads(launch("status", "--pid", str(job.pid), "--json").stdout)
         assert not violations("status", told)
         (one,) = told["job"]["stragglers"]
         assert (one["rank"], one["node"]) == (1, 0)
         assert one["late"] > one["steps"] / 2
         assert 0.02 < one["median_s"] <= one["p95_s"]
-        assert told["job"]["lateness"][0]["rank"] == 1
-        assert len(told["job"]["lateness"]) == 4
         assert told["launchers"][0]["stragglers"][0]["rank"] == 1
         assert "     rank 1 (node 0) is a straggler: " in launch("status", "--pid", str(job.pid)).stdout
         assert 'trainer_launch_straggler{rank="1",node="0"} 1.0\n' in metrics(port)

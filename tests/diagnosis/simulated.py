@@ -8,7 +8,7 @@ from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any, TypeAlias
 
-from trainer_launch.diagnosis.collectives import Entries, Look
+from trainer_launch.diagnosis.collectives import Entries
 from trainer_launch.diagnosis.flight_recorder import entered
 from trainer_launch.diagnosis.lateness import Lateness, Timeline, judge, timeline
 from trainer_launch.model.codec import decode, encode
@@ -53,7 +53,7 @@ class Job:
     ) -> None:
         self.groups = {ALL: tuple(range(ranks)), **(groups or {})}
         self.recorded: list[list[dict[str, Any]]] = [[] for _ in range(ranks)]
-        self.waits: list[list[tuple[float, float]]] = [[] for _ in range(ranks)]  # for a receive
+        self.hidden: set[int] = set()  # ranks that receive what is not recorded
         self._now = [START_S] * ranks
         self._counts: list[defaultdict[str, int]] = [defaultdict(int) for _ in range(ranks)]
         self._inside: defaultdict[tuple[str, int], dict[int, float]] = defaultdict(dict)
@@ -115,30 +115,21 @@ class Job:
     def _receive(self, rank: int, peer: int, *, is_recorded: bool) -> Iterator[bool]:
         if is_recorded:
             self._record(rank, ALL, self._counts[rank][ALL], 1, is_p2p=True)
+        else:
+            self.hidden.add(rank)
         while not self._sent[peer, rank]:
             yield False
-        since_s, self._now[rank] = self._now[rank], max(self._now[rank], self._sent[peer, rank].pop(0))
-        self.waits[rank].append((since_s, self._now[rank]))
+        self._now[rank] = max(self._now[rank], self._sent[peer, rank].pop(0))
 
     # -- as the coordinator gets it -----------------------------------------------------------
 
-    def entries(self, rank: int, most: int = 512, *, looks: bool = False) -> Entries:
-        """What the rank's worker answers, in JSON and back; `looks` show it waiting where it received."""
+    def entries(self, rank: int, most: int = 512) -> Entries:
+        """What the rank's worker answers, in JSON and back."""
         members = {name: ("", ranks) for name, ranks in self.groups.items() if rank in ranks}
-        told = Entries(rank=rank, looks=self._looks(rank) if looks else ())
+        told = Entries(rank=rank, hides_messages=rank in self.hidden)
         values = entered(self.recorded[rank], members, most)
         values["groups"] = [tuple(one) for one in values["groups"]]
         return decode(Entries, json.dumps({**json.loads(encode(told)), **values}))
-
-    def _looks(self, rank: int) -> tuple[Look, ...]:
-        """At times of the last steps."""
-        since_s, until_s = self.recorded[rank][-4]["time_created_ns"] / 1e9, self._now[rank]
-        times = [since_s + (until_s - since_s) * (number + 0.5) / 40 for number in range(40)]
-        waits = [any(begin_s <= at_s < end_s for begin_s, end_s in self.waits[rank]) for at_s in times]
-        return tuple(
-            Look(int(at_s * 1e9), is_waiting, "waits in recv" if is_waiting else "in train.py:3 (compute)")
-            for at_s, is_waiting in zip(times, waits, strict=True)
-        )
 
     def timelines(self, nodes: Callable[[int], int] = lambda rank: 0, **options: Any) -> list[Timeline]:
         """Of all ranks, by a clock that they share."""

@@ -17,8 +17,6 @@ from trainer_launch.diagnosis.collectives import (
     Message,
     RankState,
     Stage,
-    brief,
-    entered_in_words,
     explain,
     never_entered,
     unexplained,
@@ -57,15 +55,6 @@ def text_of(*states: RankState) -> str:
 
 WAITING = (rank(0), rank(1), rank(2))
 ENTERED = "never entered all_reduce #7 of default_pg, [[4]] Float; ranks 0-2 have waited in it for 40 s; "
-
-
-def test_the_last_collective_of_each_rank_is_the_one_that_it_entered_last() -> None:
-    late = Group(title="pipe\x1b", entered=1, last=(Collective(1, "broadcast", SIZES, NOW),))
-    states = (rank(0), rank(1), rank(2, groups={"0": group(7, 6), "1": late}), rank(3, 6, 6), rank(4, groups={}))
-    seventh, sixth = "all_reduce #7 of default_pg", "all_reduce #6 of default_pg"
-    entered = f"last entered: ranks 0-1 {seventh}, rank 2 broadcast #1 of pipe?, rank 3 {sixth}"
-    assert entered_in_words(states) == entered
-    assert entered_in_words(()) == entered_in_words((rank(4, groups={}),)) == ""
 
 
 # -- a collective that timed out ----------------------------------------------------------------
@@ -125,19 +114,6 @@ def test_who_was_missing_because_it_waited_in_another_group_is_a_victim_of_the_c
     found = missing(*states)
     assert found.ranks == (3,)
     assert found.text.endswith("rank 3 was in data.py:22 (read_batch)")
-
-
-def test_a_rank_ahead_in_another_group_is_no_victim_of_it() -> None:
-    """It has sent a broadcast there that the others have not received yet."""
-    ahead = [Group(title="pair", ranks="1,2", entered=n, done=n, last=group(1, 1).last * n) for n in (1, 0)]
-    states = (
-        timed_out(0),
-        rank(1, groups={"0": group(6, 6), "1": ahead[0]}, place="in data.py:22 (read_batch)"),
-        rank(2, groups={"0": group(7, 6), "1": ahead[1]}),
-        rank(3),
-    )
-    found = missing(*states)
-    assert found.ranks == (1,)
 
 
 def test_who_waited_for_a_message_while_a_collective_timed_out_is_not_said_to_be_the_cause() -> None:
@@ -207,12 +183,6 @@ def test_what_may_take_long_is_told_and_accuses_nobody(doing: Doing) -> None:
     found = explained((*WAITING, rank(3, 6, 6, doing=doing, place="in torch.py:9 (save)")))
     assert found.text.endswith(f"rank 3 is in {doing.value}: in torch.py:9 (save)")
     assert (found.accuses, found.helps) == (False, None)
-
-
-def test_one_of_two_in_a_checkpoint_does_not_excuse_the_other() -> None:
-    found = explained((*WAITING[:2], rank(2, 6, 6, doing=Doing.CHECKPOINT), rank(3, 6, 6, place="in a.py:1 (f)")))
-    assert found.accuses
-    assert found.ranks == (2, 3)
 
 
 def test_a_rank_that_finished_shows_uneven_data_which_no_restart_mends() -> None:
@@ -318,11 +288,6 @@ def test_who_has_entered_an_async_collective_and_does_something_else_does_not_wa
     assert (found.ranks, found.reason, found.helps, found.accuses) == ((0,), "", None, accuses)
 
 
-def test_who_waits_for_its_async_collective_in_a_checkpoint_is_part_of_a_circle() -> None:
-    found = explained(two_groups(doing=Doing.CHECKPOINT, place="waits in save, called from a.py:9 (main)"))
-    assert found.reason == "ProgramError"
-
-
 def test_all_that_have_entered_async_collectives_and_read_data_wait_for_nobody() -> None:
     states = [rank(number, 7, 6, doing=Doing.DATA, place="in a.py:1 (next)") for number in range(3)]
     assert explain([*states, rank(3, 6, 6, doing=Doing.DATA, place="in a.py:1 (next)")], NOW) is None
@@ -412,25 +377,11 @@ def test_of_two_that_are_missing_an_idle_one_may_wait_for_the_one_that_is_at_wor
     assert stopped.accuses
 
 
-def test_a_rank_of_unknown_place_makes_progress_as_well() -> None:
-    assert text_of(*WAITING, rank(3, 6, 6)).endswith("where rank 3 is, is unknown")
-    found = explained((*WAITING, rank(3, 6, 6, quiet_s=1.0)), LIMIT_S)
-    assert found.text.endswith("rank 3 is making progress")
-
-
 def test_while_one_shows_progress_the_network_is_no_suspect_and_no_circle_is_proven() -> None:
     found = explained([rank(number, quiet_s=1.0 if number == 2 else 50.0) for number in range(4)], LIMIT_S)
     assert (found.accuses, found.active) == (False, True)
     found = explained(two_groups(quiet_s=1.0), LIMIT_S)
     assert (found.reason, found.accuses, found.active) == ("", False, True)
-
-
-def test_where_nobody_waits_in_a_recorded_collective_progress_is_told_as_well() -> None:
-    waits = {"doing": Doing.COLLECTIVE, "place": "waits in recv, called from a.py:9 (stage)"}
-    states = [rank(0, 6, 6, quiet_s=50.0, **waits), rank(1, 6, 6, quiet_s=1.0, **waits)]
-    found = unexplained(states, 2, LIMIT_S)
-    assert (found.accuses, found.active) == (False, True)
-    assert not unexplained([rank(0, 6, 6, quiet_s=50.0, place="in x")], 1, LIMIT_S).active
 
 
 def test_a_dead_or_finished_rank_waits_for_nobody() -> None:
@@ -471,33 +422,6 @@ def test_who_waits_in_recv_for_the_cause_is_not_the_cause() -> None:
     )
     alone = explained((*WAITING, rank(3, 6, 6, **waits)))
     assert alone.ranks == (3,)
-
-
-def test_a_chain_is_told_from_its_beginning() -> None:
-    """Rank 2 waits for rank 1, which waits for rank 0."""
-    first = [group(1, 0, ranks="0-1"), group(0, 0, ranks="0-1")]
-    second = [group(1, 0, ranks="1-2"), group(0, 0, ranks="1-2")]
-    done = group(6, 6, ranks="0-2")
-    states = (
-        rank(0, groups={"0": done, "1": replace(first[1], title="")}, place="in a.py:5 (f)"),
-        rank(1, groups={"0": done, "1": replace(first[0], title=""), "2": second[1]}),
-        rank(2, groups={"0": done, "2": second[0]}),
-    )
-    assert text_of(*states) == (
-        "rank 0 never entered all_reduce #1 of group 1 (ranks 0-1), [[4]] Float; rank 1 has waited in it for 40 s; "
-        "rank 0 is in a.py:5 (f); rank 2 waits behind rank 1"
-    )
-
-
-def test_the_collective_whose_missing_ranks_wait_for_nobody_is_told_first() -> None:
-    """Rank 2 waits for both others in the large group; only rank 0's wait shows that rank 1 alone is the cause."""
-    pair = [replace(group(n, 0, "broadcast", ranks="0-1"), title="pair") for n in (1, 0)]
-    states = (
-        rank(0, groups={"0": group(6, 6, ranks="0-2"), "1": pair[0]}),
-        rank(1, groups={"0": group(6, 6, ranks="0-2"), "1": pair[1]}, place="in a.py:5 (f)"),
-        rank(2, groups={"0": group(7, 6, ranks="0-2")}),
-    )
-    assert text_of(*states).startswith("rank 1 never entered broadcast #1 of pair, [[4]] Float; rank 0 has waited")
 
 
 def mesh(*waiting: int) -> dict[int, dict[str, Group]]:
@@ -695,21 +619,6 @@ def test_the_last_rank_waits_for_one_that_has_finished_wherever_it_does() -> Non
     assert explain((*finished, *receiving(1, 3)), NOW, 30.0, 4) is None, "they may wait for each other"
 
 
-def test_whom_a_rank_waits_behind_is_told_with_what_it_waits_in_itself() -> None:
-    """Ranks 0 and 1, and 2 and 3, send each other messages; 0 and 2, and 1 and 3, reduce."""
-    states = (
-        rank(0, groups={"1": pair("0,2", 1, "even")}, quiet_s=31.0),
-        rank(1, groups={"2": pair("1,3", 1, "odd")}, quiet_s=31.0),
-        rank(2, groups={"1": pair("0,2", 0, "even")}, quiet_s=31.0, **RECEIVES),
-        rank(3, groups={"0": group(6, 6), "2": pair("1,3", 0, "odd")}, **IDLE),
-    )
-    found = alone(*states)
-    assert found.ranks == (3,)
-    assert found.text.endswith(
-        "rank 3 is in a.py:5 (read); rank 0 waits behind rank 2; rank 2 waits in recv, called from a.py:9 (stage)"
-    )
-
-
 def test_who_has_not_joined_is_said_so() -> None:
     joins: dict[str, Any] = {
         "doing": Doing.COLLECTIVE,
@@ -803,14 +712,6 @@ def test_who_finished_before_it_joined_leaves_all_others_waiting_for_ever() -> N
         "nothing is known of rank 2": others,
     }.items():
         assert unexplained(states, 3, LIMIT_S).reason == "", why
-
-
-def test_a_brief_state_keeps_the_collective_that_has_not_ended() -> None:
-    ahead = Group(entered=20, done=5, last=tuple(Collective(n, "all_reduce", SIZES, NOW) for n in range(1, 21)))
-    for most in (4, 1):
-        assert brief(rank(0, groups={"0": ahead}), most).groups["0"].at(6) is not None
-    assert [one.number for one in brief(rank(0, groups={"0": ahead}), 4).groups["0"].last] == [4, 5, 6, 7]
-    assert set(brief(rank(0, groups={"0": group(7, 6), "1": group(5, 5)}), 0).groups) == {"0"}
 
 
 @pytest.mark.parametrize("step", [2, 8])

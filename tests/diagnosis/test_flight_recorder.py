@@ -31,8 +31,8 @@ from trainer_launch.diagnosis.collectives import (
     Stage,
     explain,
 )
-from trainer_launch.diagnosis.flight_recorder import answer, called_by, entered, progress_of
-from trainer_launch.diagnosis.recorder_questions import Recorders
+from trainer_launch.diagnosis.flight_recorder import answer, called_by, entered, hides_messages, progress_of
+from trainer_launch.diagnosis.worker_samples import Recorders
 from trainer_launch.model.codec import decode
 from trainer_launch.model.units import numbers_in
 
@@ -183,80 +183,10 @@ def test_of_a_pipeline_that_also_reduces_the_collectives_are_counted(tmp_path: P
         assert not any(state.is_starting for state in states)
 
 
-@pytest.mark.torch
-@pytest.mark.long("tests/diagnosis/test_flight_recorder.py")
-def test_where_a_rank_is_meanwhile_is_looked_at_while_other_questions_are_answered(tmp_path: Path) -> None:
-    recorders = Recorders()
-    with ranks_of(recorders, tmp_path / "store"):
-        recorders.ask_entries(10, after_us=1_000_000, looked_at=["rank 1"])
-        assert asked(recorders, None, WITHIN_S).keys() == {*NAMES}
-        answered_ns = time.time_ns()
-        eventually(lambda: recorders.entries()[1], "the last collectives")
-        told, _ = recorders.entries()
-        assert not told["rank 0"].looks
-        looks = told["rank 1"].looks
-        assert looks[-1][0] > answered_ns
-        assert all(stack[0].endswith(":<module>") for _, stack in looks), "it reads from standard input"
-
-
 def test_without_torch_the_answer_says_so() -> None:
     code = "from trainer_launch.diagnosis.flight_recorder import answer; print(answer({'number': 3}, 0))"
     said = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert said.stdout == "{'number': 3, 'why': 'torch has not been imported, or records nothing'}\n"
-
-
-def test_a_trace_becomes_the_last_collectives_of_each_group() -> None:
-    entry = {"process_group": ["0", "default_pg"], "input_sizes": [[4]], "input_dtypes": ["Float"]}
-    trace = {
-        "pg_status": {"0": {"last_enqueued_collective": "5", "last_completed_collective": "4"}, "9": {}},
-        "entries": [
-            {
-                **entry,
-                "collective_seq_id": 4,
-                "profiling_name": "gloo:all_reduce",
-                "time_created_ns": 1,
-                "retired": True,
-            },
-            {**entry, "collective_seq_id": 5, "profiling_name": "nccl:broadcast", "time_created_ns": 2},
-            {**entry, "collective_seq_id": 5, "profiling_name": "gloo:send", "time_created_ns": 3, "is_p2p": True},
-            {
-                **entry,
-                "process_group": ["7", ""],
-                "collective_seq_id": 1,
-                "profiling_name": "",
-                "time_created_ns": 4,
-            },
-        ],
-    }
-    assert progress_of(trace, {"0": ("default_pg", [0, 1, 2])})["0"] == {
-        "title": "default_pg",
-        "ranks": "0-2",
-        "entered": 5,
-        "done": 4,
-        "begun": 0,
-        "last": [[4, "all_reduce", "[[4]] Float", 1], [5, "broadcast", "[[4]] Float", 2]],
-        "messages": [],
-    }
-
-
-@pytest.mark.parametrize(
-    ("status", "retired", "done"),
-    [
-        (1, {1: True, 2: True, 3: False}, 2),
-        (3, {1: True, 2: False, 3: True}, 1),
-        (1, {1: True, 2: True, 3: True}, 3),
-        (2, {}, 2),
-    ],
-    ids=["the status is late", "a later one ended first", "all have ended", "no collectives are told"],
-)
-def test_what_has_ended_is_taken_from_the_collectives(status: int, retired: dict[int, bool], done: int) -> None:
-    entry = {"process_group": ["0", ""], "profiling_name": "gloo:all_reduce", "time_created_ns": 1}
-    trace = {
-        "pg_status": {"0": {"last_enqueued_collective": "3", "last_completed_collective": str(status)}},
-        "entries": [{**entry, "collective_seq_id": number, "retired": over} for number, over in retired.items()],
-    }
-    group = progress_of(trace, {"0": ("", [0])})["0"]
-    assert (group["entered"], group["done"]) == (3, done)
 
 
 def test_messages_are_no_collectives_though_torchs_status_counts_both() -> None:
@@ -565,6 +495,15 @@ def test_when_collectives_were_entered_is_told_in_the_order_of_both_recorders() 
     assert each == [("0", 1), ("0:gloo", 1), ("1", 1), ("2", 1), ("1", 2), (None, 0)]
 
 
+def test_a_rank_that_sends_messages_over_gloo_says_so_also_where_its_group_has_no_entries() -> None:
+    entries = [recorded("2", 4, "gloo:barrier", 15, True)]
+    groups: dict[str, Any] = {"2": ("control", [0, 1], ["gloo"]), "1": ("data", [0, 1], ["nccl"])}
+    begun = [{"2": 4, "1": 9}, {"2": 5, "1": 99}, {"2": 4, "1": 9}]
+    assert [hides_messages(entries, groups, counts) for counts in begun] == [False, True, False]
+    without = [hides_messages((), groups, {"2": count}) for count in (4, 4, 5)]
+    assert without == [False, False, True], "entries of earlier use are dropped"
+
+
 @pytest.mark.torch
 @pytest.mark.usefixtures("both")
 def test_torchs_own_reader_takes_the_dumps_of_both_recorders(tmp_path: Path) -> None:
@@ -640,14 +579,6 @@ def test_a_rank_of_4096_is_told_with_its_groups(step: int | None) -> None:
     assert numbers_in(said.groups["1"].ranks) == ([] if step is None else ranks)
     told_entries = decode(Entries, json.dumps({"rank": 0, **entered([entry], members, 10)}))
     assert numbers_in(told_entries.groups[0].ranks) == ([] if step is None else ranks)
-
-
-def test_the_sizes_of_many_tensors_are_summed_up() -> None:
-    sizes, types = [[3, 5]] * 511 + [[7]], ["BFloat16"] * 512
-    entry = recorded("1", 3, "nccl:all_to_all", 5000, False, input_sizes=sizes, input_dtypes=types)
-    groups = progress_of(dump_of([entry], {}, first=0), {"1": ("data", [0, 1])})
-    shown = decode(Recorded, json.dumps({"number": 1, "groups": groups})).groups["1"].last[0].sizes
-    assert shown == "[[3, 5], [3, 5], [3, 5], [3, 5], ...] (512 tensors of 7672 elements) BFloat16"
 
 
 # -- limits --------------------------------------------------------------------------------------

@@ -61,25 +61,6 @@ def test_a_main_threads_place(text, place, waits):
     assert stacks.waits_for_others(known) is waits
 
 
-POOL = f"""Current thread 0x2 (most recent call first):
-  File "/usr/lib/python3.11/multiprocessing/queues.py", line 113 in get
-  File "{SITE}/torch/utils/data/_utils/worker.py", line 333 in _worker_loop
-  File "/usr/lib/python3.11/multiprocessing/process.py", line 108 in run
-  File "{SITE}/torch/utils/data/dataloader.py", line 1176 in __init__
-  File "/workspace/train.py", line 8 in <module>
-"""
-READS = POOL.replace(
-    "/usr/lib/python3.11/multiprocessing/queues.py", "/workspace/data.py", 1
-).replace("in get", "in read_batch")  # fmt: skip
-
-
-@pytest.mark.parametrize(
-    ("text", "is_idle"), [(POOL, True), (READS, False), (LOADER, False), (BATCH, False), (REDUCE, False)]
-)
-def test_a_loaders_process_without_work_is_told_from_one_that_reads_or_waits_for_its_own(text, is_idle):
-    assert stacks.waits_for_work(stacks.main_thread(text)) is is_idle
-
-
 def test_stacks_that_the_launchers_own_thread_has_written_are_the_programs():
     ours = f'  File "{SITE}/trainer_launch/diagnosis/flight_recorder.py", line 64 in _serve'
     text = f"Current thread 0x2 (most recent call first):\n{ours}\n\n{BATCH.replace('Current t', 'T')}"
@@ -108,11 +89,6 @@ Current thread 0x1 (most recent call first):
 )
 def test_a_program_that_has_ended_and_waits_for_a_thread_is_at_its_exit(text, where):
     assert stacks.at_exit(text) == where
-
-
-def test_a_program_in_an_installed_package_is_named_by_its_innermost_call():
-    text = f'Thread 0x1 (most recent call first):\n  File "{SITE}/recipes/full.py", line 7 in train\n'
-    assert stacks.where(stacks.main_thread(text)) == "full.py:7 (train)"
 
 
 def test_stacks_that_a_thread_of_the_process_writes_are_read_as_those_of_faulthandler() -> None:
@@ -274,16 +250,3 @@ def test_a_checkpoint_waits_only_where_its_innermost_call_is_a_collective():
 )
 def test_what_a_main_thread_is_in(text, doing):
     assert stacks.doing(stacks.main_thread(text)) is doing
-
-
-def test_calls_for_people_end_with_the_outermost_of_the_user() -> None:
-    below = '  File "/x/trainer_launch/pytorch/forked_process.py", line 1 in run\n'
-    assert stacks.calls(stacks.main_thread(REDUCE + below)).splitlines() == [
-        f"{SITE}/torch/distributed/distributed_c10d.py:3252 (all_reduce)",
-        f"{SITE}/torch/distributed/c10d_logger.py:83 (wrapper)",
-        "/workspace/train.py:31 (step)",
-        "/workspace/train.py:90 (<module>)",
-    ]
-    only_ours = "Current thread 0x1 (most recent call first):\n" + below
-    assert stacks.calls(stacks.main_thread(only_ours)) == "/x/trainer_launch/pytorch/forked_process.py:1 (run)"
-    assert stacks.calls(()) == ""

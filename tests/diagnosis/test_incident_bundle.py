@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import ctypes.util
 import json
 import os
-import subprocess
 import sys
 import threading
 import time
@@ -19,9 +17,9 @@ from msgspec.structs import replace
 
 from trainer_launch.diagnosis import flight_recorder, incident_bundle, incident_collection
 from trainer_launch.diagnosis.collectives import Explanation, RankState
-from trainer_launch.diagnosis.incident_bundle import FAILURE, HANG, MAX_BYTES, REQUEST, Incident, Stored
+from trainer_launch.diagnosis.incident_bundle import FAILURE, HANG, MAX_BYTES, Incident, Stored
 from trainer_launch.diagnosis.incident_collection import About, Collector
-from trainer_launch.diagnosis.recorder_questions import Recorders
+from trainer_launch.diagnosis.worker_samples import Recorders
 from trainer_launch.host import incident_facts
 from trainer_launch.model import Failure
 from trainer_launch.model.errors import UsageError
@@ -108,12 +106,12 @@ def test_no_text_of_an_incident_has_a_secret(tmp_path: Path) -> None:
     token = "hf_" + "a1b2c3d4e5f6g7h8"
     lines = (f"logging in with {token}", f'    login(token="{token}", retry=True)')
     made = collector(tmp_path, lambda: lines)
-    made.collect(FAILURE, f"ValueError: {token}", names=("rank 0",), report=f"{token} in a report")
+    made.collect(FAILURE, f"ValueError: {token}", names=("rank 0",))
     made.concluded(Failure(reason="Failed", message=f"it failed: {token}", exit_code=1))
     made.close()
     (one,) = incident_bundle.stored(str(tmp_path))
     texts = {name: (Path(one.folder) / name).read_text() for name in one.files}
-    assert {"incident.json", "sentence.txt", "report.txt", "output/rank-0.txt"} <= set(texts)
+    assert {"incident.json", "sentence.txt", "output/rank-0.txt"} <= set(texts)
     assert [name for name, text in texts.items() if token in text] == []
     assert texts["output/rank-0.txt"] == "logging in with [redacted]\n    login(token=[redacted], retry=True)\n"
     assert texts["sentence.txt"] == "it failed: [redacted]\n"
@@ -160,17 +158,6 @@ def test_what_was_no_incident_leaves_nothing_and_takes_no_others_place(
     made.close()
     assert [one.folder for one in incident_bundle.stored(str(tmp_path))] == failures
     assert len(os.listdir(tmp_path)) == len(failures), "what was still being written is gone as well"
-
-
-def test_an_incident_that_workers_were_ended_for_is_kept_though_nobody_is_accused_later(
-    tmp_path: Path,
-) -> None:
-    made = collector(tmp_path)
-    one = made.collect(HANG, "rank 1 has been busy without progress")
-    made.tell(one)
-    made.drop(one)
-    made.close()
-    assert [os.path.basename(one.folder)] == os.listdir(tmp_path)
 
 
 def test_what_is_in_an_incident_is_not_only_ours_to_write(tmp_path: Path) -> None:
@@ -233,7 +220,6 @@ def test_workers_that_still_hang_where_they_did_are_the_same_incident(tmp_path: 
     again = made.collect(HANG, "rank 0 has been idle", is_same=True)
     assert (again.folder, again.incident.sentence[:20]) == (folder, "rank 1 never entered")
     made.tell(again)
-    made.complete(made.collect(REQUEST, "collected on request"), (), "collected on request: nothing moves")
     ended = made.collect(FAILURE, "generation 1 is over: rank 1 failed", is_same=True)
     assert (ended.folder, ended.incident.kind, ended.incident.sentence[:20]) == (
         folder,
@@ -242,9 +228,7 @@ def test_workers_that_still_hang_where_they_did_are_the_same_incident(tmp_path: 
     )
     other = told(made, "rank 1 never entered all_reduce #9; rank 0 has waited in it for 60 s")
     made.close()
-    kinds = {entry.folder: entry.incident.kind for entry in incident_bundle.stored(str(tmp_path))}
-    assert [each for each, kind in kinds.items() if kind != REQUEST] == [folder, other]
-    assert len(kinds) == 3
+    assert [entry.folder for entry in incident_bundle.stored(str(tmp_path))] == [folder, other]
 
 
 def test_the_end_for_a_hang_is_told_by_its_incident(tmp_path: Path) -> None:
@@ -280,24 +264,10 @@ def test_an_incident_has_the_ranks_of_all_nodes_and_its_own_as_it_knows_them(tmp
     own = RankState(rank=0, node=0, place="waits in all_reduce")
     one = replace(one, incident=replace(one.incident, states=(own,)))
     others = (RankState(rank=0, node=0), RankState(rank=1, node=1, stack="data.py:22 (read_batch)"))
-    made.complete(one, others, "")
+    made.complete(one, others)
     made.close()
     (stored,) = incident_bundle.stored(str(tmp_path))
     assert stored.incident.states == (own, others[1])
-
-
-def test_what_a_person_asks_for_is_kept_whatever_comes_of_it(tmp_path: Path) -> None:
-    made = collector(tmp_path)
-    one = made.collect(REQUEST, "collected on request")
-    made.drop(one)
-    made.complete(one, (), "collected on request: 3 of 3 ranks made progress in the last 10 s")
-    made.drop(one)
-    made.close()
-    (stored,) = incident_bundle.stored(str(tmp_path))
-    assert (stored.incident.kind, stored.incident.sentence[-29:]) == (
-        "request",
-        "made progress in the last 10 s"[1:],
-    )
 
 
 def node(
@@ -326,26 +296,16 @@ def test_three_hangs_of_three_nodes_are_three_incidents() -> None:
     assert counted(entries) == [3, 3, 3]
 
 
-def test_a_hang_that_is_reported_again_is_the_same_whenever_that_is() -> None:
-    again = [node(number, NEVER.format(6, wait_s), wait_s) for wait_s in (60, 600) for number in (0, 1)]
-    assert counted(again) == [4]
-
-
-def test_hangs_of_one_moment_that_differ_are_two() -> None:
-    assert counted([node(n, NEVER.format(step, 5), 5.0 * step) for step in (1, 2) for n in (0, 1)]) == [2, 2]
-
-
 @pytest.mark.parametrize(
     "other",
     [
         node(0, "rank 1 ended with exit code 1", 131.0, FAILURE),
         node(1, NEVER.format(6, 60), 101.0, generation=2),
         node(1, NEVER.format(6, 60), 101.0, job="other"),
-        node(1, "collected on request", 101.0, REQUEST),
         node(1, "all ranks wait for each other outside recorded collectives", 200.0),
         replace(node(1, "x", 101.0), incident=Incident(sentence="x", kind=HANG, time_s=101.0)),
     ],
-    ids=["long after", "generation", "job", "on request", "no number", "a program"],
+    ids=["long after", "generation", "job", "no number", "a program"],
 )
 def test_what_has_another_cause_is_another_incident(other: Stored) -> None:
     hang = other.incident.sentence if other.incident.sentence.startswith("all") else NEVER.format(6, 60)
@@ -374,11 +334,6 @@ def test_the_node_whose_rank_is_named_tells_it() -> None:
     entries = [replace(entry, incident=replace(entry.incident, states=states)) for entry in entries]
     chosen = incident_bundle.chosen(incident_bundle.moments(entries), None)
     assert [entry.incident.node_rank for entry in chosen] == [1, 0]
-
-
-def test_the_beginning_of_an_id_that_fits_nodes_of_one_incident_is_enough() -> None:
-    groups = incident_bundle.moments([node(number, NEVER.format(1, 5), 100.0 + number) for number in (0, 1)])
-    assert [entry.id for entry in incident_bundle.chosen(groups, "10")] == ["100-hang-0", "101-hang-1"]
 
 
 # -- bounds of time ----------------------------------------------------------------------------
@@ -457,7 +412,6 @@ class Nvml(ModuleType):
         self.nvmlDeviceGetTemperature = lambda device, sensor: 88
         self.nvmlDeviceGetMemoryInfo = lambda device: SimpleNamespace(used=3 << 30)
         self.nvmlDeviceGetClockInfo = lambda device, kind: {1: 1200}[kind]
-        self.nvmlDeviceGetMaxClockInfo = lambda device, kind: {1: 1980}[kind]
         self.nvmlDeviceGetCurrentClocksThrottleReasons = lambda device: reasons
         self.nvmlShutdown = lambda: None
 
@@ -470,44 +424,8 @@ class Nvml(ModuleType):
             raise self.NVMLError("GPU is lost")
         return index
 
-    def nvmlDeviceGetHandleByUUID(self, uuid: str) -> int:
-        if uuid != "GPU-1a2b":
-            raise self.NVMLError("Not Found")
-        return 0
-
     def nvmlDeviceGetRemappedRows(self, device: int) -> tuple[int, int, bool, bool]:
         raise self.NVMLError("Not Supported")
-
-
-@pytest.mark.parametrize(
-    ("library", "name", "words"),
-    [
-        (Nvml(0x1), "0", "GPU 0: 1200 of 1980 MHz, not throttled, 88 °C"),
-        (Nvml(0x8 | 0x40), "0", "GPU 0: 1200 of 1980 MHz, throttled (hardware slowdown, hardware thermal), 88 °C"),
-        (
-            Nvml(0x4 | 0x20 | 0x80),
-            "GPU-1a2b",
-            "GPU GPU-1a2b: 1200 of 1980 MHz, throttled (power cap, thermal, power brake), 88 °C",
-        ),
-        (Nvml(0x4), "1", ""),
-        (Nvml(0x4), "GPU-none", ""),
-        (None, "0", ""),
-        (Nvml(works=False), "0", ""),
-    ],
-    ids=["idle", "hardware", "by its UUID", "fallen off the bus", "unknown UUID", "no library", "no driver"],
-)
-def test_a_stragglers_gpu_is_told_in_a_phrase(
-    monkeypatch: pytest.MonkeyPatch, library: Nvml | None, name: str, words: str
-) -> None:
-    monkeypatch.setitem(sys.modules, "pynvml", library)
-    assert incident_facts.gpu(name) == words
-
-
-@pytest.mark.skipif(ctypes.util.find_library("nvidia-ml") is not None, reason="NVIDIA's driver is here")
-def test_where_no_driver_is_nobody_waits_for_its_bindings() -> None:
-    look = "import sys; from trainer_launch.host import incident_facts as facts; facts.gpus(), facts.gpu('0')"
-    done = subprocess.run((sys.executable, "-c", f"{look}; sys.exit('pynvml' in sys.modules)"), timeout=60)
-    assert done.returncode == 0
 
 
 def test_nvml_tells_of_each_gpu_what_it_can_or_why_nobody_can_ask(

@@ -9,7 +9,7 @@ import pytest
 from msgspec.structs import replace
 
 from tests.diagnosis.simulated import START_S, Job
-from tests.diagnosis.test_lateness import STEP_S, plain
+from tests.diagnosis.test_lateness import plain
 from tests.membership.world import World
 from trainer_launch.diagnosis import stragglers
 from trainer_launch.diagnosis.stragglers import (
@@ -48,21 +48,20 @@ class Nodes:
         self.trip_s = trip_s
         self._random = random.Random(seed)
         self.silent: set[int] = set()  # nodes
-        self.looked_at: list[tuple[int, ...]] = []
 
-    def sample(self, slow, devices=()):
+    def sample(self, slow):
         """Pass an interval and answer all questions; `slow` ranks compute for so much longer."""
         asked = self.world.count(self.peers[0], ClockQuestion)
         while self.world.count(self.peers[0], ClockQuestion) == asked:
             self.world.pass_time(1.0)
         self.asked_s = self.world.now_s
         for number in {*range(len(self.peers))} - self.silent:
-            self.answer(number, self.peers[number], devices)
-            self.world.note(self.peers[number], STRAGGLERS, self.entered(number, slow, devices))
+            self.answer(number, self.peers[number])
+            self.world.note(self.peers[number], STRAGGLERS, self.entered(number, slow))
         if self.silent:
             self.world.pass_time(2 * stragglers.SHOW_ENTRIES_S)
 
-    def answer(self, number, peer, devices):
+    def answer(self, number, peer):
         """Tell this node's clock as often as it is asked; each word takes its time."""
         before = self.world.count(peer, ShowEntries)
         while self.world.count(peer, ShowEntries) == before:
@@ -73,14 +72,13 @@ class Nodes:
             at_ns = int((START_S + self.world.now_s + self.clocks[number]) * 1e9)
             self.world.now_s += self._random.uniform(0, self.trip_s)
             self.world.note(peer, STRAGGLERS, ClockAnswer(question, at_ns))
-        self.looked_at.append(self.world.last(peer, ShowEntries).suspects)
 
-    def entered(self, number, slow, devices):
+    def entered(self, number, slow):
         """What its two ranks tell, by its clock: the job ran a moment ago."""
         off_ns = int((self.asked_s - 10 + self.clocks[number]) * 1e9)
         told = played(2 * len(self.clocks), tuple(slow.items()))[2 * number : 2 * number + 2]
         moved = tuple(replace(one, start_ns=one.start_ns + off_ns) for one in told)
-        return Entered(moved, devices)
+        return Entered(moved)
 
     def named(self):
         """By the table."""
@@ -150,29 +148,6 @@ def test_a_node_that_does_not_answer_is_waited_for_and_says_nothing_of_its_ranks
     assert nodes.named() == [3]
 
 
-def test_a_sample_without_answers_changes_nothing():
-    nodes = Nodes()
-    nodes.sample({3: 1.5})
-    nodes.sample({3: 1.5})
-    nodes.silent = {0, 1, 2}
-    nodes.sample({})
-    nodes.silent = set()
-    nodes.sample({3: 1.5})
-    assert nodes.named() == [3]
-    nodes.silent = {2}
-    nodes.sample({})
-    assert nodes.named() == [3]
-
-
-def test_suspects_are_looked_at_and_their_gpus_are_told():
-    nodes = Nodes()
-    for _ in range(3):
-        nodes.sample({3: 1.5}, devices=((3, "GPU 1: 900 of 1980 MHz, throttled (thermal), 88 °C"),))
-    assert nodes.looked_at == [()] * 3 + [(3,)] * 6
-    assert nodes.said()[0].endswith("; GPU 1: 900 of 1980 MHz, throttled (thermal), 88 °C")
-    assert nodes.world.last(nodes.peers[0], ShowEntries).looks_us == pytest.approx(2.5e6 * 1.5 * STEP_S, rel=0.1)
-
-
 def test_a_new_generation_begins_anew():
     nodes = Nodes()
     for _ in range(3):
@@ -184,17 +159,6 @@ def test_a_new_generation_begins_anew():
     nodes.world.open_store()
     assert nodes.named() == []
     nodes.sample({3: 1.5})
-    assert nodes.named() == []
-
-
-def test_a_node_that_is_lost_during_a_sample_ends_it_with_its_generation():
-    nodes = Nodes()
-    nodes.world.pass_time(EVERY_S + 0.5)
-    assert nodes.world.count(nodes.peers[0], ClockQuestion) == 1
-    nodes.world.gone(nodes.peers[2])
-    nodes.world.note(nodes.peers[0], STRAGGLERS, ClockAnswer(1, 5))
-    nodes.world.note(nodes.peers[0], STRAGGLERS, Entered(()))
-    nodes.world.pass_time(EVERY_S)
     assert nodes.named() == []
 
 

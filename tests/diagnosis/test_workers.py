@@ -18,9 +18,8 @@ from tests.waiting import eventually
 from trainer_launch.diagnosis import stacks
 from trainer_launch.diagnosis.collectives import ANSWERS
 from trainer_launch.diagnosis.hang_detection import WatchedWorker
-from trainer_launch.diagnosis.recorder_questions import Recorders
 from trainer_launch.diagnosis.stacks import STACKS_SIGNAL
-from trainer_launch.diagnosis.worker_samples import WatchedWorkers, WorkerPlace
+from trainer_launch.diagnosis.worker_samples import Recorders, WatchedWorkers, WorkerPlace
 from trainer_launch.host import process_tree, system_calls
 
 pytestmark = pytest.mark.process

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import re
 import shutil
 import statistics
 import subprocess
@@ -126,9 +125,6 @@ def test_what_is_read_of_gpus_equals_what_nvidia_smi_prints(record_property: Rec
             record_property(f"GPU {gpu.index}, {kind}", ", ".join(names) or "nothing")
         assert {"name", "uuid", "memory_total"} <= set(compared_facts["equal"])
         assert not compared_facts["different"]
-        told = incident_facts.gpu(str(gpu.index))
-        assert re.fullmatch(r"GPU \d+: \d+ of \d+ MHz, (not )?throttled.*, \d+ °C", told), told
-        assert incident_facts.gpu(gpu.uuid), "NVML does not find a card by its UUID"
     assert incident_facts.gpus().count("== GPU ") == len(facts.gpus)
 
 

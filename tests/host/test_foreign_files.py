@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from trainer_launch.diagnosis import incident_bundle, stacks, stragglers
+from trainer_launch.diagnosis import incident_bundle, stacks
 from trainer_launch.diagnosis.hang_detection import WatchedWorker
 from trainer_launch.host import files, runtime_directory
 from trainer_launch.model.errors import NodeError
@@ -70,28 +70,6 @@ def test_news_are_written_to_a_file_of_ours_or_not_at_all(tmp_path: Path, kind: 
     runtime_directory.tell(str(tmp_path), "incident", text="rank 1 hangs")
     assert (tmp_path / "secret").read_text() == "x"
     assert event_log.standing(str(tmp_path)).incident == ("rank 1 hangs" if kind == "nothing" else None)
-
-
-@pytest.mark.timeout(30)
-@pytest.mark.parametrize("kind", MAKE)
-def test_a_request_for_an_incident_is_heard_by_a_launcher_alone(tmp_path: Path, kind: str) -> None:
-    (tmp_path / "secret").write_text("x")
-    MAKE[kind](tmp_path / runtime_directory.REQUESTS)
-    assert not runtime_directory.request(str(tmp_path)), "nobody reads there"
-    assert (tmp_path / "secret").read_text() == "x"
-
-
-def test_a_launcher_hears_requests_and_not_that_somebody_only_looks(tmp_path: Path) -> None:
-    heard = runtime_directory.hear_requests(str(tmp_path))
-    try:
-        assert runtime_directory.request(str(tmp_path), b"")
-        with pytest.raises(BlockingIOError):
-            os.read(heard, 100)
-        assert runtime_directory.request(str(tmp_path))
-        assert os.read(heard, 100) == b"\n"
-    finally:
-        os.close(heard)
-    assert not runtime_directory.request(str(tmp_path)), "it has ended"
 
 
 @pytest.mark.timeout(30)
@@ -166,12 +144,3 @@ def test_a_fifo_that_nobody_reads_gets_no_report_and_one_that_is_read_gets_all_o
         with open(reader, encoding="utf-8") as file:
             assert file.read(1 << 20) == large
         writer.result()
-
-
-@pytest.mark.timeout(30)
-@pytest.mark.parametrize("kind", MAKE)
-def test_a_source_that_a_worker_names_is_read_in_part_or_not_at_all(tmp_path: Path, kind: str) -> None:
-    (tmp_path / "secret").write_text("first\nwork.wait()\n")
-    MAKE[kind](tmp_path / "train.py")
-    look = stragglers.look_of(1, [f"{tmp_path}/train.py:2:main"])
-    assert look.waits == (kind == "a link to a file"), "an editable installation is a link, too"

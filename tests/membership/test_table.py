@@ -80,7 +80,7 @@ def test_a_table_that_does_not_fit_shows_the_absent_first():
 
 def test_a_table_fits_beside_all_else_that_nodes_have_told():
     world, _ = running(2000)
-    late = tuple(Lateness(rank=rank, place="é" * 200, device="é" * 200) for rank in range(MAX_SUSPECTS))
+    late = tuple(Lateness(rank=rank) for rank in range(MAX_SUSPECTS))
     quarantined = (msg.Quarantine("h" * 253, "m" * 253, '"' * 200),) * msg.MAX_QUARANTINED
     judges = {STRAGGLERS: StragglerJudge(every_s=60.0, named=late)}
     now = state.status(replace(world.state, judges=judges, quarantined=quarantined), world.now_s)

@@ -3,58 +3,23 @@
 from __future__ import annotations
 
 import json
-import math
 import os
 import threading
 import time
 from pathlib import Path
-from typing import Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tests.supervisor.fakes import TERM, FakeSystem, Program
 from trainer_launch.host import runtime_directory
-from trainer_launch.model import Failure, Outcome, Plan, Process, Verdict, codec
+from trainer_launch.model import Failure, Outcome, Verdict, codec
 from trainer_launch.observability import event_log
 from trainer_launch.observability.event_log import EventLog, File
 from trainer_launch.observability.progress import Progress
 from trainer_launch.supervisor import outcome
-from trainer_launch.supervisor.run_loop import supervise
-from trainer_launch.supervisor.run_observer import RunObserver
 
 ROOT = Path(__file__).resolve().parents[2]
-
-
-class Listener(RunObserver):
-    """Keeps what it is told."""
-
-    def __init__(self) -> None:
-        self.told: list[tuple[object, ...]] = []
-
-    def tell(self, event, **values) -> None:
-        self.told.append((event, *list(values.values())[:1]))
-
-
-def story_of(system: FakeSystem) -> list[tuple[object, ...]]:
-    """The names and first values of what a plan of one process tells."""
-    process = Process(name="main", argv=("train",), env={})
-    plan = Plan(engine="test", processes=(process,), grace_s=10.0)
-    listener = Listener()
-    supervise(plan, system, observer=listener)
-    return listener.told
-
-
-def test_a_run_that_is_asked_to_stop_and_does_not() -> None:
-    assert story_of(FakeSystem({"main": [Program(term_s=None)]}).signalled(1, TERM)) == [
-        ("spawned", "main"),
-        ("signal", 15),
-        ("stopping", "leaders"),
-        ("stopping", "everyone"),
-        ("stopping", "kill"),
-        ("exited", "main"),
-    ]
 
 
 def test_the_last_line_has_the_outcome() -> None:
@@ -103,11 +68,6 @@ def test_the_longest_texts_are_cut_and_say_so() -> None:
     line = event_log.events_line(0.0, 0, ("finished", texts))
     assert len(line) <= 4096
     assert json.loads(line)["is_cut"] is True
-
-
-def test_numbers_that_json_lacks_become_words() -> None:
-    line = event_log.events_line(0.0, 0, ("progress", {"metrics": {"a": math.nan, "b": math.inf}}))
-    assert json.loads(line)["metrics"] == {"a": "nan", "b": "inf"}
 
 
 def test_the_agents_news_are_taken_line_by_line(tmp_path: Path) -> None:
@@ -182,17 +142,6 @@ def test_what_is_no_news_is_left_out(tmp_path: Path, line: bytes) -> None:
     assert event_log.Tail(str(tmp_path)).read() == []
 
 
-@pytest.mark.parametrize("place", [{}, {"host": "h"}, {"host": 1, "port": 1}])
-def test_a_place_of_the_coordinator_that_makes_no_sense_is_none(tmp_path: Path, place: dict[str, Any]) -> None:
-    (tmp_path / runtime_directory.NEWS).write_text(
-        "".join(
-            json.dumps({"time_s": 5.0, "event": "coordinator_found", **each}) + "\n"
-            for each in ({"host": "h", "port": 1}, place)
-        )
-    )
-    assert event_log.standing(str(tmp_path)).coordinator is None
-
-
 def names(path: Path) -> list[str]:
     return [json.loads(line)["event"] for line in path.read_text().splitlines()]
 
@@ -207,15 +156,6 @@ def test_what_was_left_in_the_folder_comes_before_the_last_line(tmp_path: Path) 
     events.close(10.0, ("finished", {}))
     file.close()
     assert names(path) == ["started", "spawned", "exited", "worker_failed", "finished"]
-
-
-def test_a_run_adds_to_what_is_there(tmp_path: Path) -> None:
-    path = tmp_path / "events"
-    for name in ("started", "finished"):
-        file = File(str(path))
-        file.write(json.dumps({"event": name}).encode() + b"\n")
-        file.close()
-    assert names(path) == ["started", "finished"]
 
 
 def test_a_fifo_whose_reader_hangs_or_goes_stops_nobody(tmp_path: Path) -> None:

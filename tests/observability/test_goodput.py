@@ -55,45 +55,25 @@ def test_a_restart_costs_stopping_waiting_restarting_and_repeated_steps() -> Non
     }
 
 
-def lost_at(ledger: Ledger, at_s: float, *, is_kept: bool) -> Ledger:
-    """A rank is lost, and the others leave; 2 s later all meet again, with their state or without."""
-    met = TimeKind.REPLACING if is_kept else TimeKind.MEETING
-    for kind, then_s in ((TimeKind.REPLACING, 0.0), (TimeKind.WAITING, 1.0), (met, 2.0), (TimeKind.TRAINING, 2.5)):
+def lost_at(ledger: Ledger, at_s: float) -> Ledger:
+    """A rank is lost, and the others leave; 2 s later all meet again, with their state."""
+    for kind, then_s in (
+        (TimeKind.REPLACING, 0.0),
+        (TimeKind.WAITING, 1.0),
+        (TimeKind.REPLACING, 2.0),
+        (TimeKind.TRAINING, 2.5),
+    ):
         ledger = goodput.enter(ledger, kind, at_s + then_s)
     return ledger
 
 
 def test_where_ranks_keep_their_state_a_loss_is_replacing_ranks_and_repeats_nothing() -> None:
     ledger = goodput.see(until_training(), Signs(first_s=9.0, last_s=29.0, first_step=1, step=20), 30.0)
-    kept = lost_at(ledger, 30.0, is_kept=True)
+    kept = lost_at(ledger, 30.0)
     again = Signs(first_s=33.0, last_s=40.0, first_step=20, step=27)  # rank 0 had shown step 20 before it was done
     times = spent(goodput.see(kept, again, 40.0), 40.0)
     assert (times["replacing_ranks"], times["waiting_for_nodes"], times["training"]) == (2.0, 4.0, 21.0 + 7.0)
     assert not {"stopping", "restarting", "repeating_steps"} & times.keys()
-
-
-def test_where_the_last_rank_with_the_state_is_lost_the_next_steps_are_repeated() -> None:
-    ledger = goodput.see(until_training(), Signs(first_s=9.0, last_s=29.0, first_step=1, step=20), 30.0)
-    lost = lost_at(ledger, 30.0, is_kept=False)
-    times = spent(goodput.see(lost, Signs(first_s=33.0, last_s=40.0, first_step=17, step=24), 40.0), 40.0)
-    assert (times["replacing_ranks"], times["restarting"], times["repeating_steps"]) == (1.0, 0.5, 3.0)
-
-
-def test_steps_below_the_highest_repeat_until_it_is_reached() -> None:
-    ledger = goodput.see(until_training(), Signs(first_s=9.0, last_s=29.0, first_step=1, step=20), 30.0)
-    ledger = failed_at(ledger, 30.0, 32.0)
-    behind = goodput.see(ledger, Signs(first_s=33.0, last_s=40.0, first_step=2, step=9), 40.0)
-    assert spent(behind, 41.0)["repeating_steps"] == 8.0
-    again = failed_at(behind, 41.0, 43.0)  # it fails again before it has caught up: 20 is still the highest
-    again = goodput.see(again, Signs(first_s=44.0, last_s=54.0, first_step=15, step=25), 54.0)
-    assert spent(again, 54.0)["repeating_steps"] == 8.0 + 5.0
-
-
-def test_nothing_repeats_after_a_resume_from_the_last_step() -> None:
-    ledger = goodput.see(until_training(), Signs(first_s=9.0, last_s=29.0, first_step=1, step=20), 30.0)
-    ledger = failed_at(ledger, 30.0, 32.0)
-    ledger = goodput.see(ledger, Signs(first_s=33.0, last_s=40.0, first_step=21, step=28), 40.0)
-    assert "repeating_steps" not in spent(ledger, 40.0)
 
 
 def test_steps_that_begin_anew_each_epoch_prove_no_repetition() -> None:
@@ -110,48 +90,6 @@ def test_a_hang_was_being_detected_since_the_last_progress() -> None:
     ledger = goodput.enter(ledger, TimeKind.STOPPING, 90.0, since_s=29.5)
     assert spent(ledger, 90.0)["detecting"] == 60.5
     assert spent(ledger, 90.0)["training"] == 20.5
-
-
-def test_a_death_that_is_noticed_at_once_was_never_being_detected() -> None:
-    ledger = goodput.see(until_training(), Signs(first_s=9.0, last_s=29.0, first_step=1, step=20), 30.0)
-    ledger = goodput.enter(ledger, TimeKind.STOPPING, 30.0, since_s=30.0)
-    assert "detecting" not in spent(ledger, 31.0)
-
-
-def test_steps_after_the_supposed_beginning_of_a_failure_were_training() -> None:
-    ledger = goodput.see(until_training(), Signs(first_s=9.0, last_s=29.0, first_step=1, step=20), 30.0)
-    ledger = goodput.enter(
-        ledger, TimeKind.STOPPING, 31.0, since_s=15.0
-    )  # a silent node; the others did steps till 29
-    assert spent(ledger, 31.0)["detecting"] == 2.0
-
-
-def test_a_hang_before_the_first_step_is_detected_too() -> None:
-    ledger = goodput.enter(until_training(), TimeKind.STOPPING, 90.0, since_s=20.0)
-    assert spent(ledger, 90.0) == {"starting": 16.0, "waiting_for_nodes": 3.0, "meeting": 1.0, "detecting": 70.0}
-
-
-@pytest.mark.parametrize(
-    ("every_s", "fails_s", "detecting_s"),
-    [(1.0, 100.0, 70.0), (1.0, 60.0, None), (10.0, 120.0, None), (10.0, 140.0, 110.0)],
-    ids=["timed out", "less than a minute", "usual pauses are long", "ten of them"],
-)
-def test_workers_that_fail_after_an_unusual_pause_had_hung(
-    every_s: float, fails_s: float, detecting_s: float | None
-) -> None:
-    """Such as a collective that torch itself ends: nobody has suspected a hang before."""
-    ledger = until_training()
-    for step in range(3):
-        at_s = 30.0 - every_s * (2 - step)
-        ledger = goodput.see(ledger, Signs(first_s=9.0, last_s=at_s, first_step=1, step=step), at_s)
-    ledger = goodput.enter(ledger, TimeKind.STOPPING, fails_s, since_s=fails_s)
-    assert spent(ledger, fails_s).get("detecting") == detecting_s
-
-
-def test_workers_that_fail_in_a_long_checkpoint_had_not_hung() -> None:
-    saves = Signs(first_s=9.0, last_s=30.0, first_step=1, step=20, is_saving=True)
-    ledger = goodput.enter(goodput.see(until_training(), saves, 30.0), TimeKind.STOPPING, 230.0, since_s=230.0)
-    assert spent(ledger, 230.0)["checkpointing"] == 200.0
 
 
 def test_a_suspected_hang_is_detecting_until_the_next_sign() -> None:
@@ -172,14 +110,6 @@ def test_checkpoints_are_taken_out_of_the_steps_they_interrupt() -> None:
     assert spent(saving, 131.0)["checkpointing"] == 104.0, "three minutes of it are no hang and no training"
     done = goodput.see(saving, replace(saves, last_s=141.0, saved_s=104.0, is_saving=False, step=30), 141.0)
     assert (spent(done, 141.0)["training"], spent(done, 141.0)["checkpointing"]) == (28.0, 104.0)
-
-
-def test_a_checkpoint_while_steps_repeat_takes_nothing_from_the_training_before() -> None:
-    ledger = goodput.see(until_training(), Signs(first_s=9.0, last_s=29.0, first_step=1, step=20), 29.0)
-    ledger = failed_at(ledger, 29.0, 31.0)
-    ledger = goodput.see(ledger, Signs(first_s=32.0, last_s=42.0, first_step=1, step=11, saved_s=9.0), 42.0)
-    told = spent(ledger, 42.0)
-    assert (told["training"], told["repeating_steps"], told["checkpointing"]) == (20.0, 1.0, 9.0)
 
 
 def test_how_long_a_restart_took_is_certain_once_its_first_step_is_seen() -> None:

@@ -5,22 +5,18 @@ from __future__ import annotations
 import json
 import time
 from pathlib import Path
-from typing import Any
 
 import pytest
 from msgspec.structs import asdict, replace
 
 from tests.observability.test_metrics import VIEW
-from tests.supervisor.fakes import TERM, FakeSystem, Program
 from trainer_launch.commands import status
 from trainer_launch.host import runtime_directory
-from trainer_launch.model import Plan, Process
 from trainer_launch.observability import goodput, node_view, progress
 from trainer_launch.observability.goodput_keeper import GoodputKeeper
 from trainer_launch.observability.observer import Observer
 from trainer_launch.observability.progress import PrintedSteps
-from trainer_launch.supervisor.run_loop import supervise
-from trainer_launch.supervisor.run_observer import RunObserver, RunPhase, StateKept, TimeKind
+from trainer_launch.supervisor.run_observer import StateKept, TimeKind
 
 
 def reports(folder: Path, local_rank: int, at_s: float, first_s: float, step: int | None, **more: object) -> None:
@@ -92,43 +88,6 @@ def test_the_printed_step_is_kept_for_status_now_and_then(tmp_path: Path, monkey
     (tmp_path / runtime_directory.PRINTED).write_text('{"step": -1, "at_s": 0}')
     assert progress.printed(str(tmp_path)) is None
     PrintedSteps("/nonexistent").heard("rank 0", 1, b"step 1 of 9\n")
-
-
-class Uses(RunObserver):
-    """Keeps what each second was spent on."""
-
-    def __init__(self) -> None:
-        self.uses: list[TimeKind] = []
-
-    def enter(self, phase: RunPhase, use: TimeKind, since_s: float | None = None) -> None:
-        if self.uses[-1:] != [use]:
-            self.uses.append(use)
-
-
-SLOW = Program(ends_s=2, code=1, leaves=(Program(),))  # what it leaves behind takes a moment
-
-
-@pytest.mark.parametrize(
-    ("changes", "system", "uses"),
-    [
-        ({}, FakeSystem({"a": [Program(2)]}), [TimeKind.TRAINING, TimeKind.ENDING]),
-        ({}, FakeSystem().signalled(3, TERM), [TimeKind.TRAINING, TimeKind.ENDING]),
-        ({}, FakeSystem({"a": [SLOW]}), [TimeKind.TRAINING, TimeKind.STOPPING, TimeKind.ENDING]),
-        (
-            {},
-            FakeSystem({"a": [SLOW]}).signalled(2.05, TERM),
-            [TimeKind.TRAINING, TimeKind.STOPPING, TimeKind.ENDING],
-        ),
-    ],
-)
-def test_what_a_node_does_that_runs_any_program(
-    changes: dict[str, Any], system: FakeSystem, uses: list[TimeKind]
-) -> None:
-    observer, process = Uses(), Process(name="a", argv=("a",), env={})
-    supervise(
-        Plan(**{"engine": "test", "processes": (process,), "grace_s": 10.0, **changes}), system, observer=observer
-    )
-    assert observer.uses == uses
 
 
 def test_a_hang_that_is_suspected_counts_as_detecting_in_status_too(tmp_path: Path) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import sys
 from pathlib import Path
 
 import pytest
@@ -19,12 +20,10 @@ pytestmark = [pytest.mark.process, pytest.mark.torch, pytest.mark.timeout(300)]
 def test_a_rehearsal_tells_everywhere_that_ranks_kept_their_state_and_repeated_no_step(tmp_path: Path) -> None:
     page, data, events, place = (tmp_path / name for name in ("r.html", "r.json", "events", "incidents"))
     words = ("--nproc-per-node", "4", "--fault", "kill worker worker=2 at=step:40", "--report", str(page))
-    env = {
-        "CHECKPOINT": str(tmp_path / "model.pt"),
-        "TRAINER_LAUNCH_EVENTS": str(events),
-        "TRAINER_LAUNCH_INCIDENT_DIR": str(place),
-    }
-    ended = launch("rehearse", *words, "--report", str(data), "--", str(EXAMPLE), env=env)
+    env = {"TRAINER_LAUNCH_EVENTS": str(events), "TRAINER_LAUNCH_INCIDENT_DIR": str(place)}
+    # Pods do not inherit what a shell has set.
+    program = ("env", f"CHECKPOINT={tmp_path}/model.pt", sys.executable, str(EXAMPLE))
+    ended = launch("rehearse", *words, "--report", str(data), "--", *program, env=env)
     output = ended.stdout + ended.stderr
     assert ended.returncode == 0, output
     sentence = r"1 rank replaced in \d+\.\d\d s; 3 ranks kept their state at step \d+, no step is repeated"

@@ -8,25 +8,21 @@ import math
 import socket
 import threading
 from collections.abc import Callable, Iterator
-from pathlib import Path
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from msgspec.structs import replace
 
 from tests.observability.exposition import parse
 from trainer_launch.observability import metrics
 from trainer_launch.observability.event_log import Standing
 from trainer_launch.observability.node_view import View
-from trainer_launch.observability.observer import Observer
 from trainer_launch.observability.progress import Progress
 from trainer_launch.supervisor.run_observer import TimeKind
 
 VIEW = View(
     version="1", pid=7, started_ticks=1, run_dir="/r", host="pod-1", node_rank=1, contract="c", engine="torchrun",
     phase="running", since_s=90.0, started_s=80.0, attempt=2, processes=(("agent", 8),), exits=(("agent", 137),),
-    ended=23,
 )  # fmt: skip
 
 
@@ -45,7 +41,7 @@ def reported(metrics: dict[str, float], progress: float | None = 0.5) -> Progres
 
 
 def text(*reports: Progress, standing: Standing | None = None, spent: dict[TimeKind, float] | None = None) -> str:
-    return metrics.metrics_text(VIEW, standing or Standing(), reports, spent, now_s=100.0, at_s=12.5)
+    return metrics.metrics_text(VIEW, standing or Standing(), reports, spent, at_s=12.5)
 
 
 def test_what_is_known_has_a_metric() -> None:
@@ -55,10 +51,7 @@ def test_what_is_known_has_a_metric() -> None:
     plain = {name: values[frozenset()] for name, values in found.items() if frozenset() in values}
     assert plain == {
         "trainer_launch_start_time_seconds": 80.0,
-        "trainer_launch_uptime_seconds": 20.0,
         "trainer_launch_attempts_total": 2.0,
-        "trainer_launch_processes": 1.0,
-        "trainer_launch_exits_total": 23.0,
         "trainer_launch_workers": 8.0,
         "trainer_launch_generation": 3.0,
         "trainer_launch_nodes": 2.0,
@@ -75,15 +68,7 @@ def test_what_is_known_has_a_metric() -> None:
     assert found["trainer_launch_progress_age_seconds"] == {frozenset({rank}): 2.5}
     assert found["trainer_launch_eta_seconds"] == {frozenset({rank}): 60.0}
     assert found["trainer_launch_metric"] == {frozenset({rank, ("name", "loss")}): 0.25}
-    assert found["trainer_launch_exit_code"] == {frozenset({("process", "agent")}): 137.0}
     assert [dict(key)["phase"] for key, value in found["trainer_launch_phase"].items() if value] == ["running"]
-
-
-def test_ends_are_counted_also_beyond_those_that_are_shown(tmp_path: Path) -> None:
-    observer = Observer(replace(VIEW, run_dir=str(tmp_path), ended=0))
-    for _ in range(25):
-        observer.tell("exited", process="a", exit_code=137, signal=9)
-    assert (len(observer.view.exits), observer.view.ended) == (20, 25)
 
 
 def test_what_is_not_known_has_none() -> None:
@@ -128,7 +113,6 @@ def ask(port: int, method: str = "GET", path: str = "/metrics") -> tuple[http.cl
     [
         ("GET", "/metrics", b"# HELP a b\n"),
         ("GET", "/metrics?name[]=a", b"# HELP a b\n"),
-        ("HEAD", "/metrics", b""),
     ],
 )
 def test_the_server_answers_one_question(port: int, method: str, path: str, content: bytes) -> None:

@@ -72,13 +72,3 @@ def test_the_others_hear_for_how_long_a_node_was_silent() -> None:
     assert "silent" in restart.reason
     assert restart.unnoticed_s == pytest.approx(12.0)
     assert not [one for one in world.told.get(second, ()) if isinstance(one, msg.Restart)]
-
-
-def test_a_closed_connection_is_noticed_at_once() -> None:
-    world = World(2, judges=[TrainingJudge()])
-    first, second = world.come(0, 1)
-    world.open_store()
-    world.now_s += 30.0
-    world.gone(second)
-    (restart,) = [one for one in world.told[first] if isinstance(one, msg.Restart)]
-    assert restart.unnoticed_s == 0.0

@@ -90,12 +90,6 @@ def test_a_body_has_the_endpoints_form() -> None:
     assert b"progressPercentage" not in body(at(None), finished=False)
 
 
-def test_each_whole_percent_of_progress_is_posted_as_it_was_reported() -> None:
-    posted = [json.loads(body(at(percent / 100), finished=False))["trainerStatus"] for percent in range(101)]
-    assert [status["progressPercentage"] for status in posted] == list(range(101))
-    assert b'"progressPercentage": 99,' in body(at(0.9999), finished=False)
-
-
 @given(
     st.floats(0, 1),
     st.floats(0, 1e15),
@@ -117,23 +111,6 @@ def test_progress_is_posted_when_it_is_new_and_the_end_is_100_percent(
     poster.close(10.0, succeeded=True)
     assert [status["progressPercentage"] for status in server.posted] == [25, 50, 100]
     assert server.posted[0]["metrics"] == [{"name": "loss", "value": "0.5"}]
-
-
-def test_a_job_that_failed_posts_what_it_reported_last(
-    server: StatusServer, endpoint: StatusEndpoint, training: Training
-) -> None:
-    poster = Poster(endpoint, training, every_s=60.0)
-    poster.start()
-    training.latest = at(0.75)
-    poster.close(10.0, succeeded=False)
-    assert [status["progressPercentage"] for status in server.posted] == [75]
-
-
-def test_who_never_reports_is_never_posted(server: StatusServer, endpoint: StatusEndpoint) -> None:
-    poster = Poster(endpoint, lambda: None, every_s=0.01)
-    poster.start()
-    poster.close(10.0, succeeded=True)
-    assert server.requests == 0
 
 
 def test_a_token_that_was_rotated_is_read_anew(

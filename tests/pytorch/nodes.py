@@ -173,7 +173,7 @@ class Here:
         client = cast(Client, self.coordinator)
         group = WorkerGroup(plan, self.system, Processes(plan, self.system, RunObserver()))
         self.starter = FakeStarter(group, self.system)
-        samples = StragglerSamples(group.recorders, group.workers, lambda: group.places, lambda body: None)
+        samples = StragglerSamples(group.recorders, "", lambda body: None)
         incidents = KnownIncidents(group, client.send, None)
         incidents.free = frozenset(free)
         diagnosis = Diagnosis(incidents, samples, watch)

@@ -9,7 +9,7 @@ from msgspec import Struct
 
 from trainer_launch.model import removed
 
-INCIDENT_ACTIONS = ("list", "show", "page", "collect")
+INCIDENT_ACTIONS = ("list", "show")
 WRAPPING = "[options] -- COMMAND [ARG ...]"  # the usage of a command that runs another one
 
 
@@ -176,13 +176,11 @@ examples:
     "incidents": CommandHelp(
         help="show what was collected about failures and hangs",
         about="Use it with kubectl exec, or on a copied directory.",
-        usage="[list | {show,page} [ID] | collect] [options]",
+        usage="[list | show [ID]] [options]",
         add_flags=_flags_of_incidents,
         examples="""examples:
   kubectl exec POD -- trainer-launch incidents
-  kubectl exec POD -- trainer-launch incidents collect       # of all nodes, now
   kubectl exec POD -- trainer-launch incidents show          # the newest one
-  kubectl exec POD -- trainer-launch incidents page >incident.html
   kubectl cp POD:/tmp/trainer-launch-incidents ./copied    # copy them all
   trainer-launch incidents show --incident-dir ./copied
 """,

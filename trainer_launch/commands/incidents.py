@@ -1,65 +1,55 @@
-"""`incidents`: what was collected about failures and hangs, in this container or in a copied directory, or now."""
+"""`incidents`: what was collected about failures and hangs, in this container or in a copied directory."""
 
 from __future__ import annotations
 
 import json
 import os
+import re
 import sys
-import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from datetime import datetime, timezone
 
 from trainer_launch.commands.options import Parsed
 from trainer_launch.diagnosis import incident_bundle
+from trainer_launch.diagnosis.collectives import RankState
 from trainer_launch.diagnosis.incident_bundle import FAILURE, OUTPUT, STACKS, Stored
-from trainer_launch.host import runtime_directory
+from trainer_launch.diagnosis.stacks import Frame
 from trainer_launch.model.errors import UsageError
-from trainer_launch.model.units import aligned, grouped, in_units, printable
-from trainer_launch.observability import event_log, incident_page, incident_watch, node_view
+from trainer_launch.model.units import aligned, in_units, printable
+from trainer_launch.observability import incident_watch, node_view
 
 _WIDTH = 100
 _LINES = 20
 _STACKS = 4  # that are shown
-_ANSWER_S, _FACTS_S = 10.0, 3.0  # for all nodes of a job to collect; for what stays
-_LOOK_S = 0.05
+_RANK = re.compile(r"\brank (\d{1,9})\b")
+_PLACE = re.compile(r"[^ ]+:\d+ \([^)]*\)$")  # ends a place
+# A call in an exception's traceback.
+_FRAME = re.compile(r'^(?:\[rank\d+\]:)? *File "([^"\n]+)", line (\d{1,9}), in (.+)$', re.MULTILINE)
 
 
 def main(parsed: Parsed) -> int:
     """The command.
 
     Raises:
-        UsageError: there is no such directory or incident; `collect`: no launcher runs here, or it runs nothing.
+        UsageError: there is no such directory or incident.
     """
     action, wanted, as_json = (parsed.flags[name] for name in ("action", "id", "json"))
-    _check_words(action, wanted, as_json=as_json)
-    if action == "collect":
-        chosen = [_collected(view) for view in _running()]
-    else:
-        place, is_awaited = _place(parsed)
-        groups: list[list[Stored]] = []
-        if not is_awaited or os.path.isdir(place):
-            groups = incident_bundle.moments(incident_bundle.stored(place))
-        if not groups:
-            return _none_yet(place, action, as_json=as_json)
-        whole = ([group] for group in groups) if action == "list" else (groups,)
-        chosen = [_chosen(part, wanted, place) for part in whole]
-    if action == "page":
-        sys.stdout.buffer.write(incident_page.page(chosen[0]).encode(errors="replace"))
-    elif as_json:
+    if wanted is not None and action == "list":
+        raise UsageError(f"unexpected argument {wanted!r}: incidents list takes no ID")
+    place, is_awaited = _place(parsed)
+    groups: list[list[Stored]] = []
+    if not is_awaited or os.path.isdir(place):
+        groups = incident_bundle.moments(incident_bundle.stored(place))
+    if not groups:
+        return _none_yet(place, action, as_json=as_json)
+    whole = ([group] for group in groups) if action == "list" else (groups,)
+    chosen = [_chosen(part, wanted, place) for part in whole]
+    if as_json:
         values = [_values(entries) for entries in chosen]
         sys.stdout.write(json.dumps(values[0] if action == "show" else values, indent=2, allow_nan=False) + "\n")
     else:
         _print(_table(chosen) if action == "list" else (line for entries in chosen for line in _shown(entries)))
     return 0
-
-
-def _check_words(action: str, wanted: str | None, *, as_json: bool) -> None:
-    if wanted is not None and action in ("list", "collect"):
-        raise UsageError(f"unexpected argument {wanted!r}: incidents {action} takes no ID")
-    if action == "page" and as_json:
-        raise UsageError("incidents page makes HTML; use incidents show --json")
-    if action == "page" and sys.stdout.isatty():
-        raise UsageError("a page is a file; redirect it: trainer-launch incidents page >incident.html")
 
 
 def _chosen(groups: list[list[Stored]], wanted: str | None, place: str) -> list[Stored]:
@@ -82,55 +72,8 @@ def _none_yet(place: str, action: str, *, as_json: bool) -> int:
     words = f"no incidents yet in {place}\n"
     if as_json:
         words = "[]\n" if action == "list" else "null\n"
-    (sys.stderr if action == "page" else sys.stdout).write(words)
+    sys.stdout.write(words)
     return 0
-
-
-def _running() -> list[node_view.View]:
-    """A launcher of each job that runs something here."""
-    views = node_view.hearing()
-    if not views:
-        raise UsageError(
-            "no launcher that collects incidents runs in this container; run it while a job runs without "
-            "--incident-dir none, as the same user and with the same TMPDIR"
-        )
-    running = [view for view in views if view.processes]
-    if not running:
-        phases = ", ".join(dict.fromkeys(view.phase for view in views))
-        raise UsageError(f"no worker runs here now, the launcher is {phases}; see trainer-launch status")
-    # A shell whose torchrun is a launcher of its own knows less than that.
-    chosen = [view for view in running if view.engine != "plain"] or running
-    return [views[0] for views in grouped((view.job or view.run_dir, view) for view in chosen).values()]
-
-
-def _collected(view: node_view.View) -> list[Stored]:
-    """The incident that this launcher collects for us, of each node where they have one directory."""
-    tail, place, begun_s = event_log.Tail(view.run_dir), view.incident_dir or "", time.time()
-    while tail.read():  # what has happened before
-        pass
-    for until_s in (begun_s + _ANSWER_S, begun_s + 2 * _ANSWER_S):
-        runtime_directory.request(view.run_dir)
-        while time.time() < until_s:
-            ids = [news.event[1].get("id") for news in tail.read() if news.event[0] == "incident"]
-            if ids and isinstance(ids[-1], str):
-                return _complete(place, ids[-1])
-            time.sleep(_LOOK_S)
-    own = [entry for entry in incident_bundle.stored(place) if entry.incident.time_s >= begun_s]
-    if not own:
-        raise UsageError(f"the launcher with pid {view.pid} has collected nothing in {place}; see its log")
-    sys.stderr.write("the coordinator did not answer: this is what this node has\n")
-    return own[-1:]
-
-
-def _complete(place: str, wanted: str) -> list[Stored]:
-    """An incident once all is written, or after a while: a driver may not answer."""
-    end_s = time.monotonic() + _FACTS_S
-    while True:
-        entries = incident_bundle.chosen(incident_bundle.moments(incident_bundle.stored(place)), wanted)
-        is_whole = all(incident_bundle.NO_FACTS_YET not in entry.incident.missing for entry in entries)
-        if is_whole or time.monotonic() >= end_s:
-            return entries
-        time.sleep(_LOOK_S)
 
 
 def _values(entries: list[Stored]) -> dict[str, object]:
@@ -149,7 +92,7 @@ def _table(groups: list[list[Stored]]) -> Iterator[str]:
         incident = entries[0].incident
         sentence = " ".join(incident.sentence.split())
         short = sentence if len(sentence) <= _WIDTH else f"{sentence[: _WIDTH - 1]}…"
-        rows.append((entries[0].id, incident.kind, incident_page.line_of(entries), short))
+        rows.append((entries[0].id, incident.kind, line_of(entries), short))
     yield from aligned(rows)
 
 
@@ -162,9 +105,9 @@ def _shown(entries: list[Stored]) -> Iterator[str]:
         yield words
     if any(entry.incident.states for entry in entries):
         yield ""
-        rows = [(str(state.rank), *incident_page.cells_of(state)) for state in incident_page.states_of(entries)]
+        rows = [(str(state.rank), *_cells(state)) for state in _states(entries)]
         yield from aligned([("RANK", "STATE", "COLLECTIVES", "PLACE"), *rows])
-    for state in [state for state in incident_page.accused(entries) if state.stack][:_STACKS]:
+    for state in [state for state in _accused(entries) if state.stack][:_STACKS]:
         yield from ("", f"stack of {state}, innermost call first:")
         yield from (f"  {line}" for line in state.stack.splitlines())
     for entry in entries:
@@ -189,3 +132,48 @@ def _node(entry: Stored) -> Iterator[str]:
         yield from [line for line in lines if line.startswith(("==", "  thread "))][:_LINES]
     stacks = f"; stacks in {STACKS}/" if entry.files_in(STACKS) else ""
     yield f"{len(entry.files)} files, {in_units(entry.size_bytes)}, in {entry.folder}{stacks}"
+
+
+def _states(entries: Sequence[Stored]) -> list[RankState]:
+    """The ranks of all nodes, each as the node tells it that knows most of it: its own."""
+    states: dict[int, RankState] = {}
+    for state in (state for entry in entries for state in entry.incident.states):
+        if state.rank not in states or _extent(state) > _extent(states[state.rank]):
+            states[state.rank] = state
+    return [states[rank] for rank in sorted(states)]
+
+
+def _extent(state: RankState) -> tuple[int, int]:
+    return sum(1 + len(group.last) for group in state.groups.values()), len(state.stack)
+
+
+def _accused(entries: Sequence[Stored]) -> list[RankState]:
+    """The ranks that the sentence is about."""
+    return [state for state in _states(entries) if state.rank in entries[0].incident.ranks]
+
+
+def line_of(entries: Sequence[Stored]) -> str:
+    """The line of code of the rank that the sentence is about: where it is, or what raised its exception."""
+    first = entries[0].incident
+    ranks = first.ranks or tuple(int(rank) for rank in _RANK.findall(first.sentence)[:1])
+    for name, entry in ((f"{OUTPUT}/rank-{rank}.txt", entry) for rank in ranks for entry in entries):
+        if first.kind == FAILURE and (line := _raised_at(entry, name)):
+            return line
+    places = (_PLACE.search(state.place) for state in (*_accused(entries), *_states(entries)))
+    files = (line for entry in entries for name in entry.files_in(OUTPUT) if (line := _raised_at(entry, name)))
+    line = next((place[0] for place in places if place is not None), "")
+    return (next(files, "") or line if first.kind == FAILURE else line) or "-"
+
+
+def _raised_at(entry: Stored, name: str) -> str:
+    """The innermost call of the user's in the last traceback of a file."""
+    text = incident_bundle.text_of(entry, name) if name in entry.files else ""
+    frames = [Frame(file, int(line), function) for file, line, function in _FRAME.findall(text)]
+    return next((str(frame) for frame in reversed(frames) if not frame.is_library), "")
+
+
+def _cells(state: RankState) -> tuple[str, str, str]:
+    """A rank in a table: its life, how far it is in the collectives of each group, and where it is."""
+    far = [f"{group.title or name} #{group.done}/{group.entered}" for name, group in state.groups.items()]
+    life = state.life.value + (f" ({state.how})" if state.how else "")
+    return life, ", ".join(far) or "-", state.place or state.why or "-"

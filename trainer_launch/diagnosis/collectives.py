@@ -7,7 +7,6 @@ state and stack tell.
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from enum import Enum
 from typing import Annotated, NamedTuple, TypeAlias
@@ -20,7 +19,7 @@ from trainer_launch.model.units import grouped, listed, named_ranks, numbers_in,
 
 MAX_BYTES = 1 << 20  # of one rank's answer
 ANSWERS = "trainer-launch"  # the name of the thread that answers
-MAX_ENTRIES, MAX_GROUPS, MAX_LOOKS = 512, 64, 64  # of one rank
+MAX_ENTRIES, MAX_GROUPS = 512, 64  # of one rank
 MAX_MESSAGES = 16  # of one rank in one group
 _NAMED = 4  # ranks, places
 _MOST_ACCUSED = 1024  # ranks, in a message
@@ -80,14 +79,6 @@ class EnteredGroup(NamedTuple):
     first: Count  # the number of the first entry that is told
 
 
-class Look(NamedTuple):
-    """Where a rank's main thread was at one time."""
-
-    at_ns: Ns
-    waits: bool  # for another rank, or does what may take long, such as a checkpoint
-    place: Text
-
-
 class Entries(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """When one rank entered its last collectives, in their order; ns since the epoch, by its node's clock."""
 
@@ -101,7 +92,7 @@ class Entries(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
         tuple[Count, ...], Meta(max_length=MAX_ENTRIES)
     ] = ()  # their groups; a higher number: point-to-point
     gaps_us: Annotated[tuple[_Us, ...], Meta(max_length=MAX_ENTRIES)] = ()  # since the one before
-    looks: Annotated[tuple[Look, ...], Meta(max_length=MAX_LOOKS)] = ()  # where it was meanwhile, if it was asked
+    hides_messages: bool = False  # it sends or receives what is not recorded, so that its waits are not known
 
     def each(self) -> Iterator[tuple[EnteredGroup | None, int, int]]:
         """Group, number and time of each; None: a point-to-point operation."""
@@ -113,19 +104,6 @@ class Entries(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
                 numbers[index] += 1
             else:
                 yield None, 0, at_ns
-
-    def last(self, most: int) -> Entries:
-        """Only so many."""
-        dropped = max(0, len(self.which) - most)
-        before = Counter(self.which[:dropped])
-        return replace(
-            self,
-            is_cut=self.is_cut or dropped > 0,
-            groups=tuple(group._replace(first=group.first + before[i]) for i, group in enumerate(self.groups)),
-            start_ns=self.start_ns + 1000 * sum(self.gaps_us[: dropped + 1]),
-            which=self.which[dropped:],
-            gaps_us=(0, *self.gaps_us[dropped + 1 :])[: len(self.which) - dropped],
-        )
 
 
 class Stage(str, Enum):
@@ -150,7 +128,6 @@ class Recorded(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     far: Count = 0  # collectives that it has entered and ended, of all groups
     groups: Mapping[str, Group] = field(default_factory=dict)  # by name, the same on all ranks
     entries: Entries | None = None  # where these were asked for
-    looks: tuple[tuple[Ns, tuple[Text, ...]], ...] = ()  # where it was: FILE:LINE:FUNCTION, innermost first
 
 
 class Life(str, Enum):

@@ -13,7 +13,6 @@ import math
 import os
 import pickle
 import re
-import select
 import signal
 import sys
 import threading
@@ -23,7 +22,7 @@ from functools import partial
 from types import FrameType
 from typing import Any, TypeAlias
 
-from trainer_launch.diagnosis.collectives import ANSWERS, MAX_GROUPS, MAX_LOOKS, MAX_MESSAGES, Stage
+from trainer_launch.diagnosis.collectives import ANSWERS, MAX_GROUPS, MAX_MESSAGES, Stage
 from trainer_launch.model.codec import MAX_TEXT
 from trainer_launch.model.units import grouped, spans
 
@@ -37,13 +36,12 @@ _SHAPES = 4  # of a longer one
 _REPEATING = 1024  # collectives in which a repetition is looked for
 _SAME = 0.05  # a longer repetition has to fit better by so much: the shorter one is a step, that one an evaluation
 _ALIKE = 0.02  # the same where all collectives of the shorter one are alike: these may be layers of one step
-_LOOKS = 40
-_FRAMES = 24  # of a look
 _DEEPEST = 100  # calls of a thread; faulthandler has as many
 _STACKS_CHARS = 200_000  # of all threads; the last is the main thread's
 _SHARED = "gloo"  # whose recorder other backends share
 _P2P = re.compile(r"(send|recv) \d+(?:->|<-)(\d+)$")
 _asking = threading.Lock()  # held while a thread of ours is in torch
+_begun_before: dict[str, int] = {}  # operations of each of gloo's groups, when entries were asked for last
 _since_ns = 0  # when this process has entered its present generation; 0: it has had no other
 Dump: TypeAlias = Callable[..., bytes]  # of one of torch's recorders
 Members: TypeAlias = Mapping[str, tuple[str, Sequence[int]]]  # of process groups, by name: titles and ranks
@@ -58,37 +56,25 @@ def answer_in_thread(fd: int, rank: Callable[[], int]) -> None:
 
     before = signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals() - {STACKS_SIGNAL})
     try:
-        _thread.start_new_thread(_serve, (fd, rank, threading.main_thread().ident))
+        _thread.start_new_thread(_serve, (fd, rank))
         with contextlib.suppress(OSError):
             _send(fd, b"\n")
     finally:
         signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
-def _serve(fd: int, rank: Callable[[], int], main_thread: int | None) -> None:
+def _serve(fd: int, rank: Callable[[], int]) -> None:
     with contextlib.suppress(OSError), open("/proc/thread-self/comm", "w", encoding="ascii") as name:
         name.write(ANSWERS)
-    poll = select.poll()
-    poll.register(fd, select.POLLIN)
-    sample: _Sample | None = None
     while True:
-        if poll.poll(None if sample is None else sample.pause_ms()):
-            try:
-                data = os.read(fd, _QUESTION_BYTES)
-            except OSError:
-                return
-            if not data:
-                return
-            for question in _newest(data):
-                if question.get("entries"):
-                    sample = _Sample(question, main_thread)
-                else:
-                    _reply(fd, question, rank())
-        elif sample is not None:
-            sample.look()
-        if sample is not None and sample.is_over:
-            _reply(fd, sample.question, rank(), sample.looks)
-            sample = None
+        try:
+            data = os.read(fd, _QUESTION_BYTES)
+        except OSError:
+            return
+        if not data:
+            return
+        for question in _newest(data):
+            _reply(fd, question, rank())
 
 
 @contextlib.contextmanager
@@ -110,7 +96,7 @@ def tell_at_end(fd: int, rank: int) -> None:
 
 
 def _newest(data: bytes) -> list[dict[str, Any]]:
-    """Of questions that have waited, the last of each kind: those for entries take their time, the others none."""
+    """Of questions that have waited, the last of each kind: for entries, and for the present state."""
     questions: dict[bool, dict[str, Any]] = {}
     for line in data.splitlines():
         with contextlib.suppress(ValueError):
@@ -119,10 +105,10 @@ def _newest(data: bytes) -> list[dict[str, Any]]:
     return [*questions.values()]
 
 
-def _reply(fd: int, question: dict[str, Any], rank: int, looks: Sequence[tuple[int, list[str]]] = ()) -> None:
+def _reply(fd: int, question: dict[str, Any], rank: int) -> None:
     try:
         with _asking:
-            reply = {**answer(question, rank), "looks": looks, "handles": _handles_requests()}
+            reply = {**answer(question, rank), "handles": _handles_requests()}
     except Exception as problem:  # noqa: BLE001  whatever it is, PID 1 is told, and the program is not
         reply = {"number": question.get("number", 0), "why": f"{type(problem).__name__}: {problem}"[:MAX_TEXT]}
     with contextlib.suppress(OSError):  # a path may have bytes that are no UTF-8, which PID 1 would refuse
@@ -153,7 +139,12 @@ def answer(question: dict[str, Any], rank: int) -> dict[str, Any]:
     parts = by_backend(_present(traces(dumps, (_SHARED,) if is_end else dumps)), groups)
     if most := question.get("entries"):
         members = {name: about for _, members in parts for name, about in members.items()}
-        return {"number": number, "entries": {"rank": rank, **entered(merged(parts)["entries"], members, most)}}
+        whole = merged(parts)["entries"]
+        hides = hides_messages(whole, groups, begun)
+        return {
+            "number": number,
+            "entries": {"rank": rank, "hides_messages": hides, **entered(whole, members, most)},
+        }
     saved = 0
     if folder := question.get("folder"):
         dump = pickle.dumps(merged(parts))
@@ -339,6 +330,22 @@ def _operations(torch: Any) -> dict[str, int]:
     return begun
 
 
+def hides_messages(
+    entries: Iterable[Mapping[str, Any]],
+    groups: Mapping[str, tuple[str, Sequence[int], Sequence[str]]],
+    begun: Mapping[str, int],
+) -> bool:
+    """Whether this rank sends or receives messages of gloo's, which are not recorded.
+
+    A group without entries may have had some that were dropped: it must have begun more since this was asked last.
+    """
+    global _begun_before
+    latest = {entry["process_group"][0]: int(entry["collective_seq_id"]) for entry in entries}
+    now = {name: begun.get(name, 0) for name, (_, _, backends) in groups.items() if [*backends] == [_SHARED]}
+    before, _begun_before = _begun_before, now
+    return any(count > latest.get(name, before.get(name, 0)) for name, count in now.items())
+
+
 def _backend(torch: Any, group: Any, part: str) -> str:
     """The name by which a group's backend records, for a part such as `cuda:nccl` of its configuration."""
     device, _, backend = part.rpartition(":")
@@ -502,39 +509,6 @@ def _share(text: bytes, lag: int) -> float:
     size = len(text) - lag
     differences = int.from_bytes(text[:-lag], "big") ^ int.from_bytes(text[lag:], "big")
     return differences.to_bytes(size, "big").count(0) / size
-
-
-class _Sample:
-    """A question for the last collectives, answered after its time; until then the main thread may be looked at."""
-
-    def __init__(self, question: dict[str, Any], main_thread: int | None) -> None:
-        self.question = question
-        self.looks: list[tuple[int, list[str]]] = []
-        self._thread = main_thread if question.get("looks") else None
-        self._for_s = float(question.get("after_us", 0)) / 1e6
-        self._until_s = time.monotonic() + self._for_s
-
-    @property
-    def is_over(self) -> bool:
-        return time.monotonic() >= self._until_s or len(self.looks) >= MAX_LOOKS
-
-    def pause_ms(self) -> float:
-        """Until the next look, or the answer."""
-        left_s = max(0.0, self._until_s - time.monotonic())
-        if self._thread is None:
-            return 1000 * left_s
-        jitter = 0.5 + time.time_ns() // 1000 % 1000 / 1000  # the program's random numbers are its own
-        return 1000 * min(left_s, jitter * self._for_s / _LOOKS)
-
-    def look(self) -> None:
-        """Note where the main thread is."""
-        stack: list[str] = []
-        frame = None if self._thread is None else sys._current_frames().get(self._thread)
-        while frame is not None and len(stack) < _FRAMES:
-            stack.append(f"{frame.f_code.co_filename[-500:]}:{frame.f_lineno}:{frame.f_code.co_name}")
-            frame = frame.f_back
-        if stack:
-            self.looks.append((time.time_ns(), stack))
 
 
 def _send(fd: int, data: bytes) -> None:

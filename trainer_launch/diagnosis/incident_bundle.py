@@ -32,7 +32,7 @@ from trainer_launch.model.units import counted, listed, printable
 
 MAX_BYTES = 32 << 20  # of one folder, beside incident.json
 KEPT = 10  # incidents of one node of a job
-FAILURE, HANG, REQUEST = "failure", "hang", "request"  # kinds of incidents; a person asks for the last
+FAILURE, HANG = "failure", "hang"  # kinds of incidents
 DEFAULT = "trainer-launch-incidents"
 NOWHERE = "none"
 ABOUT, SENTENCE = "incident.json", "sentence.txt"
@@ -41,7 +41,6 @@ NO_FACTS_YET = f"{HOST}/: no answer yet"  # is missing until all of them are wri
 _READ_BYTES = 4 << 20  # of one file, which others may have written
 _MOMENT_S = 30.0  # incidents of several nodes are one: a node may be asked late, and clocks differ
 _MOST_FILES = 10_000  # of a folder
-_SECONDS = re.compile(r" for \d+ s\b")
 _SECOND_HAND = "generation "  # begins the sentence of a node that has only heard of a failure
 _ID = re.compile(r"\d{8}T\d{6}Z-[\w.-]{1,128}")
 log = logging.getLogger(__name__)
@@ -223,7 +222,7 @@ def _stored(place: str, name: str, incident: Incident) -> Stored:
 def moments(entries: Sequence[Stored]) -> list[list[Stored]]:
     """The incidents of all nodes, what nodes have of the same failure or hang together; the oldest first.
 
-    A node may have only the hang that led to a failure. It has two hangs of one moment only if these differ.
+    A node may have only the hang that led to a failure.
     """
     groups: list[tuple[list[Stored], set[object]]] = []
     for entry in entries:
@@ -245,19 +244,7 @@ def _is_same(first: Incident, now: Incident, has_own: bool) -> bool:
         return False
     if (now.job, now.generation) != (first.job, first.generation):
         return False
-    if (
-        first.kind == now.kind == HANG
-        and "#" in _head(now.sentence)
-        and _head(first.sentence) == _head(now.sentence)
-    ):
-        return True
-    is_kind = first.kind == now.kind or REQUEST not in (first.kind, now.kind)
-    return is_kind and not has_own and now.time_s - first.time_s <= _MOMENT_S
-
-
-def _head(sentence: str) -> str:
-    """The part that says who did not enter which collective, by its number; what follows changes with time."""
-    return _SECONDS.sub("", sentence.partition(";")[0])
+    return not has_own and now.time_s - first.time_s <= _MOMENT_S
 
 
 def chosen(groups: Sequence[Sequence[Stored]], wanted: str | None) -> list[Stored]:

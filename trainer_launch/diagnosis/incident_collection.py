@@ -36,7 +36,6 @@ from trainer_launch.diagnosis.incident_bundle import (
     NO_FACTS_YET,
     OUTPUT,
     RECORDER,
-    REQUEST,
     STACKS,
     Incident,
 )
@@ -111,7 +110,7 @@ class Collector:
         # And whose output counted, and whether all that was taken is written.
         self._last: tuple[Collected, Sequence[str], threading.Event] | None = None
         self._announced: deque[str] = deque(maxlen=incident_bundle.KEPT)  # folders that people were told of
-        self._last_announced: Collected | None = None  # the last of these but for what a person asked for
+        self._last_announced: Collected | None = None
         self._threads: list[threading.Thread] = []
         self._is_over = threading.Event()  # the run: nothing is put off any more
         self._lock = threading.Lock()
@@ -122,7 +121,6 @@ class Collector:
         sentence: str | Callable[[Sequence[RankState]], str],
         *,
         names: Sequence[str] = (),
-        report: str = "",
         texts: Mapping[int, str] | None = None,
         is_same: bool = False,
     ) -> Collected:
@@ -182,7 +180,7 @@ class Collector:
             names_before = ("kind", "sentence", "time_s", "reason", "ranks", "restart_helps")
             incident = replace(incident, **{name: getattr(before.incident, name) for name in names_before})
         collected = Collected(folder=folder, incident=incident, explanation=explanation)
-        is_written = self._begin_writing(collected, {"report.txt": report, **texts_by_file})
+        is_written = self._begin_writing(collected, texts_by_file)
         if kind != FAILURE:  # no restart waits for it, and who looks next finds all of it
             is_written.wait(HANG_S)
         self._last = collected, names, is_written
@@ -197,19 +195,17 @@ class Collector:
         changes: dict[str, Any] = {"sentence": why.text, "reason": why.reason, "ranks": why.ranks}
         self.tell(self._save(collected, kind=HANG, restart_helps=why.helps, **changes))
 
-    def complete(self, collected: Collected, others: Sequence[RankState], sentence: str) -> None:
-        """Add what all ranks show, as far as a message has room; a `sentence`: an answer to a person's request."""
+    def complete(self, collected: Collected, others: Sequence[RankState]) -> None:
+        """Add what all ranks show, as far as a message has room."""
         own = collected.incident.states
         ranks = {state.rank for state in own}
         states = (*own, *(state for state in others if state.rank not in ranks))
-        collected = self._save(collected, states=states, **({"sentence": sentence} if sentence else {}))
-        if sentence:
-            self.tell(collected)
+        self._save(collected, states=states)
 
     def recovered(self, text: str) -> None:
         """Survivors of a generation that is over have kept their state: its last incident says so."""
         collected = None if self._last is None else self._last[0]
-        if collected is None or collected.incident.kind == REQUEST or self._is_present(collected):
+        if collected is None or self._is_present(collected):
             return
         self._last = None
         if collected.incident.kind == FAILURE or collected.folder in self._announced:
@@ -217,9 +213,8 @@ class Collector:
             self._save(collected, sentence=f"{sentence}; {text}")
 
     def drop(self, collected: Collected) -> None:
-        """Remove what was no incident, unless people asked for it or were told of it."""
-        is_kept = collected.incident.kind == REQUEST or collected.folder in self._announced
-        if collected.folder and not is_kept:
+        """Remove what was no incident, unless people were told of it."""
+        if collected.folder and collected.folder not in self._announced:
             with self._lock:
                 incident_bundle.drop(collected.folder)
 
@@ -229,7 +224,7 @@ class Collector:
             return
         if collected.folder:
             self._announced.append(collected.folder)
-            self._last_announced = self._last_announced if collected.incident.kind == REQUEST else collected
+            self._last_announced = collected
             incident_bundle.remove_old(collected.folder)
         incident, where = collected.incident, os.path.basename(collected.folder)
         runtime_directory.tell(
@@ -243,7 +238,7 @@ class Collector:
             restart_helps=incident.restart_helps,
         )
         if incident.kind != HANG and collected.folder:
-            log.info("%scollected in %s", "" if incident.kind == FAILURE else "on request: ", collected.folder)
+            log.info("collected in %s", collected.folder)
 
     def _is_present(self, collected: Collected) -> bool:
         """Whether this is of the present generation."""

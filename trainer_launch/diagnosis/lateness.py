@@ -6,7 +6,7 @@ and a slow node has several slow ranks. Whoever waited for others just before is
 
 from __future__ import annotations
 
-from bisect import bisect_left, bisect_right, insort
+from bisect import bisect_right, insort
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from itertools import pairwise
@@ -14,8 +14,8 @@ from typing import Annotated, NamedTuple, TypeAlias, TypeVar
 
 from msgspec import Meta, Struct
 
-from trainer_launch.diagnosis.collectives import Entries, Look
-from trainer_launch.model.codec import Amount, Count, Text
+from trainer_launch.diagnosis.collectives import Entries
+from trainer_launch.model.codec import Amount, Count
 from trainer_launch.model.units import ranges_in
 
 LATE = 0.1  # of a step; what is less is no matter
@@ -47,7 +47,7 @@ class Timeline(Struct, frozen=True, kw_only=True):
     repeats: int = 0  # entries of a step
     is_cut: bool = False  # whether there were more before
     entries: tuple[Entry, ...] = ()
-    looks: tuple[Look, ...] = ()
+    hides_messages: bool = False  # what it waits for is not known
 
 
 class Lateness(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -61,8 +61,6 @@ class Lateness(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     median_s: Amount = 0.0  # how late it was, in the middle of the steps
     p95_s: Amount = 0.0
     step_s: Amount = 0.0
-    place: Text = ""  # where it was while it was late
-    device: Text = ""  # its GPU's clocks, throttling and temperature
 
     @property
     def is_straggler(self) -> bool:
@@ -72,9 +70,7 @@ class Lateness(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     def __str__(self) -> str:
         rank = f"rank {self.rank}" if self.node is None else f"rank {self.rank} (node {self.node})"
         text = f"{rank} is a straggler: late in {self.late} of {self.steps} steps, by {_time(self.median_s)}"
-        text += f" (p95 {_time(self.p95_s)}) of a step of {_time(self.step_s)}"
-        text += f"; it was {self.place}" if self.place else ""
-        return text + (f"; {self.device}" if self.device else "")
+        return text + f" (p95 {_time(self.p95_s)}) of a step of {_time(self.step_s)}"
 
 
 def timeline(entries: Entries, node: int | None, offset_ns: int = 0, error_ns: int = 0) -> Timeline:
@@ -84,7 +80,6 @@ def timeline(entries: Entries, node: int | None, offset_ns: int = 0, error_ns: i
         for group, number, at_ns in entries.each()
         if group is None or not group.ranks.isdecimal()  # alone it waits for nobody
     ]
-    looks = tuple(look._replace(at_ns=look.at_ns - offset_ns) for look in entries.looks)
     return Timeline(
         rank=entries.rank,
         node=node,
@@ -93,7 +88,7 @@ def timeline(entries: Entries, node: int | None, offset_ns: int = 0, error_ns: i
         repeats=entries.repeats,
         is_cut=entries.is_cut,
         entries=tuple(made),
-        looks=looks,
+        hides_messages=entries.hides_messages,
     )
 
 
@@ -138,7 +133,6 @@ class _Meeting(NamedTuple):
 
     group: _Key
     step: int
-    middle_ns: int  # when the member in the middle entered it
     worst_ns: int  # how late the last one was
     last: int  # the rank
 
@@ -152,7 +146,6 @@ class _Track:
         self.rank, self.line, self._step_ns = line.rank, line, step_ns
         self.steps: dict[int, tuple[int, bool]] = {}  # by number: how late, and whether that is its own doing
         self._in, self._late, self._last = Counter[_Key](), Counter[_Key](), 0  # collectives, by group
-        self._spans: list[tuple[int, int]] = []  # in which others waited for it
         others = (other.error_ns for other in lines.values() if other.node != line.node)
         self._waits = list(_waits(line.entries, ends, line.error_ns + max(others, default=0)))
 
@@ -163,7 +156,6 @@ class _Track:
         is_late = late_ns > max(LATE * self._step_ns, _LATE_NS) and late_ns >= meeting.worst_ns / 2
         is_own = is_late and self._waited_ns(at_ns) < _WAITED * late_ns
         if is_own:
-            self._spans.append((meeting.middle_ns, at_ns))
             self._late[meeting.group] += 1
         before_ns, was_own = self.steps.get(meeting.step, (0, False))
         self.steps[meeting.step] = max(before_ns, late_ns), was_own or is_own
@@ -174,25 +166,19 @@ class _Track:
         return sum(wait_ns for _, wait_ns in self._waits[first : bisect_right(self._waits, (at_ns, 1 << 63))])
 
     def lateness(self) -> Lateness:
-        """The rank's lateness; a rank that looks have shown waiting for so long is not late by itself."""
-        own = [late_ns for late_ns, is_own in self.steps.values() if is_own]
-        looks = self.line.looks
-        waited_ns = sum(look.waits for look in looks) / max(1, len(looks)) * self._step_ns
+        """The rank's lateness; one whose waits are not known is not late by itself."""
+        n_own = sum(is_own for _, is_own in self.steps.values())
         is_often = any(late >= _OFTEN * self._in[group] for group, late in self._late.items())
-        is_cause = is_often and (not own or waited_ns < _WAITED * _middle(own))
         times = sorted(late_ns / 1e9 for late_ns, _ in self.steps.values())
-        spans = sorted(self._spans)
-        places = Counter(look.place for look in looks if not look.waits and _is_within(look.at_ns, spans))
         return Lateness(
             rank=self.rank,
             node=self.line.node,
             steps=len(times),
-            late=len(own) if is_cause else 0,
+            late=n_own if is_often and not self.line.hides_messages else 0,
             last=round(self._last / max(1, self._in.total()), 3),
             median_s=round(_middle(times), 6),
             p95_s=round(times[-1 - len(times) // 20], 6),
             step_s=round(self._step_ns / 1e9, 6),
-            place=places.most_common(1)[0][0] if places else "",
         )
 
 
@@ -202,7 +188,7 @@ def _note(group: _Key, times: Mapping[int, int], step: int, tracks: Mapping[int,
     middle_ns, middle = ordered[(len(ordered) - 1) // 2]
     error_ns = {rank: _error_ns(tracks[rank].line, tracks[middle].line) for rank in times}
     late = {rank: max(0, at_ns - middle_ns - error_ns[rank]) for at_ns, rank in ordered}
-    meeting = _Meeting(group, step, middle_ns, max(late.values()), ordered[-1][1])
+    meeting = _Meeting(group, step, max(late.values()), ordered[-1][1])
     for at_ns, rank in ordered:
         tracks[rank].note(meeting, at_ns, late[rank])
 
@@ -232,11 +218,6 @@ def _waits(
             until_ns = min(ahead[done - 1], following.at_ns)
             if until_ns > entry.at_ns:
                 yield until_ns, until_ns - entry.at_ns
-
-
-def _is_within(at_ns: int, spans: Sequence[tuple[int, int]]) -> bool:
-    index = bisect_left(spans, (at_ns + 1, 0)) - 1
-    return index >= 0 and spans[index][0] <= at_ns <= spans[index][1]
 
 
 def _middle(values: Iterable[_N]) -> _N:

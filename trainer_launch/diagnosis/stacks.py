@@ -9,8 +9,8 @@ import os
 import re
 import signal
 import time
-from collections.abc import Collection, Mapping, Sequence
-from itertools import pairwise, zip_longest
+from collections.abc import Collection, Mapping
+from itertools import zip_longest
 
 from msgspec import Struct
 from msgspec.structs import replace
@@ -53,8 +53,6 @@ _IN = {
 }
 _OURS = re.compile(r"/trainer_launch/diagnosis/flight_recorder\.py$")  # the thread that answers PID 1
 _AT_EXIT = re.compile(r"/threading\.py:_shutdown$|/concurrent/futures/(thread|process)\.py:_python_exit$")
-# Torch's, multiprocessing's and concurrent.futures' loops of a process that waits for work.
-_POOLS = ("_worker_loop", "worker", "_process_worker")
 _DECORATORS = ("wrapper", "decorate_context", "inner", "_fn")
 
 
@@ -176,14 +174,6 @@ def waits_for_others(frames: tuple[Frame, ...]) -> bool | None:
     return any(_COLLECTIVE.search(frame.file) for frame in inner) if frames else None
 
 
-def waits_for_work(frames: tuple[Frame, ...]) -> bool:
-    """Whether this is a process of a data loader or a pool that nobody has given anything to do."""
-    return any(
-        inner.function == "get" and inner.file.endswith("/multiprocessing/queues.py") and outer.function in _POOLS
-        for inner, outer in pairwise(frames)
-    )
-
-
 def calls(frames: tuple[Frame, ...]) -> str:
     """The innermost calls down from the user's outermost, one on each line."""
     most = max((depth for depth, frame in enumerate(frames, 1) if not frame.is_library), default=len(frames))
@@ -212,12 +202,6 @@ def stacks_digest(places: Mapping[WatchedWorker, str]) -> tuple[str, ...]:
         groups.setdefault(place, []).append(worker)
     few_first = sorted(groups.items(), key=lambda group: len(group[1]))
     return tuple(f"{label(workers)}: {place}" for place, workers in few_first)
-
-
-def frames_of(calls: Sequence[str]) -> tuple[Frame, ...]:
-    """A stack as a worker's recorder thread tells it: FILE:LINE:FUNCTION, innermost first."""
-    parts = [(*call.rsplit(":", 2), "0", "")[:3] for call in calls]
-    return tuple(Frame(file, int(line) if line.isdecimal() else 0, function) for file, line, function in parts)
 
 
 def down_to_user(frames: tuple[Frame, ...]) -> tuple[Frame, ...]:

@@ -17,46 +17,30 @@ round trip; half of the trip is its error.
 from __future__ import annotations
 
 import logging
-import re
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING, Annotated, ClassVar, TypeAlias
+from typing import Annotated, ClassVar, TypeAlias
 
 from msgspec import Meta, Struct, field
 from msgspec.structs import replace
 
-from trainer_launch.diagnosis.collectives import MAX_ENTRIES, Entries, Look, Ns, Rank, Recorded
+from trainer_launch.diagnosis.collectives import MAX_ENTRIES, Entries, Ns
 from trainer_launch.diagnosis.lateness import Lateness, Timeline, judge, timeline
-from trainer_launch.diagnosis.recorder_questions import Recorders
-from trainer_launch.diagnosis.worker_samples import WorkerPlace
+from trainer_launch.diagnosis.worker_samples import Recorders
 from trainer_launch.host import runtime_directory
-from trainer_launch.host.deadline_subprocess import begin_thread
-from trainer_launch.host.files import LiveFiles
 from trainer_launch.membership.notes import Judge, Judgement, Members, MemberView, Tell, opened
 from trainer_launch.membership.protocol import MAX_RANKS, Note
-from trainer_launch.model import Workers
-from trainer_launch.model.codec import Amount, Count, Tagged, Text, encode
-from trainer_launch.model.units import printable
-
-if TYPE_CHECKING:
-    from trainer_launch.diagnosis.stacks import Frame
+from trainer_launch.model.codec import Count, Tagged, encode
 
 STRAGGLERS = "stragglers"  # the topic
 MAX_SUSPECTS = 16  # that are told at once
 EVERY_S = 60.0  # between two samples
-SHOW_ENTRIES_S = 6.0  # for all members to tell when their ranks entered collectives, besides looks at suspects
+SHOW_ENTRIES_S = 6.0  # for all members to tell when their ranks entered collectives
 SAMPLES = 3  # in a row that speak against a straggler
 ROUNDS = 5  # questions about a clock
 MOST_ENTRIES = 1 << 18  # of all ranks in one sample: judging them must not keep nodes waiting
-_LOOK_STEPS = 2.5  # for so many the suspects' main threads are looked at
-_TEXT_CHARS = 200  # of a place, of what is said of a GPU
-_SOURCE_BYTES = 1 << 20  # of a file of the program
-_FIRST_S = 0.1  # until workers have answered; then twice as long, again and again
-_MESSAGE_BYTES = 56_000  # leaves room in a line
-# In torch's point-to-point operations, or in a line that waits for some. Collectives are known from the recorder.
-_WAITS_IN = re.compile(r"/torch/distributed/")
-_COLLECTIVE = re.compile(r"_?(all_|reduce|broadcast|barrier|monitored_barrier|gather|scatter)")
-_WAITS_BY = re.compile(r"\.(wait|recv|result)\(")
+_ANSWER_S = 0.5  # for the workers of a node to answer
+_MESSAGE_BYTES, _ENTRY_BYTES = 56_000, 12  # leave room in a line; of one entry, at most as a rule
 _Latenesses: TypeAlias = Annotated[tuple[Lateness, ...], Meta(max_length=MAX_SUSPECTS)]
 _log = logging.getLogger(__name__)
 
@@ -78,16 +62,12 @@ class ShowEntries(Tagged, frozen=True):
     """Tell when your ranks have entered their last collectives."""
 
     most: Count  # of each rank
-    # Those that have been late before: where are they?
-    suspects: Annotated[tuple[Rank, ...], Meta(max_length=MAX_SUSPECTS)] = ()
-    looks_us: Count = 0  # for so long
 
 
 class Entered(Tagged, frozen=True):
-    """When this node's ranks entered their last collectives, and what is known of the GPUs of the suspects."""
+    """When this node's ranks entered their last collectives."""
 
     ranks: Annotated[tuple[Entries, ...], Meta(max_length=MAX_RANKS)]
-    devices: Annotated[tuple[tuple[Rank, Text], ...], Meta(max_length=MAX_SUSPECTS)] = ()
 
 
 class Stragglers(Tagged, frozen=True):
@@ -100,11 +80,9 @@ ToNode: TypeAlias = ClockQuestion | ShowEntries | Stragglers
 
 
 class StragglerStatus(Struct, frozen=True):
-    """The stragglers now, and how late the latest ranks were in the last sample."""
+    """The stragglers now."""
 
     stragglers: _Latenesses = ()
-    lateness: _Latenesses = ()
-    lateness_age_s: Amount | None = None
 
 
 class _Clock(Struct, frozen=True, kw_only=True):
@@ -148,10 +126,7 @@ class StragglerJudge(Judge, frozen=True, kw_only=True):
     every_s: float  # between two samples
     sample: _StragglerSample | None = None
     strikes: Mapping[int, int] = field(default_factory=dict)  # samples in a row that speak against a rank
-    step_s: float = 0.0  # in the sample before
     named: tuple[Lateness, ...] = ()
-    latest: tuple[Lateness, ...] = ()
-    latest_s: float | None = None
 
     def begin(self, members: Sequence[MemberView], now_s: float) -> Judge:
         """The first sample is due after an interval. Who is alone waits for nobody."""
@@ -166,17 +141,12 @@ class StragglerJudge(Judge, frozen=True, kw_only=True):
             return self._judged(self.sample, everybody, now_s)
         asked = [member.number for member in everybody if member.answers]
         first = ROUNDS if len(everybody) == 1 else 1  # its ranks share a clock
-        question = self._question(sum(len(member.ranks) for member in everybody))
+        n_ranks = [len(member.ranks) for member in everybody]
+        fits = _MESSAGE_BYTES // (_ENTRY_BYTES * max(1, *n_ranks))
+        question = ShowEntries(max(1, min(MAX_ENTRIES, MOST_ENTRIES // max(1, sum(n_ranks)), fits)))
         answers = dict.fromkeys(asked, _Answer(question=first, sent_s=now_s))
         sample = _StragglerSample(begun_s=now_s, question=question, answers=answers)
-        until_s = now_s + SHOW_ENTRIES_S + question.looks_us / 1e6
-        return replace(self, sample=sample, due_s=until_s), (Tell(asked, ClockQuestion(first)),)
-
-    def _question(self, n_workers: int) -> ShowEntries:
-        most = max(1, min(MAX_ENTRIES, MOST_ENTRIES // max(1, n_workers)))
-        suspects = sorted(self.strikes, key=lambda rank: -self.strikes[rank])[:MAX_SUSPECTS]
-        looks_s = min(_LOOK_STEPS * self.step_s, self.every_s / 2) if suspects else 0.0
-        return ShowEntries(most, tuple(suspects), int(looks_s * 1e6))
+        return replace(self, sample=sample, due_s=now_s + SHOW_ENTRIES_S), (Tell(asked, ClockQuestion(first)),)
 
     def hear(self, number: int, body: ClockAnswer | Entered, members: Members, now_s: float) -> Judgement:
         """A member answers a question of the present sample."""
@@ -196,12 +166,10 @@ class StragglerJudge(Judge, frozen=True, kw_only=True):
         return after.tick(members, now_s) if is_over else (after, news)
 
     def _judged(self, sample: _StragglerSample, members: Sequence[MemberView], now_s: float) -> Judgement:
-        ranks = [replace(rank, place=_short(rank.place)) for rank in judge(_timelines(members, sample))]
+        ranks = judge(_timelines(members, sample))
         late = {rank.rank: rank for rank in ranks}
         strikes = {rank: count for rank, count in self.strikes.items() if rank not in late}
         strikes |= {rank: self.strikes.get(rank, 0) + 1 for rank in late if late[rank].is_straggler}
-        entered = [answer.entered for answer in sample.answers.values() if answer.entered is not None]
-        devices = {rank: _short(text) for answer in entered for rank, text in answer.devices}
         latest = {rank.rank: rank for rank in self.named} | late
         named = sorted(rank for rank, count in strikes.items() if count >= SAMPLES and rank in latest)
         after = replace(
@@ -209,22 +177,13 @@ class StragglerJudge(Judge, frozen=True, kw_only=True):
             sample=None,
             due_s=max(sample.begun_s + self.every_s, now_s),
             strikes=strikes,
-            step_s=ranks[0].step_s if ranks else self.step_s,
-            named=tuple(replace(latest[rank], device=devices.get(rank, "")) for rank in named),
-            latest=tuple(ranks)[:MAX_SUSPECTS],
-            latest_s=now_s if ranks else self.latest_s,
+            named=tuple(latest[rank] for rank in named),
         )
         return after, tuple(_news(members, self.named, after.named))
 
     def status(self, now_s: float) -> StragglerStatus:
-        """The ranks that are late."""
-        age_s = None if self.latest_s is None else round(now_s - self.latest_s, 1)
-        return StragglerStatus(self.named[:MAX_SUSPECTS], self.latest, age_s)
-
-
-def _short(text: str) -> str:
-    """As a part of one line, so that what is told of all stragglers fits into a message."""
-    return printable(text, " ")[:_TEXT_CHARS]
+        """The stragglers."""
+        return StragglerStatus(self.named[:MAX_SUSPECTS])
 
 
 def _timelines(members: Sequence[MemberView], sample: _StragglerSample) -> Iterator[Timeline]:
@@ -266,59 +225,26 @@ class StragglerSamples:
     def __init__(
         self,
         recorders: Recorders,
-        workers: Workers,
-        places: Callable[[], Mapping[str, WorkerPlace]],
+        run_dir: str,
         send: Callable[[object], None],
         tell: Callable[[Sequence[Lateness]], None] = lambda ranks: None,
     ) -> None:
-        """`places` gives the present workers by name; `send` sends the coordinator a note's body.
-
-        `tell` lets observers know.
-        """
-        self._recorders, self._workers, self._places = recorders, workers, places
-        self._send, self._tell = send, tell
-        self._devices: dict[int, str] = {}
+        """`send` sends the coordinator a note's body; `tell` lets observers know."""
+        self._recorders, self._run_dir, self._send, self._tell = recorders, run_dir, send, tell
         self._named: tuple[Lateness, ...] = ()
-        self._pause_s, self._until_s = 0.0, 0.0
-        self.due_s: float | None = None  # when the workers may have answered
 
-    def hear(self, note: Note, now_s: float) -> None:
+    def hear(self, note: Note) -> None:
         """The coordinator asks, or tells what came of it."""
         match opened(ToNode, note.body, note.topic) if note.topic == STRAGGLERS else None:
-            case ShowEntries() as question:
-                suspects = {
-                    name: place for name, place in self._places().items() if place.rank in question.suspects
-                }
-                self._recorders.ask_entries(question.most, question.looks_us, suspects)
-                answered_s = now_s + question.looks_us / 1e6
-                self._pause_s, self._devices = _FIRST_S, {}
-                self.due_s, self._until_s = answered_s + _FIRST_S, answered_s + SHOW_ENTRIES_S / 2
-                # A thread asks for the suspects' GPUs: a driver may hang.
-                shown = re.findall(r"[^,\s]+", self._workers.env.get("CUDA_VISIBLE_DEVICES", ""))
-                numbers = {place.rank: place.local_rank for place in suspects.values()}
-                gpus = {rank: shown[n] if n < len(shown) else str(n) for rank, n in numbers.items()}
-                if gpus:
-                    begin_thread("gpus", _ask_nvml, gpus, self._devices)
+            case ShowEntries(most):
+                answers = self._recorders.entries(most, time.monotonic() + _ANSWER_S)
+                self._send(Entered(_fitting([each.entries for each in answers.values() if each.entries])))
             case Stragglers() as stragglers:
                 self._name(stragglers.ranks)
 
     def end(self) -> None:
         """The generation is over."""
-        self.due_s = None
         self._name(())
-
-    def look(self, now_s: float) -> None:
-        """Tell the coordinator what the workers have answered, once all have or time is over."""
-        if self.due_s is None or now_s < self.due_s:
-            return
-        answers, are_all = self._recorders.entries()
-        if not are_all and now_s < self._until_s:
-            self._pause_s *= 2
-            self.due_s = min(now_s + self._pause_s, self._until_s)
-            return
-        ranks = fitting([_looked(answer, answer.entries) for answer in answers.values() if answer.entries])
-        self._send(Entered(ranks, tuple(dict(self._devices).items())))
-        self.due_s = None
 
     def _name(self, ranks: Sequence[Lateness]) -> None:
         """Say who is new; who is gone has recovered, and nobody is told."""
@@ -329,7 +255,7 @@ class StragglerSamples:
             if rank.rank not in earlier:
                 _log.warning("%s", rank)
                 runtime_directory.tell(
-                    self._workers.run_dir,
+                    self._run_dir,
                     "straggler",
                     rank=rank.rank,
                     steps=rank.steps,
@@ -337,52 +263,11 @@ class StragglerSamples:
                     median_s=rank.median_s,
                     p95_s=rank.p95_s,
                     step_s=rank.step_s,
-                    place=rank.place or None,
-                    device=rank.device or None,
                 )
         self._named = tuple(ranks)
         self._tell(self._named)
 
 
-def _ask_nvml(gpus: Mapping[int, str], texts: dict[int, str]) -> None:
-    from trainer_launch.host import incident_facts  # only who has a suspect needs it
-
-    for rank, name in gpus.items():
-        if text := incident_facts.gpu(name):
-            texts[rank] = text
-
-
-def _looked(answer: Recorded, entries: Entries) -> Entries:
-    """A worker's entries, with what its stacks show in one phrase each."""
-    return replace(entries, looks=tuple(look_of(at_ns, stack) for at_ns, stack in answer.looks))
-
-
-def look_of(at_ns: int, stack: Sequence[str]) -> Look:
-    """Whether the rank waits for another one where the recorder does not tell it, or does what takes its time."""
-    from trainer_launch.diagnosis import stacks  # only who has a suspect needs it
-
-    frames = stacks.frames_of(stack)
-    if stacks.doing(frames).takes_long:
-        return Look(at_ns, True, "")
-    down = stacks.down_to_user(frames)
-    line = _code_at(down[-1]) if down else ""
-    inside = [frame for frame in down if _WAITS_IN.search(frame.file)]
-    is_collective = any(_COLLECTIVE.match(frame.function) for frame in inside)
-    waits = not is_collective and bool(inside or _WAITS_BY.search(line))
-    return Look(at_ns, waits, stacks.where(frames)[:_TEXT_CHARS] if frames else "")
-
-
-def _code_at(frame: Frame) -> str:
-    """A line of the file that a worker has named, which may be any file."""
-    lines = (LiveFiles(_SOURCE_BYTES).read(frame.file) or b"").splitlines()
-    return lines[frame.line - 1].decode(errors="replace") if 0 < frame.line <= len(lines) else ""
-
-
-def fitting(ranks: Sequence[Entries]) -> tuple[Entries, ...]:
-    """As many of the last entries as fit into a message."""
-    most = max((len(rank.which) for rank in ranks), default=0)
-    kept = tuple(ranks)
-    while most and sum(len(encode(rank)) for rank in kept) > _MESSAGE_BYTES:
-        most //= 2
-        kept = tuple(rank.last(most) for rank in ranks)
-    return kept if most else ()
+def _fitting(ranks: Sequence[Entries]) -> tuple[Entries, ...]:
+    """All of these; none where they do not fit into a message: without one rank its group tells nothing."""
+    return tuple(ranks) if sum(len(encode(rank)) for rank in ranks) <= _MESSAGE_BYTES else ()

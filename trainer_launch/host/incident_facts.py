@@ -28,13 +28,6 @@ _KERNEL = re.compile(
 )
 _KERNEL_LINES = 200
 _SEGMENTS = 20
-_THROTTLES = {  # NVML's bits that slow a GPU down; idle and the user's own clocks do not
-    0x4: "power cap",
-    0x8: "hardware slowdown",
-    0x20: "thermal",
-    0x40: "hardware thermal",
-    0x80: "power brake",
-}
 
 
 def memory(root: Path = Path("/")) -> str:
@@ -141,28 +134,6 @@ def gpus(devices: str = "/dev/nvidia[0-9]*") -> str:
     with contextlib.suppress(nvml.NVMLError):
         nvml.nvmlShutdown()
     return "".join(lines)
-
-
-def gpu(name: str) -> str:
-    """The clock, throttling and temperature of a GPU in a phrase; `name` is its index or its UUID."""
-    nvml = load_nvml()
-    if nvml is None:
-        return ""
-    try:
-        nvml.nvmlInit()
-        device = (
-            nvml.nvmlDeviceGetHandleByIndex(int(name)) if name.isdecimal() else nvml.nvmlDeviceGetHandleByUUID(name)
-        )
-        clock, most = nvml.nvmlDeviceGetClockInfo(device, 1), nvml.nvmlDeviceGetMaxClockInfo(device, 1)
-        bits = nvml.nvmlDeviceGetCurrentClocksThrottleReasons(device)
-        reasons = [word for bit, word in _THROTTLES.items() if bits & bit]
-        throttled = f"throttled ({', '.join(reasons)})" if reasons else "not throttled"
-        return f"GPU {name}: {clock} of {most} MHz, {throttled}, {nvml.nvmlDeviceGetTemperature(device, 0)} °C"
-    except (nvml.NVMLError, AttributeError):  # also an older library
-        return ""
-    finally:
-        with contextlib.suppress(nvml.NVMLError):
-            nvml.nvmlShutdown()
 
 
 def _of_gpu(nvml: Any, device: Any) -> Iterator[str]:

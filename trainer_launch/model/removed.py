@@ -43,6 +43,7 @@ SUCCESSORS: Mapping[str, str] = {
     "--fault oom": "use kill worker: the kernel sends SIGKILL, too",
     "--fault slow link": "use partition for=2s, once for each pause",
     "incidents bundle": "copy the directory that incidents show names: kubectl cp POD:DIRECTORY DIRECTORY",
+    "incidents page": "use incidents show, or copy the directory that it names",
     "--fault fill shm": "mount a small memory volume at /dev/shm in the manifest",
 }
 

@@ -1,8 +1,7 @@
 """Where a job's wall time went: each second is of one kind. Pure.
 
 A ledger is told what a node does (`enter`) and how far its workers are (`see`). While workers run, time is booked
-up to their last sign of progress only: when a hang is noticed, what came after was spent on detecting it. So it was
-when workers failed after a pause that would have been reported as a hang, such as a collective that timed out.
+up to their last sign of progress only: when a hang is noticed, what came after was spent on detecting it.
 """
 
 from __future__ import annotations
@@ -21,7 +20,6 @@ from trainer_launch.supervisor.run_observer import TimeKind
 Seconds: TypeAlias = Annotated[Mapping[TimeKind, Amount], Meta(max_length=len(TimeKind))]
 LONGEST_S = 1e9  # of a job; nobody is believed who tells of more
 TRAINING = "training"  # the topic of what nodes tell each other of it
-HANG_S, HANG_PAUSES = 60.0, 10.0  # a pause at least so long, and so much longer than any before it, is a hang
 UNSEEN_S = 600.0  # after which workers that show no step count as training
 
 
@@ -54,7 +52,6 @@ class Ledger(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     top: Count | None = None  # the highest step of earlier generations
     has_trained: bool = False
     signs: Signs | None = None  # of the present workers
-    pause_s: Real = 0.0  # the longest between two signs, as far as somebody looked
     is_behind: bool = False  # they have not reached `top` again
     keeps_state: bool = False  # ranks of the last generation go on with their state: no step is repeated
     is_suspect: bool = False  # a hang is suspected since their last sign
@@ -70,8 +67,6 @@ def enter(ledger: Ledger, kind: TimeKind, at_s: float, since_s: float | None = N
     at_s = max(at_s, ledger.at_s)
     if kind is ledger.kind:
         return ledger
-    if kind in (TimeKind.STOPPING, TimeKind.REPLACING) and _hung(ledger, at_s if since_s is None else since_s):
-        since_s = ledger.at_s
     if since_s is not None and ledger.kind is TimeKind.TRAINING:
         ledger = _book(_close(ledger, min(at_s, max(since_s, ledger.at_s))), TimeKind.DETECTING, at_s)
     ledger = _close(ledger, at_s)
@@ -108,9 +103,8 @@ def see(ledger: Ledger, signs: Signs | None, at_s: float) -> Ledger:
         ledger = replace(ledger, is_behind=caught_s is None)
     ledger = _book(ledger, TimeKind.TRAINING, last_s)
     saved_s = signs.saved_s - (0.0 if before is None else before.saved_s)
-    pause_s = ledger.pause_s if before is None else max(ledger.pause_s, signs.last_s - before.last_s)
     spent_s = _moved(begun.spent_s, ledger.spent_s, saved_s)
-    return replace(ledger, signs=signs, pause_s=pause_s, is_suspect=False, spent_s=spent_s)
+    return replace(ledger, signs=signs, is_suspect=False, spent_s=spent_s)
 
 
 def suspect(ledger: Ledger) -> Ledger:
@@ -183,12 +177,6 @@ class TrainingStatus(Struct, frozen=True, kw_only=True):
 def _runs(ledger: Ledger) -> bool:
     """Whether workers run that have shown something."""
     return ledger.kind is TimeKind.TRAINING and ledger.signs is not None
-
-
-def _hung(ledger: Ledger, at_s: float) -> bool:
-    """Whether its workers, which failed then, had made no progress for longer than is usual."""
-    is_saving = ledger.signs is not None and ledger.signs.is_saving
-    return _runs(ledger) and not is_saving and at_s - ledger.at_s >= max(HANG_S, HANG_PAUSES * ledger.pause_s)
 
 
 def _step(ledger: Ledger) -> int | None:

@@ -35,16 +35,14 @@ def metrics_text(
     standing: Standing,
     reports: Sequence[Progress],
     spent: Mapping[TimeKind, float] | None,
-    *,
-    now_s: float,
     at_s: float,
 ) -> str:
-    """All metrics; `now_s` is the time since the epoch, `at_s` the monotonic clock's; `spent` is in seconds."""
-    families = [*_of_node(view, now_s), *_of_job(standing, view), *_of_reports(reports, at_s)]
+    """All metrics; `spent` is in seconds, `at_s` the time of the monotonic clock."""
+    families = [*_of_node(view), *_of_job(standing, view), *_of_reports(reports, at_s)]
     return "".join(families if spent is None else [*families, *_of_goodput(spent)])
 
 
-def _of_node(view: View, now_s: float) -> Iterable[str]:
+def _of_node(view: View) -> Iterable[str]:
     about = {
         "version": view.version,
         "contract": view.contract,
@@ -56,12 +54,7 @@ def _of_node(view: View, now_s: float) -> Iterable[str]:
     phases = [({"phase": phase.value}, float(view.phase == phase.value)) for phase in RunPhase]
     yield _gauge("phase", "1 for the current phase of this node's launcher.", phases)
     yield _gauge("start_time_seconds", "When the launcher started, since the epoch.", [({}, view.started_s)])
-    yield _gauge("uptime_seconds", "Seconds since the launcher started.", [({}, max(0.0, now_s - view.started_s))])
     yield _counter("attempts", "Starts of this node's processes by the launcher.", view.attempt)
-    yield _gauge("processes", "Running processes of the launcher.", [({}, len(view.processes))])
-    yield _counter("exits", "Processes of the launcher that have ended.", view.ended)
-    last = view.exits[-1:]
-    yield _gauge("exit_code", "Exit code of the last process that ended.", [({"process": n}, c) for n, c in last])
 
 
 def _of_job(standing: Standing, view: View) -> Iterable[str]:
@@ -72,16 +65,8 @@ def _of_job(standing: Standing, view: View) -> Iterable[str]:
     yield _counter("restarts", "Worker failures after which the job restarted.", standing.restarts)
     words = "Losses of ranks after which the surviving ones kept their state."
     yield _counter("state_kept", words, view.times_kept)
-    late = [({"rank": str(rank.rank), "node": _number(rank.node)}, rank) for rank in view.stragglers]
-    yield _gauge(
-        "straggler", "1 for each rank of this node that is a straggler.", [(labels, 1) for labels, _ in late]
-    )
-    times = [
-        ({**labels, "quantile": part}, seconds)
-        for labels, rank in late
-        for part, seconds in (("0.5", rank.median_s), ("0.95", rank.p95_s))
-    ]
-    yield _gauge("straggler_lateness_seconds", "How late a straggler enters collectives, by step.", times)
+    late: list[Sample] = [({"rank": str(rank.rank), "node": _number(rank.node)}, 1) for rank in view.stragglers]
+    yield _gauge("straggler", "1 for each rank of this node that is a straggler.", late)
 
 
 def _of_reports(reports: Sequence[Progress], at_s: float) -> Iterable[str]:
@@ -227,10 +212,6 @@ class _MetricsHandler(BaseHTTPRequestHandler):
         self.end_headers()
         if self.command == "GET":
             self.wfile.write(content)
-
-    def do_HEAD(self) -> None:
-        """Send what GET has before the text."""
-        self.do_GET()
 
     def log_message(self, *_: object) -> None:
         """Log nothing: a scrape is no news."""

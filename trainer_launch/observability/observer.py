@@ -99,9 +99,10 @@ class Observer(RunObserver):
         from trainer_launch.observability.metrics import metrics_text
 
         folder = self.view.run_dir
-        clocks = {"now_s": time.time(), "at_s": time.monotonic()}
         spent = None if self.goodput is None else self.goodput.certain()
-        return metrics_text(self.view, event_log.standing(folder), event_log.reports(folder), spent, **clocks)
+        return metrics_text(
+            self.view, event_log.standing(folder), event_log.reports(folder), spent, time.monotonic()
+        )
 
     def tell(self, event: str, **values: str | float | bool | tuple[str, ...] | None) -> None:
         """Something has happened, in the words of the event log."""
@@ -113,7 +114,7 @@ class Observer(RunObserver):
                 self._note(processes=(*others, (name, pid)))
             case "exited" | "spawn_failed", {"exit_code": code}:
                 exits = (*view.exits, (name, code))[-_LAST_EXITS:]
-                self._note(processes=others, exits=exits, ended=view.ended + 1)
+                self._note(processes=others, exits=exits)
             case "restarting", {"restart": int(number)}:
                 self._note(attempt=1 + number)
             case "state_kept", _:

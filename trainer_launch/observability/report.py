@@ -1,4 +1,8 @@
-"""`report()`: what a training script says of its progress. Without a launcher it does nothing.
+"""`report()`: what a training script says of its progress; `stopping()`: whether its job was asked to stop.
+
+Without a launcher `report()` does nothing, and `stopping()` does the same as with one. An eviction asks one pod to
+stop; its launcher tells the others, whose workers are asked to stop as well. Each rank hears of it at another
+moment, so that ranks agree before they save one common checkpoint.
 
 Each process writes one small JSON file into its run's private folder, whole or not at all, at most once a second.
 What is held back is written by a later call or at exit. A call that is held back reads the clock and nothing else.
@@ -12,9 +16,12 @@ import json
 import math
 import numbers
 import os
+import signal
+import sys
 import threading
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from types import FrameType
 from typing import Any
 
 from trainer_launch.host import files, runtime_directory
@@ -229,6 +236,48 @@ def begin_again() -> None:
     _reporter.begin_again()
 
 
+def stopping() -> bool:
+    """Whether any rank was asked to stop by SIGTERM: the same answer on all ranks of the default process group.
+
+    Call it after each step, on all ranks or on none: with a process group it is an all-reduce of one number. The
+    first call takes SIGTERM, which then ends nothing by itself; a handler that there is already is called as well.
+    Where it is True, save and leave with 0: the job goes on from there once its pod is back.
+
+    Raises:
+        ValueError: the first call is not the main thread's.
+    """
+    global _takes_sigterm, _handler_before  # noqa: PLW0603
+    if not _takes_sigterm:
+        if threading.current_thread() is not threading.main_thread():
+            raise ValueError("the first call of stopping() is another thread's; call it in the main thread first")
+        _handler_before = signal.signal(signal.SIGTERM, _note_request)
+        _takes_sigterm = True
+    torch = sys.modules.get("torch")
+    distributed = getattr(torch, "distributed", None)
+    if torch is None or distributed is None or not distributed.is_available() or not distributed.is_initialized():
+        return _is_stopping
+    answer = torch.tensor(int(_is_stopping), dtype=torch.int32, device=_device(torch, distributed.get_backend()))
+    distributed.all_reduce(answer, op=distributed.ReduceOp.MAX)
+    return bool(answer.item())
+
+
+def _device(torch: Any, backend: str) -> str:
+    """Where the default group can reduce a number."""
+    if "gloo" in backend or "mpi" in backend:
+        return "cpu"
+    return "xpu" if "xccl" in backend else "cuda" if torch.cuda.is_available() else "cpu"
+
+
+def _note_request(number: int, frame: FrameType | None) -> None:
+    global _is_stopping  # noqa: PLW0603
+    _is_stopping = True
+    if callable(_handler_before):
+        _handler_before(number, frame)
+
+
+_handler_before: Callable[[int, FrameType | None], Any] | int | None = None
+_takes_sigterm = False
+_is_stopping = False
 _reporter = _Reporter()
 atexit.register(lambda: _reporter.flush())
 os.register_at_fork(after_in_child=_start_anew)

@@ -162,7 +162,7 @@ class TorchNode(RunLoop):
     def times(self) -> tuple[float | None, ...]:
         """When something is due; None: never."""
         says_at_s = self._says_at_s if self._is_waiting else None
-        own = self._away_until_s, self._stragglers.due_s, self._ending.stops_at_s, self._lost_until_s
+        own = self._away_until_s, self._ending.stops_at_s, self._lost_until_s
         return (*super().times(), says_at_s, *own)
 
     def on_time(self, now_s: float) -> None:
@@ -178,7 +178,6 @@ class TorchNode(RunLoop):
             _log.info("%s; giving up in %.0f s", self._awaited(), self._away_until_s - now_s)
         if self._ending.stops_at_s is not None and now_s >= self._ending.stops_at_s:
             self._stop(now_s)
-        self._stragglers.look(now_s)
 
     def on_news(self, now_s: float) -> None:
         """Hear the fork server, then the coordinator: behind a Formed it would answer what that asks for.
@@ -194,7 +193,7 @@ class TorchNode(RunLoop):
         """Act on news of the coordinator: its messages, the end of the connection, a new one."""
         match news:
             case say.Note(generation=self._group.generation):
-                self._stragglers.hear(news, now_s)
+                self._stragglers.hear(news)
                 if self._incidents.hear(news, self._hang_watch):
                     self._observer.suspect()
             case Disconnected():

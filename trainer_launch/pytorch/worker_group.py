@@ -13,9 +13,8 @@ from msgspec.structs import replace
 
 from trainer_launch.diagnosis.collectives import Life, RankState
 from trainer_launch.diagnosis.group_incidents import aborted
-from trainer_launch.diagnosis.recorder_questions import Recorders
 from trainer_launch.diagnosis.stall import SHOW_RANKS_S
-from trainer_launch.diagnosis.worker_samples import WorkerPlace
+from trainer_launch.diagnosis.worker_samples import Recorders, WorkerPlace
 from trainer_launch.host.slow_files import within
 from trainer_launch.membership import timeouts
 from trainer_launch.membership.protocol import Formed

@@ -32,7 +32,7 @@ def events(data: bytes) -> None:
     standing = event_log.stand(told)
     for one in told:
         json.dumps(one.event, allow_nan=True)
-    assert_encodable(metrics.metrics_text(_VIEW, standing, (), None, now_s=1.0, at_s=1.0))
+    assert_encodable(metrics.metrics_text(_VIEW, standing, (), None, at_s=1.0))
 
 
 @target()
@@ -41,7 +41,7 @@ def report(data: bytes) -> None:
     found = progress.parse(data)
     if found is None:
         return
-    text = metrics.metrics_text(_VIEW, event_log.Standing(), (found,), None, now_s=1.0, at_s=1.0)
+    text = metrics.metrics_text(_VIEW, event_log.Standing(), (found,), None, at_s=1.0)
     assert_encodable(text)
     assert all(line.startswith(("#", "trainer_launch_")) for line in text.split("\n")[:-1]), text
     assert_terminal(status.shown_lines([status.report_line({**to_builtins(found), "age_s": 1.0})]))
@@ -59,7 +59,7 @@ def launchers_view(data: bytes) -> None:
     )
     view = node_view.read(FOLDER)
     if view is not None:
-        assert_encodable(metrics.metrics_text(view, event_log.Standing(), (), None, now_s=1.0, at_s=1.0))
+        assert_encodable(metrics.metrics_text(view, event_log.Standing(), (), None, at_s=1.0))
         known = {**to_builtins(view), "standing": to_builtins(event_log.Standing()), "reports": [], "printed": None}
         json.dumps(known, allow_nan=False)
         assert_terminal(status.shown_lines(status.launcher_lines([known], 1.8e9)))
