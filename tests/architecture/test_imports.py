@@ -46,7 +46,7 @@ READS_ENVIRONMENT = (
     *("pytorch/error_file.py", "pytorch/fork_server_process.py", "pytorch/function_launch.py"),
     *("observability/report.py", "supervisor/output.py"),
     *("rehearsal/kubelet.py", "rehearsal/pod_isolation.py", "rehearsal/first_process.py"),
-    "rehearsal/watchdog_process.py",
+    *("rehearsal/watchdog_process.py", "observability/live.py"),
 )
 WRITES_ENVIRONMENT = (*OF_CHILDREN, *OF_WORKERS)  # its own process's, before the program begins
 

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import importlib.util
 import json
 import os
 import shlex
+import shutil
 import signal
 import socket
 import subprocess
@@ -168,7 +170,7 @@ def test_nobody_else_pays_for_the_checks() -> None:
     assert not {"trainer_launch.preflight", "psutil"} & loaded("run", "--", "true")
     checking = loaded("preflight", "--only", "cpu")
     assert "trainer_launch.preflight" in checking
-    assert not {"torch", "numpy", "yaml", "multiprocessing"} & checking
+    assert not {"torch", "numpy", "yaml", "multiprocessing", "rich"} & checking
 
 
 def test_memory_that_cannot_be_locked_is_found_by_trying() -> None:
@@ -298,6 +300,22 @@ def test_a_port_that_is_taken_is_told_with_who_has_it() -> None:
     done = wrapped(wrap, "--nodes", "2", "--node-rank", "0", "--master-addr", "job-0", "--only", "ports")
     assert done.returncode == 20
     assert "Address already in use, pid " in loud(done)["ports"]["text"]
+
+
+def test_a_terminal_shows_what_is_under_way_and_a_pod_does_not_load_rich(tmp_path: Path) -> None:
+    words = ("preflight", "--wait-timeout", "2", "--nodes", "2", "--node-rank", "0", "--master-addr", "127.0.0.1")
+    command = shlex.join([*LAUNCHER, *words, "--master-port", str(free_port())])
+    env = {**clean_env(), "TERM": "xterm"}
+    env.pop("CI", None)
+    argv = ("script", "-qec", f"stty rows 40 cols 100; {command}", str(tmp_path / "terminal"))
+    require(shutil.which("script") and importlib.util.find_spec("rich"), "needs script and rich")
+    subprocess.run(argv, env=env, stdout=subprocess.DEVNULL, timeout=120)
+    shown = (tmp_path / "terminal").read_text()
+    assert "waiting for nodes: 1 of 2 nodes present" in shown
+    assert "\x1b[?25h" in shown, "the cursor is back"
+    done = launch(*words, env={"TERM": "xterm"})
+    assert done.returncode == 20
+    assert "\x1b" not in done.stdout + done.stderr
 
 
 def _listens(pid: int) -> bool:

@@ -12,6 +12,7 @@ from trainer_launch.membership.quarantine import FAILING_NODES
 from trainer_launch.model import exit_codes
 from trainer_launch.model.findings import exit_code
 from trainer_launch.model.settings import Settings
+from trainer_launch.observability import live
 from trainer_launch.planning.reading import live_pod, read
 from trainer_launch.planning.task import ports_of
 from trainer_launch.preflight import (
@@ -60,7 +61,10 @@ def _main(parsed: Parsed, settings: Settings, doing: PreflightProgress) -> int:
     report_formats.check_files({"--report": settings.report})
     reading = read(live_pod(parsed.argv), settings)
     subject = with_network(subject_of(reading, settings))
-    result = node_preflight.preflight(subject, settings, selection, doing)
+    with doing.view:
+        if live.is_wanted():
+            doing.view.enter_context(live.progress(doing.steps))
+        result = node_preflight.preflight(subject, settings, selection, doing)
     code = exit_code(result.report.verdict)
     _hand_out(result, doing.place, code, parsed, selection.policy)
     if result.is_cluster and subject.topology.is_coordinator:

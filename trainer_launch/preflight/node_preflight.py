@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
 import threading
@@ -19,6 +20,8 @@ from trainer_launch.model.errors import NodeError, UsageError
 from trainer_launch.model.findings import Finding, Measure, Report, Status
 from trainer_launch.model.settings import Settings
 from trainer_launch.model.signal_policy import STOP_SIGNALS, signal_name
+from trainer_launch.model.units import counted
+from trainer_launch.observability import live
 from trainer_launch.preflight import (
     external_check,
     gpu_checks,
@@ -256,19 +259,30 @@ def explained(names: Sequence[Finding], decided: Sequence[Finding]) -> Iterator[
 
 
 class PreflightProgress:
-    """The current work of the preflight, for the message of a stop."""
+    """The current work of the preflight, for a terminal and for the message of a stop."""
 
     def __init__(self, write_message: Callable[[str], None]) -> None:
         self.place = _NOWHERE
         self.waiting: Callable[[], str] = str  # for whom, in words
         self.undo: Callable[[], None] = lambda: None
         self.is_over = False  # the report is being written: the verdict stands
+        self.view = contextlib.ExitStack()  # what a terminal shows meanwhile
         self._is_held, self._held, self._was_asked = False, 0, False
         self._write_message = write_message
         self._began_s = time.monotonic()
         for number in STOP_SIGNALS:
             if not stays_ignored(number):
                 signal.signal(number, self._on_signal)
+
+    def steps(self) -> list[tuple[str, str, str]]:
+        """For a terminal: checks that found something or still run, how many others have ended, and the wait."""
+        states = check_states()
+        n_quiet = sum(status in (Status.PASS, Status.SKIPPED) for status in states.values())
+        rows = [(counted(n_quiet, "check"), Status.PASS.name, "")] if n_quiet else []
+        rows += [(name, status.name, "") for name, status in states.items() if status in (*LOUD, Status.UNKNOWN)]
+        rows += [(name, live.RUNNING, "") for name, status in states.items() if status is None]
+        waiting = self.waiting()
+        return rows + ([("other nodes", live.RUNNING, waiting)] if waiting else [])
 
     def hold(self) -> None:
         """From here on a signal waits for `release`: what it is to undo is under way."""
@@ -291,6 +305,7 @@ class PreflightProgress:
 
     def _stop(self, number: int) -> None:
         self.is_over = True
+        _in_time(self.view.close)
         code = exit_codes.of_signal(number) if number == signal.SIGINT else exit_codes.STOPPED
         parts = [self.waiting()] if self.waiting() else []
         running = [name for name, status in check_states().items() if status is None]

@@ -72,7 +72,8 @@ def rehearse(job: RehearsalJob, settings: Settings, setting: Setting) -> int:
             logs.send_through(system.say)
             with contextlib.closing(system):
                 rehearsal = Rehearsal(job, kubelet, system, watch, settings.grace)
-                rehearsal.to_the_end()
+                with job.reporting.table(rehearsal.live_rows):
+                    rehearsal.to_the_end()
         sys.stdout.flush()
         sys.stderr.write(_incidents(setting.launchers.get("INCIDENT_DIR", ""), began_s))
         return job.reporting.conclude(rehearsal.history())
@@ -127,6 +128,7 @@ class Rehearsal:
         self.processes = PodProcesses(kubelet)
         self._recorder = Recorder()
         self._statuses: dict[str, str] = {}  # by pod: what the history has
+        self._steps: dict[str, int] = {}  # by pod: the last one that it reached
         self._began_s = system.now()
         self.state, actions, sentences = job_lifecycle.begin(job.workload, kubelet.pods, self._began_s)
         self._record_event(None, actions)
@@ -170,8 +172,16 @@ class Rehearsal:
             remarks=pod_rows.remarks(self.state, messages),
         )
 
+    def live_rows(self, most: int) -> tuple[str, Sequence[Sequence[str]]]:
+        """The live table's title and rows; called in its thread, so each changing value is read once."""
+        state, steps, count = self.state, dict(self._steps), self._faults.injected
+        title = f"{self._job.workload.kind} {self._job.workload.name}"
+        top = max(steps.values(), default=None)
+        title = pod_rows.live_title(title, state, self.now_s(), top, count)
+        return title, pod_rows.live_rows(state, steps, self._last_line, most)
+
     def _last_line(self, pod: Pod) -> str:
-        """The last line of the main container."""
+        """The last line of the main container; from any thread."""
         return self._system.last_line(f"{pod.name}/{pod.draft.main}")
 
     def now_s(self) -> float:
@@ -207,6 +217,7 @@ class Rehearsal:
                 continue
             self.record(replace(observed, at_s=max(0.0, observed.at_s - self._began_s)))
             if observed.step is not None and observed.pod is not None:
+                self._steps[observed.pod] = observed.step
                 self._faults.reached(observed.step)
         self._watch.patterns = self._faults.patterns
 

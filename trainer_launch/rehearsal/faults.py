@@ -267,6 +267,7 @@ class Faults:
         self._waiting = [_WaitingFault(fault=fault, when=fault.when) for fault in faults]
         # Until when (None: as long as the job), and how to undo it.
         self._lasting: list[tuple[float | None, InjectedFault, str | None, Callable[[], None]]] = []
+        self.injected = 0
         self._last_step: int | None = None  # the highest that was reported
         self._warns_at_s: float | None = _NO_STEP_S  # None: the warning was given, or there are steps
 
@@ -345,6 +346,7 @@ class Faults:
             return
         _log.warning("fault: %s", fault.text)
         self._note(What.FAULT, fault, pod)
+        self.injected += 1
         try:
             effect.do()
         except NodeError as problem:

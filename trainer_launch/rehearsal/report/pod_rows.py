@@ -1,11 +1,14 @@
-"""Each pod for people: its row at the end, its restarts, why the job failed."""
+"""Each pod for people: its row in the live table and at the end, its restarts, why the job failed."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
 
 from trainer_launch.model import exit_codes
 from trainer_launch.model.redaction import redact_text
+from trainer_launch.model.units import counted
+from trainer_launch.observability.html import clean, seconds
 from trainer_launch.pytorch.worker_ends import SEE_NODE
 from trainer_launch.rehearsal.controllers.job_lifecycle import Exited, JobRecord
 from trainer_launch.rehearsal.controllers.pod_lifecycle import Phase, PodState
@@ -18,6 +21,8 @@ _STOPPED = "reason=Stopped"
 _OF_OTHERS = (_STOPPED, "reason=PeerLost", "reason=Succeeded")  # the cause is in other pods
 _MOST_ADVICE = 3
 _GOODPUT = "Goodput: "
+_LIVE_COLUMNS = ("POD", "STATUS", "STEP", "CREATED", "RESTARTS", "EXIT", "LAST LINE")
+_WORST_FIRST = ("Failed", "Restarting", "Terminating", "Terminated", "Pending", "Init", "Running")
 
 
 def status(state: JobRecord, name: str) -> str:
@@ -109,6 +114,38 @@ def _message(state: JobRecord, name: str, message: str) -> str:
         return "the pod was deleted, and not created again"
     text = message or ("" if code is None else exit_codes.describe(code))
     return text if container == state.pods[name].draft.main or not text else f"init container {container}: {text}"
+
+
+def live_title(title: str, state: JobRecord, took_s: float, top: int | None, faults: int) -> str:
+    """The line above the live table: the job, its highest step, and how many faults came."""
+    parts = [title, seconds(took_s)]
+    if top is not None:
+        parts.append(f"step {top:,}")
+    if faults:
+        parts.append(f"{counted(faults, 'fault')} injected")
+    if state.condition is not None:
+        parts.append(state.condition.text)
+    return clean(" · ".join(parts))
+
+
+def live_rows(
+    state: JobRecord, steps: Mapping[str, int], last_line: Callable[[Pod], str], most: int
+) -> list[Sequence[str]]:
+    """A heading and at most `most` rows; where there are more pods, those in trouble, and a count of the others."""
+    statuses = {name: status(state, name) for name in state.states}
+    shown, others = list(statuses), []
+    if len(statuses) > most:
+        shown.sort(key=lambda name: (*_WORST_FIRST, statuses[name]).index(statuses[name]))
+        shown, others = shown[: most - 1], shown[most - 1 :]
+    rows: list[Sequence[str]] = [_LIVE_COLUMNS]
+    for name in shown:
+        pod, code = state.states[name], state.states[name].codes.get(deciding_container(state, name))
+        step = f"{steps[name]:,}" if name in steps else UNKNOWN
+        figures = (str(pod.starts), str(pod.restart_count), UNKNOWN if code is None else str(code))
+        rows.append((name, statuses[name], step, *figures, clean(last_line(state.pods[name]))))
+    counts = Counter(statuses[name] for name in others)
+    summary = ", ".join(f"{count} {status}" for status, count in counts.items())
+    return rows + [(f"and {len(others)} more: {summary}",)] * bool(others)
 
 
 def ending(before: JobRecord, after: JobRecord, event: Exited, message: str) -> str:

@@ -1,13 +1,14 @@
-"""The report of a rehearsal at its end, on the terminal and in files."""
+"""The output of a rehearsal: a live table while it runs; at its end the report, on the terminal and in files."""
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import sys
 import tempfile
 import textwrap
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +17,7 @@ from trainer_launch.model import removed
 from trainer_launch.model.errors import NodeError, UsageError
 from trainer_launch.model.units import aligned, counted, listed
 from trainer_launch.model.value_parsers import parse_number, shown
+from trainer_launch.observability import live
 from trainer_launch.observability.html import clean, seconds
 from trainer_launch.preflight.report_formats import check_ending
 from trainer_launch.rehearsal.report.history import History
@@ -35,17 +37,20 @@ from trainer_launch.rehearsal.report.training import FaultReport
 from trainer_launch.rehearsal.script_checks import MAX_LOST_STEPS
 
 _MODE = 0o644
+_MOST_PODS = 12  # in the live table
 _MOST_STEPS = 10**12
 _LEGEND = "CREATED: how often the pod was created. RESTARTS: container restarts in the pod that was created last."
 _SHOWN_PODS = 3
 _WIDTH = 100
+Rows = Callable[[int], tuple[str, Sequence[Sequence[str]]]]  # title, heading and rows, with at most so many pods
 
 
 class Reporting:
-    """The reports of a rehearsal, as the command line asks for them."""
+    """The live table and the reports of a rehearsal, as the command line asks for them."""
 
     def __init__(self, paths: Sequence[str], max_lost_steps: int) -> None:
         self._paths, self._max_lost_steps = paths, max_lost_steps
+        self._has_table = live.is_wanted()
 
     @classmethod
     def of(cls, flags: Mapping[str, Any]) -> Reporting:
@@ -60,7 +65,11 @@ class Reporting:
     @property
     def needs_steps(self) -> bool:
         """Whether steps and generations are shown, which cost a little to find out."""
-        return bool(self._paths)
+        return bool(self._paths) or self._has_table
+
+    def table(self, rows: Rows) -> contextlib.AbstractContextManager[None]:
+        """The live table until the block ends, if it goes to a terminal; `rows` is called in another thread."""
+        return live.table(lambda most: rows(min(most, _MOST_PODS))) if self._has_table else contextlib.nullcontext()
 
     def conclude(self, history: History) -> int:
         """Print and write the report; return the rehearsal's exit code."""

@@ -1,0 +1,46 @@
+"""A program for tests: a live table below lines that come fast (pods, lines, seconds), or a list (steps)."""
+
+import os
+import sys
+import time
+
+from tests.rehearsal.controllers.actors import Job
+from tests.rehearsal.controllers.manifests import runtime, trainjob
+from trainer_launch.observability import live
+from trainer_launch.rehearsal.report.pod_rows import live_rows, live_title
+
+
+def table(count: int, lines: int, stay_s: float) -> None:
+    job, began_s = Job(runtime(), trainjob(f"{{numNodes: {count}}}", "demo")), time.monotonic()
+    last = list(job.state.pods)[-1]
+    job.delete(last, back_s=1000.0)
+    job.end(last, 137)
+    steps = dict.fromkeys(job.state.pods, 7)
+
+    def rows(most: int) -> tuple[str, list]:
+        title = live_title("TrainJob demo", job.state, time.monotonic() - began_s, 7, 0)
+        return title, live_rows(job.state, steps, lambda pod: f"step 7 of {pod.name}", most)
+
+    try:
+        with live.table(rows):
+            for number in range(lines):
+                os.write(1, b"line %d of the job\n" % number)
+            print(f"wrote {lines} lines in {time.monotonic() - began_s:.3f} s", flush=True)
+            time.sleep(stay_s)
+    except KeyboardInterrupt:
+        print("interrupted")
+    print("after")
+
+
+def main() -> None:
+    if not live.is_wanted():
+        print("no table")
+    elif sys.argv[1] == "steps":
+        with live.progress(lambda: [("network", "PASS", "fine"), ("gpu", live.RUNNING, ""), ("storage", "", "")]):
+            print("beside", flush=True)
+            time.sleep(60)
+    else:
+        table(int(sys.argv[1]), int(sys.argv[2]), float(sys.argv[3]))
+
+
+main()
