@@ -109,6 +109,26 @@ def test_nodes_know_together_what_each_does_not(tmp_path: Path) -> None:
     assert all(name in joined for name in ids), "what each node has"
 
 
+def test_what_all_ranks_do_is_collected_on_request_and_nobody_is_suspected(tmp_path: Path) -> None:
+    place, env = tmp_path / "incidents", {"TMPDIR": str(tmp_path)}
+    words = ("local", "--nodes", "3", "--incident-dir", str(place), "--log-level", "info")
+    with start(*words, "--", training(tmp_path, "read_batch()"), env=env) as run:
+        run.read_until("step 4", 3)
+        shown = launch("incidents", "collect", env=env)
+        (tmp_path / "enough").write_text("")
+        code, output = run.end()
+    assert shown.returncode == 0, shown.stderr
+    assert code == 0, output
+    assert "suspected" not in output
+    head, _, *table = shown.stdout.splitlines()
+    assert head.startswith("collected on request: ")
+    assert [line.split()[0] for line in table[:4]] == ["RANK", "0", "1", "2"]
+    assert "stack of rank 1 (node 1), innermost call first:" in shown.stdout
+    assert "train.py:4 (read_batch)" in shown.stdout
+    found: list[dict[str, Any]] = json.loads(incidents(place, "list", "--json"))
+    assert [(one["kind"], len(one["same_moment"])) for one in found] == [("request", 2)], "one incident of 3 nodes"
+
+
 def test_any_node_shows_the_stack_of_the_rank_that_another_one_has(tmp_path: Path) -> None:
     program, places = training(tmp_path, "read_batch()"), [tmp_path / f"incidents-{node}" for node in range(2)]
     env = {"PET_NNODES": "2", "PET_NPROC_PER_NODE": "1", "PET_MASTER_ADDR": "127.0.0.1"}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import signal
 import sys
@@ -96,3 +97,39 @@ def test_status_shows_the_last_incident_while_the_run_goes_on(tmp_path: Path) ->
         run.signal(signal.SIGTERM)
         status, output = run.end()
     assert status == 143, output
+
+
+def test_what_any_program_does_is_collected_on_request_and_it_goes_on(tmp_path: Path) -> None:
+    place, env = tmp_path / "incidents", {"TMPDIR": str(tmp_path)}
+    options = ("--incident-dir", str(place), "--engine", "plain", "--grace", "2", "--")
+    waits = script(tmp_path, "import time\nprint('ready', flush=True)\ntime.sleep(60)")
+    with start("run", *options, sys.executable, waits, env=env) as run:
+        run.read_until("ready")
+        assert launch("incidents", env=env).stdout == f"no incidents yet in {place}\n", (
+            "where this launcher collects"
+        )
+        shown = launch("incidents", "collect", env=env)
+        one = only(place)
+        assert run.process.poll() is None
+        run.signal(signal.SIGTERM)
+        status, output = run.end()
+    assert shown.returncode == 0, shown.stderr
+    assert shown.stdout.startswith("collected on request\n")
+    assert f" in {one.folder}; stacks in stacks/\n" in shown.stdout
+    assert one.incident.kind == "request"
+    assert "state S" in incident_bundle.text_of(one, "stacks/program.txt")
+    assert f"on request: collected in {one.folder}" in output
+    assert status == 143, output
+
+
+@pytest.mark.parametrize("options", [(), ("--incident-dir", "none")], ids=["nothing runs", "nothing is collected"])
+def test_a_request_that_nobody_hears_is_one_clear_error(tmp_path: Path, options: tuple[str, ...]) -> None:
+    env = {"TMPDIR": str(tmp_path)}
+    words = ("run", *options, "--engine", "plain", "--", "/bin/sh", "-c", "echo ready; exec sleep 60")
+    with contextlib.ExitStack() as stack:
+        if options:
+            stack.enter_context(start(*words, env=env)).read_until("ready")
+        ended = launch("incidents", "collect", env=env)
+    assert (ended.returncode, ended.stdout) == (2, "")
+    assert "no launcher that collects incidents runs in this container; run it while a job runs" in ended.stderr
+    assert len(ended.stderr.splitlines()) == 1

@@ -14,7 +14,7 @@ from trainer_launch.diagnosis.collectives import Collective, Doing, Explanation,
 from trainer_launch.diagnosis.group_incidents import GroupIncidents
 from trainer_launch.diagnosis.incident_bundle import HANG, Incident
 from trainer_launch.diagnosis.incident_collection import Collected
-from trainer_launch.diagnosis.stall import STALL, Ranks, ShowRanks
+from trainer_launch.diagnosis.stall import STALL, Ranks, RanksOfAll, ShowRanks
 from trainer_launch.diagnosis.worker_samples import WorkerPlace
 from trainer_launch.membership import protocol as say
 from trainer_launch.model import Death, Process
@@ -64,6 +64,7 @@ class Collecting:
         self.dropped: list[Collected] = []
         self.kept: list[Collected] = []
         self.collected: list[tuple[str, bool]] = []  # kinds, and whether it was said to be the same hang
+        self.shown: list[tuple[RanksOfAll, Collected]] = []
 
     def collect(self, kind: str, sentence: object, *, is_same: bool = False, **_: object) -> Collected:
         self.collected.append((kind, is_same))
@@ -73,8 +74,8 @@ class Collecting:
         made = incident(waits(len(self.collected)))
         return replace(made, incident=replace(made.incident, time_s=time.time()))
 
-    def complete(self, collected: Collected, states: tuple[RankState, ...]) -> None:
-        pass
+    def complete(self, collected: Collected, states: tuple[RankState, ...], sentence: str) -> None:
+        self.shown.append((RanksOfAll(states, sentence), collected))
 
     def drop(self, collected: Collected) -> None:
         self.dropped.append(collected)
@@ -132,11 +133,32 @@ def asked(watch: Quietly, *notes: Any) -> tuple[Collecting, list[Ranks], GroupIn
     return collecting, [note.body for note in sent if isinstance(note, say.Note)], incidents
 
 
+def test_what_a_person_asks_for_is_collected_told_and_suspects_nobody() -> None:
+    watch, answer = Quietly(is_reported=False), RanksOfAll((waits(1),), "collected on request: nothing waits")
+    collecting, told, _ = asked(watch, ShowRanks(is_request=True), answer)
+    assert collecting.collected == [("request", False)]
+    assert [(ranks.is_request, ranks.limit_s) for ranks in told] == [(True, 0.0)]
+    assert [shown for shown, _ in collecting.shown] == [answer]
+    assert watch.reports == 0, "its own workers may still be suspected"
+
+
+def test_a_request_takes_no_explained_hangs_place_and_joins_one_that_is_still_looked_into() -> None:
+    watch = Quietly(is_reported=True)
+    explained, _, _ = asked(watch, ShowRanks(), EXPLAINED, ShowRanks(is_request=True))
+    assert explained.collected == [("hang", True), ("request", False)]
+    assert explained.dropped in ([], explained.kept), "which is kept, as people were told of it"
+    pending, told, _ = asked(watch, ShowRanks(), ShowRanks(is_request=True))
+    assert pending.collected == [("hang", True)]
+    assert [ranks.is_request for ranks in told] == [False, True]
+    assert pending.dropped == []
+
+
 @pytest.mark.parametrize("is_same", [True, False])
 def test_another_node_that_asks_again_about_the_same_quiet_gets_the_same_incident(is_same: bool) -> None:
     watch = Quietly(is_reported=is_same)
-    collecting, *_ = asked(watch, ShowRanks())
+    collecting, told, _ = asked(watch, ShowRanks())
     assert (collecting.collected, watch.reports) == ([("hang", is_same)], 1)
+    assert not told[0].is_request
 
 
 @pytest.mark.parametrize(

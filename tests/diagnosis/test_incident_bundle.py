@@ -17,7 +17,7 @@ from msgspec.structs import replace
 
 from trainer_launch.diagnosis import flight_recorder, incident_bundle, incident_collection
 from trainer_launch.diagnosis.collectives import Explanation, RankState
-from trainer_launch.diagnosis.incident_bundle import FAILURE, HANG, MAX_BYTES, Incident, Stored
+from trainer_launch.diagnosis.incident_bundle import FAILURE, HANG, MAX_BYTES, REQUEST, Incident, Stored
 from trainer_launch.diagnosis.incident_collection import About, Collector
 from trainer_launch.diagnosis.worker_samples import Recorders
 from trainer_launch.host import incident_facts
@@ -220,6 +220,7 @@ def test_workers_that_still_hang_where_they_did_are_the_same_incident(tmp_path: 
     again = made.collect(HANG, "rank 0 has been idle", is_same=True)
     assert (again.folder, again.incident.sentence[:20]) == (folder, "rank 1 never entered")
     made.tell(again)
+    made.complete(made.collect(REQUEST, "collected on request"), (), "collected on request: nothing moves")
     ended = made.collect(FAILURE, "generation 1 is over: rank 1 failed", is_same=True)
     assert (ended.folder, ended.incident.kind, ended.incident.sentence[:20]) == (
         folder,
@@ -228,7 +229,9 @@ def test_workers_that_still_hang_where_they_did_are_the_same_incident(tmp_path: 
     )
     other = told(made, "rank 1 never entered all_reduce #9; rank 0 has waited in it for 60 s")
     made.close()
-    assert [entry.folder for entry in incident_bundle.stored(str(tmp_path))] == [folder, other]
+    kinds = {entry.folder: entry.incident.kind for entry in incident_bundle.stored(str(tmp_path))}
+    assert [each for each, kind in kinds.items() if kind != REQUEST] == [folder, other]
+    assert len(kinds) == 3
 
 
 def test_the_end_for_a_hang_is_told_by_its_incident(tmp_path: Path) -> None:
@@ -264,10 +267,24 @@ def test_an_incident_has_the_ranks_of_all_nodes_and_its_own_as_it_knows_them(tmp
     own = RankState(rank=0, node=0, place="waits in all_reduce")
     one = replace(one, incident=replace(one.incident, states=(own,)))
     others = (RankState(rank=0, node=0), RankState(rank=1, node=1, stack="data.py:22 (read_batch)"))
-    made.complete(one, others)
+    made.complete(one, others, "")
     made.close()
     (stored,) = incident_bundle.stored(str(tmp_path))
     assert stored.incident.states == (own, others[1])
+
+
+def test_what_a_person_asks_for_is_kept_whatever_comes_of_it(tmp_path: Path) -> None:
+    made = collector(tmp_path)
+    one = made.collect(REQUEST, "collected on request")
+    made.drop(one)
+    made.complete(one, (), "collected on request: 3 of 3 ranks made progress in the last 10 s")
+    made.drop(one)
+    made.close()
+    (stored,) = incident_bundle.stored(str(tmp_path))
+    assert (stored.incident.kind, stored.incident.sentence[-29:]) == (
+        "request",
+        "made progress in the last 10 s"[1:],
+    )
 
 
 def node(
@@ -302,10 +319,11 @@ def test_three_hangs_of_three_nodes_are_three_incidents() -> None:
         node(0, "rank 1 ended with exit code 1", 131.0, FAILURE),
         node(1, NEVER.format(6, 60), 101.0, generation=2),
         node(1, NEVER.format(6, 60), 101.0, job="other"),
+        node(1, "collected on request", 101.0, REQUEST),
         node(1, "all ranks wait for each other outside recorded collectives", 200.0),
         replace(node(1, "x", 101.0), incident=Incident(sentence="x", kind=HANG, time_s=101.0)),
     ],
-    ids=["long after", "generation", "job", "no number", "a program"],
+    ids=["long after", "generation", "job", "on request", "no number", "a program"],
 )
 def test_what_has_another_cause_is_another_incident(other: Stored) -> None:
     hang = other.incident.sentence if other.incident.sentence.startswith("all") else NEVER.format(6, 60)

@@ -188,6 +188,7 @@ def test_every_node_gets_the_stack_of_the_rank_that_is_named():
         tells(world, peer, rank, after=7 if rank else 6, place=READ, stack=stack if rank == 0 else "")
     for peer in (zero, one, two):
         shown = world.last(peer, RanksOfAll)
+        assert shown.sentence == "", "nobody has asked for it"
         assert {state.rank: state.stack for state in shown.states} == {0: stack, 1: "", 2: ""}
 
 
@@ -203,6 +204,66 @@ def test_as_many_ranks_are_told_as_a_message_has_room_for_and_the_suspect_with_i
     assert len(encode(RanksOfAll(told_states))) < MAX_LINE_BYTES
     assert (told_states[0].rank, told_states[0].stack) == (1000, stack)
     assert fitting(states, named=(7,))[0].rank == 7
+
+
+# -- a person asks -----------------------------------------------------------------------------
+
+
+def asks(world, peer, *ranks, quiet_s=None, limit_s=0.0):
+    groups = {"0": group(7 if peer != 1 else 6, 6, ranks="0-2")}
+    states = tuple(RankState(rank=rank, groups=groups, place=READ, quiet_s=quiet_s) for rank in ranks)
+    world.note(peer, STALL, Ranks(states, NOW, limit_s, is_request=True))
+
+
+def test_who_is_asked_by_a_person_has_all_nodes_collect_and_nobody_is_accused():
+    world, (zero, one, two) = worlds.running(judges=[StallJudge()])
+    asks(world, one, 1, quiet_s=70.0)
+    assert [world.last(peer, ShowRanks) for peer in (zero, one, two)] == [ShowRanks(True), None, ShowRanks(True)]
+    asks(world, zero, 0, quiet_s=70.0)
+    asks(world, two, 2, quiet_s=70.0)
+    for peer in (zero, one, two):
+        assert told(world, peer) is None, "no hang was suspected"
+        shown = world.last(peer, RanksOfAll)
+        assert [state.rank for state in shown.states] == [0, 1, 2]
+        assert shown.sentence.startswith("collected on request: rank 0 never entered all_reduce #7 of default_pg")
+    assert stall(world).stall is None
+    assert not world.is_over
+
+
+@pytest.mark.parametrize(
+    ("quiet_s", "words"),
+    [
+        ((1.0, 70.0, 70.0), "1 of 3 ranks made progress in the last 10 s"),
+        ((1.0, 2.0, 3.0), "3 of 3 ranks made progress in the last 10 s"),
+        ((None, None, None), "3 ranks, of whose progress nothing is known"),
+    ],
+)
+def test_what_nodes_show_one_after_the_other_explains_nothing_while_ranks_move(quiet_s, words):
+    world, peers = worlds.running(judges=[StallJudge()])
+    for rank, (peer, quiet) in enumerate(zip(peers, quiet_s, strict=True)):
+        asks(world, peer, rank, quiet_s=quiet)
+    assert world.last(peers[0], RanksOfAll).sentence == f"collected on request: {words}"
+
+
+def test_a_request_while_a_hang_is_looked_into_gets_its_answer_and_so_does_the_hang():
+    world, (zero, one, two) = worlds.running(judges=[StallJudge()])
+    tells(world, one, 1, after=7, limit_s=5.0, quiet_s=9.0)
+    asks(world, zero, 0, quiet_s=20.0)
+    tells(world, two, 2, after=7, quiet_s=9.0)
+    assert world.count(two, RanksOfAll) == world.count(two, Explanation) == 1
+    assert world.last(two, RanksOfAll).sentence.startswith("collected on request: ")
+    assert told(world, two).accuses
+
+
+def test_a_request_is_heard_though_a_hang_was_just_explained_and_leaves_that_as_it_was():
+    world, (zero, one, two) = worlds.running(judges=[StallJudge()])
+    for peer, rank in ((zero, 0), (one, 1), (two, 2)):
+        tells(world, peer, rank, after=7 if rank else 6, place=READ)
+    before = stall(world).stall
+    for peer, rank in ((zero, 0), (one, 1), (two, 2)):
+        asks(world, peer, rank, quiet_s=70.0)
+    assert world.last(zero, RanksOfAll).sentence
+    assert stall(world).stall == before is not None
 
 
 @pytest.mark.parametrize("answers", [True, False])

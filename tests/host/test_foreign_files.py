@@ -74,6 +74,28 @@ def test_news_are_written_to_a_file_of_ours_or_not_at_all(tmp_path: Path, kind: 
 
 @pytest.mark.timeout(30)
 @pytest.mark.parametrize("kind", MAKE)
+def test_a_request_for_an_incident_is_heard_by_a_launcher_alone(tmp_path: Path, kind: str) -> None:
+    (tmp_path / "secret").write_text("x")
+    MAKE[kind](tmp_path / runtime_directory.REQUESTS)
+    assert not runtime_directory.request(str(tmp_path)), "nobody reads there"
+    assert (tmp_path / "secret").read_text() == "x"
+
+
+def test_a_launcher_hears_requests_and_not_that_somebody_only_looks(tmp_path: Path) -> None:
+    heard = runtime_directory.hear_requests(str(tmp_path))
+    try:
+        assert runtime_directory.request(str(tmp_path), b"")
+        with pytest.raises(BlockingIOError):
+            os.read(heard, 100)
+        assert runtime_directory.request(str(tmp_path))
+        assert os.read(heard, 100) == b"\n"
+    finally:
+        os.close(heard)
+    assert not runtime_directory.request(str(tmp_path)), "it has ended"
+
+
+@pytest.mark.timeout(30)
+@pytest.mark.parametrize("kind", MAKE)
 def test_a_log_is_added_to_a_regular_file_or_not_at_all(tmp_path: Path, kind: str) -> None:
     (tmp_path / "secret").write_text("x")
     MAKE[kind](tmp_path / "stdout.log")

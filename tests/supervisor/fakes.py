@@ -73,6 +73,7 @@ class FakeSystem(System):
         self._count = 100
         self._is_poked = False
         self.clean = lambda: self._note("clean")
+        self.woken = lambda: None
 
     # -- what a test says ---------------------------------------------------------------------
 

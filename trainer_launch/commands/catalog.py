@@ -9,7 +9,7 @@ from msgspec import Struct
 
 from trainer_launch.model import removed
 
-INCIDENT_ACTIONS = ("list", "show")
+INCIDENT_ACTIONS = ("list", "show", "collect")
 WRAPPING = "[options] -- COMMAND [ARG ...]"  # the usage of a command that runs another one
 
 
@@ -176,10 +176,11 @@ examples:
     "incidents": CommandHelp(
         help="show what was collected about failures and hangs",
         about="Use it with kubectl exec, or on a copied directory.",
-        usage="[list | show [ID]] [options]",
+        usage="[list | show [ID] | collect] [options]",
         add_flags=_flags_of_incidents,
         examples="""examples:
   kubectl exec POD -- trainer-launch incidents
+  kubectl exec POD -- trainer-launch incidents collect       # of all nodes, now
   kubectl exec POD -- trainer-launch incidents show          # the newest one
   kubectl cp POD:/tmp/trainer-launch-incidents ./copied    # copy them all
   trainer-launch incidents show --incident-dir ./copied

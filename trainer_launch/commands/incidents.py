@@ -1,4 +1,4 @@
-"""`incidents`: what was collected about failures and hangs, in this container or in a copied directory."""
+"""`incidents`: what was collected about failures and hangs, in this container or in a copied directory, or now."""
 
 from __future__ import annotations
 
@@ -6,21 +6,25 @@ import json
 import os
 import re
 import sys
+import time
 from collections.abc import Iterable, Iterator, Sequence
 from datetime import datetime, timezone
 
 from trainer_launch.commands.options import Parsed
 from trainer_launch.diagnosis import incident_bundle
-from trainer_launch.diagnosis.collectives import RankState
-from trainer_launch.diagnosis.incident_bundle import FAILURE, OUTPUT, STACKS, Stored
+from trainer_launch.diagnosis.collectives import Doing, RankState
+from trainer_launch.diagnosis.incident_bundle import FAILURE, OUTPUT, REQUEST, STACKS, Stored
 from trainer_launch.diagnosis.stacks import Frame
+from trainer_launch.host import runtime_directory
 from trainer_launch.model.errors import UsageError
-from trainer_launch.model.units import aligned, in_units, printable
-from trainer_launch.observability import incident_watch, node_view
+from trainer_launch.model.units import aligned, grouped, in_units, printable
+from trainer_launch.observability import event_log, incident_watch, node_view
 
 _WIDTH = 100
 _LINES = 20
 _STACKS = 4  # that are shown
+_ANSWER_S, _FACTS_S = 10.0, 3.0  # for all nodes of a job to collect; for what stays
+_LOOK_S = 0.05
 _RANK = re.compile(r"\brank (\d{1,9})\b")
 _PLACE = re.compile(r"[^ ]+:\d+ \([^)]*\)$")  # ends a place
 # A call in an exception's traceback.
@@ -31,19 +35,22 @@ def main(parsed: Parsed) -> int:
     """The command.
 
     Raises:
-        UsageError: there is no such directory or incident.
+        UsageError: there is no such directory or incident; `collect`: no launcher runs here, or it runs nothing.
     """
     action, wanted, as_json = (parsed.flags[name] for name in ("action", "id", "json"))
-    if wanted is not None and action == "list":
-        raise UsageError(f"unexpected argument {wanted!r}: incidents list takes no ID")
-    place, is_awaited = _place(parsed)
-    groups: list[list[Stored]] = []
-    if not is_awaited or os.path.isdir(place):
-        groups = incident_bundle.moments(incident_bundle.stored(place))
-    if not groups:
-        return _none_yet(place, action, as_json=as_json)
-    whole = ([group] for group in groups) if action == "list" else (groups,)
-    chosen = [_chosen(part, wanted, place) for part in whole]
+    if wanted is not None and action in ("list", "collect"):
+        raise UsageError(f"unexpected argument {wanted!r}: incidents {action} takes no ID")
+    if action == "collect":
+        chosen = [_collected(view) for view in _running()]
+    else:
+        place, is_awaited = _place(parsed)
+        groups: list[list[Stored]] = []
+        if not is_awaited or os.path.isdir(place):
+            groups = incident_bundle.moments(incident_bundle.stored(place))
+        if not groups:
+            return _none_yet(place, action, as_json=as_json)
+        whole = ([group] for group in groups) if action == "list" else (groups,)
+        chosen = [_chosen(part, wanted, place) for part in whole]
     if as_json:
         values = [_values(entries) for entries in chosen]
         sys.stdout.write(json.dumps(values[0] if action == "show" else values, indent=2, allow_nan=False) + "\n")
@@ -74,6 +81,53 @@ def _none_yet(place: str, action: str, *, as_json: bool) -> int:
         words = "[]\n" if action == "list" else "null\n"
     sys.stdout.write(words)
     return 0
+
+
+def _running() -> list[node_view.View]:
+    """A launcher of each job that runs something here."""
+    views = node_view.hearing()
+    if not views:
+        raise UsageError(
+            "no launcher that collects incidents runs in this container; run it while a job runs without "
+            "--incident-dir none, as the same user and with the same TMPDIR"
+        )
+    running = [view for view in views if view.processes]
+    if not running:
+        phases = ", ".join(dict.fromkeys(view.phase for view in views))
+        raise UsageError(f"no worker runs here now, the launcher is {phases}; see trainer-launch status")
+    # A shell whose torchrun is a launcher of its own knows less than that.
+    chosen = [view for view in running if view.engine != "plain"] or running
+    return [views[0] for views in grouped((view.job or view.run_dir, view) for view in chosen).values()]
+
+
+def _collected(view: node_view.View) -> list[Stored]:
+    """The incident that this launcher collects for us, of each node where they have one directory."""
+    tail, place, begun_s = event_log.Tail(view.run_dir), view.incident_dir or "", time.time()
+    while tail.read():  # what has happened before
+        pass
+    for until_s in (begun_s + _ANSWER_S, begun_s + 2 * _ANSWER_S):
+        runtime_directory.request(view.run_dir)
+        while time.time() < until_s:
+            ids = [news.event[1].get("id") for news in tail.read() if news.event[0] == "incident"]
+            if ids and isinstance(ids[-1], str):
+                return _complete(place, ids[-1])
+            time.sleep(_LOOK_S)
+    own = [entry for entry in incident_bundle.stored(place) if entry.incident.time_s >= begun_s]
+    if not own:
+        raise UsageError(f"the launcher with pid {view.pid} has collected nothing in {place}; see its log")
+    sys.stderr.write("the coordinator did not answer: this is what this node has\n")
+    return own[-1:]
+
+
+def _complete(place: str, wanted: str) -> list[Stored]:
+    """An incident once all is written, or after a while: a driver may not answer."""
+    end_s = time.monotonic() + _FACTS_S
+    while True:
+        entries = incident_bundle.chosen(incident_bundle.moments(incident_bundle.stored(place)), wanted)
+        is_whole = all(incident_bundle.NO_FACTS_YET not in entry.incident.missing for entry in entries)
+        if is_whole or time.monotonic() >= end_s:
+            return entries
+        time.sleep(_LOOK_S)
 
 
 def _values(entries: list[Stored]) -> dict[str, object]:
@@ -148,8 +202,11 @@ def _extent(state: RankState) -> tuple[int, int]:
 
 
 def _accused(entries: Sequence[Stored]) -> list[RankState]:
-    """The ranks that the sentence is about."""
-    return [state for state in _states(entries) if state.rank in entries[0].incident.ranks]
+    """The ranks that the sentence is about; of what a person asked for, those that wait for no other."""
+    first = entries[0].incident
+    if first.kind == REQUEST:
+        return [state for state in _states(entries) if state.doing is not Doing.COLLECTIVE]
+    return [state for state in _states(entries) if state.rank in first.ranks]
 
 
 def line_of(entries: Sequence[Stored]) -> str:

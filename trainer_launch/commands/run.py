@@ -196,6 +196,7 @@ def _supervised(
     processes = Processes(plan, system, observer)
     if plan.workers is None:
         incidents = Incidents(task, plan, system, processes, observer)
+        incidents.hear_requests()
         return incidents.concluded(
             supervise(plan, system, processes, incidents.watch(), observer, incidents.failed)
         )
@@ -217,6 +218,7 @@ def _supervised(
         observer.stragglers,
     )
     watch = incidents.watch(reports.tell_ranks)
+    incidents.hear_requests(lambda: reports.show_ranks(watch))
     diagnosis = node.Diagnosis(reports, stragglers, watch)
     here = node.TorchNode(group, client, Starter(group, server), diagnosis, observer)
     ended = incidents.concluded(here.run())
@@ -230,6 +232,7 @@ def _mpi_run(plan: Plan, system: System, task: Task, mpi: Preparation, observer:
 
     processes = Processes(plan, system, observer)
     incidents = Incidents(task, plan, system, processes, observer)
+    incidents.hear_requests()
     diagnosis = JobDiagnosis(incidents.watch(), incidents.failed)
     return incidents.concluded(MpiJob(plan, mpi.begin(system), system, processes, diagnosis, observer).run())
 

@@ -72,6 +72,7 @@ def main(parsed: Parsed) -> int:
             with contextlib.closing(system), observed(task, plan, settings, system) as observer:
                 processes, watch = Processes(plan, system, observer), server.Sessions(os.getpid(), system.now())
                 incidents = Incidents(task, plan, system, processes, observer)
+                incidents.hear_requests()
                 ended = incidents.concluded(supervise(plan, system, processes, watch, observer))
                 sweep()
                 ended = conclude(ended, task, settings, observer)

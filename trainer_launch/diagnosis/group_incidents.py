@@ -20,7 +20,7 @@ from trainer_launch.diagnosis.collectives import (
     entered_in_words,
     never_entered,
 )
-from trainer_launch.diagnosis.incident_bundle import FAILURE, HANG
+from trainer_launch.diagnosis.incident_bundle import FAILURE, HANG, REQUEST
 from trainer_launch.diagnosis.incident_collection import Collected, Collector
 from trainer_launch.diagnosis.stall import SHOW_RANKS_S, STALL, Ranks, RanksOfAll, ShowRanks, ToNode, fitting
 from trainer_launch.diagnosis.worker_samples import WatchedGroup
@@ -72,7 +72,7 @@ class GroupIncidents:
         if self._collector is not None:
             self._collector.close()
 
-    def tell_ranks(self, collected: Collected | None) -> None:
+    def tell_ranks(self, collected: Collected | None, *, is_request: bool = False) -> None:
         """Tell the coordinator what our ranks show, which asks all others, too."""
         stall = self._stall
         if collected is None or stall.collected is None or collected.folder != stall.collected.folder:
@@ -83,7 +83,7 @@ class GroupIncidents:
         if collected is not None:
             states = fitting((*collected.incident.states, *self._ending(collected)))
             limit_s, is_early = collected.limit_s, collected.is_early
-        ranks = Ranks(states, time.time_ns(), limit_s, is_early=is_early)
+        ranks = Ranks(states, time.time_ns(), limit_s, is_early=is_early, is_request=is_request)
         self._send(say.Note(self._group.generation, STALL, ranks))
 
     def _ending(self, collected: Collected) -> list[RankState]:
@@ -160,9 +160,9 @@ class GroupIncidents:
         """Another node sees no progress, or all nodes together know why; return whether that accuses somebody."""
         self._watch = watch
         match opened(ToNode, note.body, note.topic) if note.topic == STALL else None:
-            case ShowRanks():
-                self._show_ranks(watch)
-                if watch is not None:
+            case ShowRanks(is_request):
+                self.show_ranks(watch, is_request=is_request)
+                if watch is not None and not is_request:
                     watch.reported()
             case RanksOfAll() as ranks:
                 self._complete(ranks)
@@ -173,23 +173,26 @@ class GroupIncidents:
                 return explanation.accuses
         return False
 
-    def _show_ranks(self, watch: Watch | None) -> None:
-        """Collect what our ranks show, and tell it: another node sees no progress."""
+    def show_ranks(self, watch: Watch | None, *, is_request: bool = True) -> None:
+        """Collect what our ranks show, and tell it: a person asks, or another node that sees no progress."""
         collected = self._last_stall.collected  # our own watch may have collected it at the same time
-        if collected is None or time.time() - collected.incident.time_s > SHOW_RANKS_S:
+        is_open = self._last_stall.unexplained > 0 or not is_request  # what was explained keeps its sentence
+        if collected is None or not is_open or time.time() - collected.incident.time_s > SHOW_RANKS_S:
+            kind, text = (HANG, "another node sees no progress")
             is_same = watch is not None and watch.is_reported
+            if is_request:
+                kind, text, is_same = REQUEST, "collected on request", False
             collector = self._collector
-            text = "another node sees no progress"
-            collected = None if collector is None else collector.collect(HANG, text, is_same=is_same)
+            collected = None if collector is None else collector.collect(kind, text, is_same=is_same)
             if collected is not None and watch is not None:
                 collected = collected.with_quiet(watch.quiet())
-        self.tell_ranks(collected)
+        self.tell_ranks(collected, is_request=is_request)
 
     def _complete(self, ranks: RanksOfAll) -> None:
         """Other nodes' ranks are part of our incident."""
         collected = self._last_stall.collected
         if self._collector is not None and collected is not None:
-            self._collector.complete(collected, ranks.states)
+            self._collector.complete(collected, ranks.states, ranks.sentence)
 
     def _drop(self, collected: Collected | None) -> None:
         """Remove what was no incident, unless people know of it."""

@@ -32,7 +32,7 @@ from trainer_launch.model.units import counted, listed, printable
 
 MAX_BYTES = 32 << 20  # of one folder, beside incident.json
 KEPT = 10  # incidents of one node of a job
-FAILURE, HANG = "failure", "hang"  # kinds of incidents
+FAILURE, HANG, REQUEST = "failure", "hang", "request"  # kinds of incidents; a person asks for the last
 DEFAULT = "trainer-launch-incidents"
 NOWHERE = "none"
 ABOUT, SENTENCE = "incident.json", "sentence.txt"
@@ -244,7 +244,8 @@ def _is_same(first: Incident, now: Incident, has_own: bool) -> bool:
         return False
     if (now.job, now.generation) != (first.job, first.generation):
         return False
-    return not has_own and now.time_s - first.time_s <= _MOMENT_S
+    is_kind = first.kind == now.kind or REQUEST not in (first.kind, now.kind)
+    return is_kind and not has_own and now.time_s - first.time_s <= _MOMENT_S
 
 
 def chosen(groups: Sequence[Sequence[Stored]], wanted: str | None) -> list[Stored]:

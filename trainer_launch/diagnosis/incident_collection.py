@@ -36,6 +36,7 @@ from trainer_launch.diagnosis.incident_bundle import (
     NO_FACTS_YET,
     OUTPUT,
     RECORDER,
+    REQUEST,
     STACKS,
     Incident,
 )
@@ -110,7 +111,7 @@ class Collector:
         # And whose output counted, and whether all that was taken is written.
         self._last: tuple[Collected, Sequence[str], threading.Event] | None = None
         self._announced: deque[str] = deque(maxlen=incident_bundle.KEPT)  # folders that people were told of
-        self._last_announced: Collected | None = None
+        self._last_announced: Collected | None = None  # the last of these but for what a person asked for
         self._threads: list[threading.Thread] = []
         self._is_over = threading.Event()  # the run: nothing is put off any more
         self._lock = threading.Lock()
@@ -195,17 +196,19 @@ class Collector:
         changes: dict[str, Any] = {"sentence": why.text, "reason": why.reason, "ranks": why.ranks}
         self.tell(self._save(collected, kind=HANG, restart_helps=why.helps, **changes))
 
-    def complete(self, collected: Collected, others: Sequence[RankState]) -> None:
-        """Add what all ranks show, as far as a message has room."""
+    def complete(self, collected: Collected, others: Sequence[RankState], sentence: str) -> None:
+        """Add what all ranks show, as far as a message has room; a `sentence`: an answer to a person's request."""
         own = collected.incident.states
         ranks = {state.rank for state in own}
         states = (*own, *(state for state in others if state.rank not in ranks))
-        self._save(collected, states=states)
+        collected = self._save(collected, states=states, **({"sentence": sentence} if sentence else {}))
+        if sentence:
+            self.tell(collected)
 
     def recovered(self, text: str) -> None:
         """Survivors of a generation that is over have kept their state: its last incident says so."""
         collected = None if self._last is None else self._last[0]
-        if collected is None or self._is_present(collected):
+        if collected is None or collected.incident.kind == REQUEST or self._is_present(collected):
             return
         self._last = None
         if collected.incident.kind == FAILURE or collected.folder in self._announced:
@@ -213,8 +216,9 @@ class Collector:
             self._save(collected, sentence=f"{sentence}; {text}")
 
     def drop(self, collected: Collected) -> None:
-        """Remove what was no incident, unless people were told of it."""
-        if collected.folder and collected.folder not in self._announced:
+        """Remove what was no incident, unless people asked for it or were told of it."""
+        is_kept = collected.incident.kind == REQUEST or collected.folder in self._announced
+        if collected.folder and not is_kept:
             with self._lock:
                 incident_bundle.drop(collected.folder)
 
@@ -224,7 +228,7 @@ class Collector:
             return
         if collected.folder:
             self._announced.append(collected.folder)
-            self._last_announced = collected
+            self._last_announced = self._last_announced if collected.incident.kind == REQUEST else collected
             incident_bundle.remove_old(collected.folder)
         incident, where = collected.incident, os.path.basename(collected.folder)
         runtime_directory.tell(
@@ -238,7 +242,7 @@ class Collector:
             restart_helps=incident.restart_helps,
         )
         if incident.kind != HANG and collected.folder:
-            log.info("collected in %s", collected.folder)
+            log.info("%scollected in %s", "" if incident.kind == FAILURE else "on request: ", collected.folder)
 
     def _is_present(self, collected: Collected) -> bool:
         """Whether this is of the present generation."""

@@ -3,6 +3,7 @@
 what happens                                   | what follows
 -----------------------------------------------|---------------------------------------------------------
 a member sees no progress, and tells its ranks | all other members that are not done are asked
+a person asks a member for an incident         | the same, and nobody is accused for it
 the last of them answers                       | all members are told the explanation, and of all ranks
 one does not answer in time                    | the same; its ranks are unknown
 the generation ends meanwhile                  | nothing
@@ -36,11 +37,13 @@ from trainer_launch.diagnosis.collectives import (
 from trainer_launch.membership.notes import Judge, Judgement, Members, MemberView, Tell
 from trainer_launch.membership.protocol import MAX_RANKS
 from trainer_launch.model.codec import Amount, Tagged, Text, encode
+from trainer_launch.model.units import counted
 
 STALL = "stall"  # the topic
 MAX_STATES = 16384  # of all nodes, in an explanation
 _STACKS = 4  # that are told where there are too many ranks for a message
 _MESSAGE_BYTES = 48_000  # leaves room in a line
+_LATELY_S = 10.0  # in which ranks of a healthy job make progress
 SHOW_RANKS_S = 6.0  # for all members to tell what their ranks show: each asks its workers for half of it
 EXPLAIN_AGAIN_S = 3.0  # between two explanations: what nodes say meanwhile was said before they heard it
 EndStates: TypeAlias = Annotated[tuple[RankState, ...], Meta(max_length=MAX_RANKS)]  # when a generation failed
@@ -53,16 +56,20 @@ class Ranks(Tagged, frozen=True):
     at_ns: Ns
     limit_s: Amount = 0.0  # it has seen none for so long; 0: it was asked
     is_early: bool = False  # before it knows which pauses are usual
+    is_request: bool = False  # by a person
 
 
 class ShowRanks(Tagged, frozen=True):
-    """Another node sees no progress: tell what your ranks show."""
+    """Another node sees no progress, or a person wants to know: tell what your ranks show."""
+
+    is_request: bool = False
 
 
 class RanksOfAll(Tagged, frozen=True):
-    """The states of the ranks of all nodes, for every node's incident."""
+    """The states of the ranks of all nodes, for every node's incident; `sentence`: a person asked for it."""
 
     states: Annotated[tuple[RankState, ...], Meta(max_length=MAX_RANKS)]
+    sentence: Text = ""
 
 
 ToNode: TypeAlias = ShowRanks | RanksOfAll | Explanation
@@ -84,6 +91,7 @@ class _StallRound(Struct, frozen=True, kw_only=True):
     at_ns: int = 0
     limit_s: float = 0.0
     is_early: bool = False  # for all that have seen no progress
+    is_request: bool = False
 
 
 class StallJudge(Judge, frozen=True, kw_only=True):
@@ -107,11 +115,11 @@ class StallJudge(Judge, frozen=True, kw_only=True):
         if before is None:
             was_active = last is not None and last.active and body.limit_s > 0  # who showed progress may hang now
             is_late = last is not None and now_s < self.explained_s + EXPLAIN_AGAIN_S and not was_active
-            if is_late:
+            if is_late and not body.is_request:
                 return self, ()  # said before it heard the explanation
             others = frozenset(member.number for member in members() if member.answers) - {number}
             before = _StallRound(asked_s=now_s, waiting=others)
-            asked = (Tell(sorted(others), ShowRanks()),)
+            asked = (Tell(sorted(others), ShowRanks(body.is_request)),)
         is_early = before.is_early and (body.is_early or not body.limit_s)
         now = _StallRound(
             asked_s=before.asked_s,
@@ -120,6 +128,7 @@ class StallJudge(Judge, frozen=True, kw_only=True):
             at_ns=max(before.at_ns, body.at_ns),
             limit_s=max(before.limit_s, body.limit_s),
             is_early=is_early if before.limit_s else body.is_early,
+            is_request=before.is_request or body.is_request,
         )
         judge = replace(self, question=now, due_s=now.asked_s + SHOW_RANKS_S)
         if now.waiting:
@@ -148,8 +157,11 @@ class StallJudge(Judge, frozen=True, kw_only=True):
         text = why.text + (f"; no answer from {', '.join(names[:4])}" if names else "")
         why = replace(why, text=text, ranks=why.ranks[:MAX_RANKS])
         all_numbers, news = range(len(everybody)), list[Tell]()
-        if why.accuses:
-            news.append(Tell(all_numbers, RanksOfAll(fitting(ranks, why.ranks))))
+        if why.accuses or now.is_request:
+            sentence = _on_request(ranks, text) if now.is_request else ""
+            news.append(Tell(all_numbers, RanksOfAll(fitting(ranks, why.ranks), sentence)))
+        if not now.limit_s and now.is_request:  # no node has seen a hang
+            return replace(self, question=None, due_s=None), news
         return StallJudge(explained=why, explained_s=now_s), (*news, Tell(all_numbers, why))
 
     def explain_end(self, bodies: Sequence[EndStates]) -> str:
@@ -183,6 +195,16 @@ def fitting(states: Sequence[RankState], named: Collection[int] = ()) -> tuple[R
     bare = [state if state.rank in first else replace(state, stack="") for state in bare]
     sizes = accumulate(len(encode(state)) for state in bare)
     return tuple(state for state, size in zip(bare, sizes, strict=True) if size <= _MESSAGE_BYTES)
+
+
+def _on_request(ranks: Sequence[RankState], text: str) -> str:
+    """The sentence of what a person asked for. Nodes are not asked at one time: ranks that move explain nothing."""
+    active = sum(state.is_active(_LATELY_S) for state in ranks)
+    if active:
+        text = f"{active} of {counted(len(ranks), 'rank')} made progress in the last {_LATELY_S:g} s"
+    elif all(state.quiet_s is None for state in ranks):
+        text = f"{counted(len(ranks), 'rank')}, of whose progress nothing is known"
+    return f"collected on request: {text}"
 
 
 def _finished(members: Sequence[MemberView], shown_s: float) -> Iterator[RankState]:

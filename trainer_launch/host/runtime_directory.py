@@ -34,6 +34,7 @@ LISTEN_AT = "TRAINER_LAUNCH_LISTEN_AT"  # a rehearsal, for a pod's sshd: the pod
 LAUNCHER = "launcher.json"  # PID 1, for status: how it stands
 FAILURE = "failure.json"  # torchrun, for PID 1: the first failure
 NEWS = "news.jsonl"  # PID 1, for itself, status, a rehearsal: generations and starts, by line
+REQUESTS = "requests"  # `incidents collect`, for PID 1: a FIFO in which a line asks for an incident
 STACKS = "stacks."  # a forked worker, by local rank, for PID 1: what its threads do, when PID 1 asks
 PROGRESS, PROGRESS_END = "progress-", ".json"  # a worker, by local rank, for PID 1 and status: from `report()`
 PRINTED = "printed.json"  # PID 1, for status: the step that its workers have printed last
@@ -64,6 +65,31 @@ def tell(folder: str, event: str, **values: str | float | None) -> None:
     line = json.dumps({"time_s": time.time(), "event": event, **values})
     with contextlib.suppress(OSError):
         within(folder, None, _append, f"{folder}/{NEWS}", line.encode() + b"\n")
+
+
+def hear_requests(folder: str) -> int:
+    """A descriptor that has something to read whenever somebody wants an incident.
+
+    Raises:
+        OSError: there can be no FIFO here.
+    """
+    os.mkfifo(f"{folder}/{REQUESTS}", 0o600)
+    return os.open(f"{folder}/{REQUESTS}", os.O_RDWR | os.O_NONBLOCK | os.O_NOFOLLOW | os.O_CLOEXEC)
+
+
+def request(folder: str, line: bytes = b"\n") -> bool:
+    """Ask for an incident; whether there is a launcher that hears it, in whatever PID namespace. b"": only that."""
+    try:
+        fd = os.open(f"{folder}/{REQUESTS}", os.O_WRONLY | os.O_NONBLOCK | os.O_NOFOLLOW | os.O_CLOEXEC)
+    except OSError:
+        return False
+    try:
+        os.write(fd, line)
+        return True
+    except OSError:  # it is full, or none of ours
+        return False
+    finally:
+        os.close(fd)
 
 
 def _append(path: str, data: bytes) -> None:

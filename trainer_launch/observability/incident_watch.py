@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import os
 import tempfile
@@ -9,8 +10,8 @@ from collections.abc import Callable
 from functools import cached_property
 from typing import TYPE_CHECKING
 
-from trainer_launch.diagnosis.incident_bundle import DEFAULT, FAILURE, NOWHERE
-from trainer_launch.host import process_tree
+from trainer_launch.diagnosis.incident_bundle import DEFAULT, FAILURE, NOWHERE, REQUEST
+from trainer_launch.host import process_tree, runtime_directory
 from trainer_launch.model import Failure, Outcome, Plan
 from trainer_launch.model.settings import Settings
 from trainer_launch.observability import progress
@@ -26,6 +27,7 @@ if TYPE_CHECKING:
     from trainer_launch.pytorch.worker_group import WorkerGroup
 
 OFF = "off"
+_REST_S = 5.0  # between two requests that are heard
 _log = logging.getLogger(__name__)
 
 
@@ -53,6 +55,7 @@ class Incidents:
     ) -> None:
         self._settings, self._task, self._plan, self._system = task.settings, task, plan, system
         self._processes, self._observer, self._group = processes, observer, group
+        self._requests, self._heard_s = -1, -_REST_S
 
     @cached_property
     def _workers(self) -> WatchedWorkers:
@@ -120,6 +123,27 @@ class Incidents:
         )
         return Watch(watched, self._workers, self._system.now, self.collector, tell_ranks or self._warn)
 
+    def hear_requests(self, collect: Callable[[], None] | None = None) -> None:
+        """From now on collect when `incidents collect` asks for it; `collect` has all nodes collect."""
+
+        def woken() -> None:
+            with contextlib.suppress(BlockingIOError):
+                os.read(self._requests, 4096)
+                if self._processes.has_leaders and self._system.now() >= self._heard_s + _REST_S:
+                    (collect or self._collect)()
+                    self._heard_s = self._system.now()
+
+        if place_of(self._settings) is None or not process_tree.readable():
+            return
+        with contextlib.suppress(OSError):
+            self._requests = runtime_directory.hear_requests(self._task.trial.scratch)
+            self._system.listen(self._requests)
+            self._system.woken = woken
+
+    def _collect(self) -> None:
+        if self.collector is not None:
+            self.collector.tell(self.collector.collect(REQUEST, "collected on request"))
+
     def failed(self, failure: Failure, process: str) -> None:
         """A program has failed, and what it has started is still there."""
         if self.collector is not None and self.collector.announced_hang(failure.message) is None:
@@ -127,6 +151,9 @@ class Incidents:
 
     def concluded(self, ended: Outcome) -> Outcome:
         """The run is over: an incident says of its end what the termination message says."""
+        if self._requests >= 0:
+            self._system.listen(self._requests, wanted=False)
+            os.close(self._requests)
         made = self.__dict__.get("collector")
         if made is not None and ended.failure is not None:
             made.concluded(ended.failure)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import glob
 import os
 import tempfile
 from collections.abc import Mapping, Sequence
@@ -82,6 +83,17 @@ def written_in(folder: str) -> View | None:
         return None
 
 
+def hearing() -> list[View]:
+    """Launchers that hear requests, in the first temporary directory that has any; also in a rehearsal's pods."""
+    for folder in _folders():
+        pods = glob.glob(f"{glob.escape(folder)}/{runtime_directory.START}rehearsal-*/*/tmp")
+        paths = [path for place in (folder, *pods) for path in within(place, _NONE, _runs, place)]
+        views = [view for path in paths if (view := written_in(path)) is not None]
+        if answering := [view for view in views if runtime_directory.request(view.run_dir, b"")]:
+            return sorted(answering, key=_by_node)
+    return []
+
+
 def find(folders: Sequence[str] | None = None, pids: Mapping[int, int] | None = None) -> tuple[View, ...]:
     """Every launcher that runs in this container, as far as we may read, by node and pid.
 
@@ -90,7 +102,11 @@ def find(folders: Sequence[str] | None = None, pids: Mapping[int, int] | None = 
     paths = [path for folder in folders or _folders() for path in within(folder, _NONE, _runs, folder)]
     views = [read(path, pids) for path in paths]
     alive = {view.pid: view for view in views if view is not None}
-    return tuple(sorted(alive.values(), key=lambda view: (view.node_rank is None, view.node_rank or 0, view.pid)))
+    return tuple(sorted(alive.values(), key=_by_node))
+
+
+def _by_node(view: View) -> tuple[bool, int, int]:
+    return view.node_rank is None, view.node_rank or 0, view.pid
 
 
 def _folders() -> tuple[str, ...]:

@@ -67,6 +67,7 @@ class RunLoop(ABC):
                 self.settle(now_s)
                 if self.is_done:
                     break
+            self._system.woken()
             self.on_news(now_s)
             # Nobody knows which of these ended first, and nobody was stopped for it yet.
             for pid, status in sorted(happened.ended, key=lambda end: end[1] not in _BY_ITSELF):

@@ -74,6 +74,9 @@ class System:
         self.print = partial(output.say, stream=1)
         self.clean: Callable[[], None] = lambda: None  # the caller's: removes shared memory that the dead have left
         self.launchers: Callable[[], Collection[int]] = tuple  # the caller's: others, which stop what is below them
+        self.woken: Callable[[], None] = lambda: (
+            None
+        )  # the caller's: looks whether anything else has ended a `wait`
         self._popens: dict[int, subprocess.Popen[bytes] | None] = {}  # by pid, until they have ended
         self._sessions: set[int] = set()  # the pids of all that were started, which lead sessions
         self._signalled: dict[int, set[tuple[int, int]]] = {}  # by signal: who has had it from us
