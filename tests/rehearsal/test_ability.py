@@ -11,7 +11,7 @@ from trainer_launch.model.errors import UsageError
 from trainer_launch.rehearsal import fault_grammar, faults, pod_isolation
 from trainer_launch.rehearsal.faults import KINDS
 
-BY_US = ("kill worker", "stop worker", "kill pod", "term pod", "add node", "scale workers=2")
+BY_US = ("kill worker", "stop worker", "kill pod", "term pod")
 OWN_NETWORK = ("partition", "delay dns 3s")
 
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 import re
-import shutil
 import signal
 import subprocess
 import time
@@ -17,7 +16,6 @@ import psutil
 import pytest
 
 from tests.cli.launching import launch, start
-from tests.conftest import require
 
 pytestmark = [pytest.mark.process, pytest.mark.timeout(300)]
 
@@ -140,24 +138,6 @@ def test_a_pod_that_never_comes_back_fails_a_job_that_needs_it(tmp_path: Path) -
     assert row(ended.stderr, "job-worker-1")[0] == "Terminated"
     assert "Failed after" in ended.stderr
     assert "(PodLost)" in ended.stderr
-
-
-def test_a_node_that_is_added_to_an_mpijob_is_seen_by_its_discovery_script(tmp_path: Path) -> None:
-    require(shutil.which("sshd", path="/usr/sbin:/usr/bin"), "sshd is not installed")
-    waits = "echo ready; until [ $(/etc/mpi/discover_hosts.sh | wc -l) = 3 ]; do sleep 0.1; done; echo three"
-    front = (
-        f"{{template: {{spec: {{containers: [{{name: mpi, image: i, command: [sh, -c, {json.dumps(waits)}]}}]}}}}}}"
-    )
-    worker = "{replicas: 2, template: {spec: {containers: [{name: mpi, image: i}]}}}"
-    path = tmp_path / "job.yaml"
-    path.write_text(
-        "apiVersion: kubeflow.org/v2beta1\nkind: MPIJob\nmetadata: {name: job}\n"
-        "spec:\n  runPolicy: {cleanPodPolicy: Running}\n"
-        f"  mpiReplicaSpecs: {{Launcher: {front}, Worker: {worker}}}\n"
-    )
-    ended = rehearse(str(path), "add node at=line:ready")
-    assert "[job-launcher] three" in ended.stdout
-    assert row(ended.stderr, "job-worker-2")[0] == "Completed", "stopped with the others at the end"
 
 
 # -- when it cannot be ------------------------------------------------------------------------

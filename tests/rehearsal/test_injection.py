@@ -9,15 +9,21 @@ import pytest
 
 from trainer_launch.model.value_parsers import MAX_LINE
 from trainer_launch.rehearsal import fault_grammar
+from trainer_launch.rehearsal.controllers.pod_lifecycle import Phase, PodState
 from trainer_launch.rehearsal.faults import Faults
 from trainer_launch.rehearsal.report.history import HistoryEntry, What
 
 
 class Driver:
-    """A job that is only ever scaled."""
+    """A job of one pod, which nothing befalls."""
 
     def __init__(self) -> None:
-        self.state = SimpleNamespace(condition=None, asked=0, there={})
+        draft = SimpleNamespace(role="node", hostname="job-0")
+        running = PodState(phase=Phase.RUNNING, running=frozenset({"main"}))
+        draft.template = SimpleNamespace(grace_s=30.0)
+        self.state: Any = SimpleNamespace(
+            condition=None, asked=0, pods={"job-0": SimpleNamespace(draft=draft)}, states={"job-0": running}
+        )
         self.kubelet = SimpleNamespace(network=None)
         self.at_s = 0.0
         self.entries: list[HistoryEntry] = []
@@ -28,8 +34,8 @@ class Driver:
     def record(self, entry: HistoryEntry) -> None:
         self.entries.append(entry)
 
-    def scale(self, workers: int | None) -> None:
-        """Nothing is there to scale."""
+    def delete(self, pod: str, grace_s: float, back_s: float | None) -> None:
+        """Nothing becomes of the pod."""
 
     def came(self) -> list[str]:
         return [entry.text for entry in self.entries if entry.what is What.FAULT]
@@ -47,24 +53,24 @@ def pass_time(faults: Faults, driver: Driver, at_s: float) -> list[str]:
 
 
 def test_a_fault_comes_at_its_time_once() -> None:
-    faults, driver = begin("add node at=2s", "scale workers=3 at=1s")
+    faults, driver = begin("kill pod at=2s", "term pod at=1s")
     assert (faults.due_s(), pass_time(faults, driver, 0.9)) == (1.0, [])
-    assert (pass_time(faults, driver, 1.0), faults.due_s()) == (["scale workers=3 at=1s"], 2.0)
-    assert pass_time(faults, driver, 60.0) == ["scale workers=3 at=1s", "add node at=2s"]
+    assert (pass_time(faults, driver, 1.0), faults.due_s()) == (["term pod at=1s"], 2.0)
+    assert pass_time(faults, driver, 60.0) == ["term pod at=1s", "kill pod at=2s"]
     assert (len(pass_time(faults, driver, 90.0)), faults.due_s()) == (2, None)
 
 
 def test_a_step_that_was_jumped_over_counts_as_reached_once() -> None:
-    faults, driver = begin("add node at=step:40", "add node at=step:60")
+    faults, driver = begin("kill pod at=step:40", "kill pod at=step:60")
     for step in (39, 50, 40):
         faults.reached(step)
-    assert driver.came() == ["add node at=step:40"]
+    assert driver.came() == ["kill pod at=step:40"]
     faults.finish()
     assert driver.entries[-1].why == "step 60 was not reached; the last one was 50"
 
 
 def test_a_line_is_looked_through_for_the_pattern_up_to_a_length() -> None:
-    faults, driver = begin(r"add node at=line:loss\s+nan")
+    faults, driver = begin(r"kill pod at=line:loss\s+nan")
     assert len(faults.patterns) == 1
     faults.printed("x" * MAX_LINE + "loss nan")
     assert driver.came() == []
@@ -77,9 +83,9 @@ def test_a_line_is_looked_through_for_the_pattern_up_to_a_length() -> None:
 @pytest.mark.parametrize(
     ("fault", "why"),
     [
-        ("add node at=step:40", "the steps are unknown. Print lines such as 'step 40' or call"),
-        ("add node at=900s", "the job ended before 900 s"),
-        ("add node at=line:nobody", "no line matched 'nobody'"),
+        ("kill pod at=step:40", "the steps are unknown. Print lines such as 'step 40' or call"),
+        ("kill pod at=900s", "the job ended before 900 s"),
+        ("kill pod at=line:nobody", "no line matched 'nobody'"),
     ],
 )
 def test_a_fault_that_never_came_has_its_reason(fault: str, why: str) -> None:
@@ -88,17 +94,17 @@ def test_a_fault_that_never_came_has_its_reason(fault: str, why: str) -> None:
     assert why in driver.entries[-1].why
 
 
-def test_a_fault_whose_pod_is_not_there_yet_waits_for_it() -> None:
-    faults, driver = begin("kill pod node=1 at=step:3")
-    driver.state.there = {"job-0": SimpleNamespace(draft=SimpleNamespace(role="node", hostname="job-0"))}
+def test_a_fault_whose_pod_does_not_run_yet_waits_for_it() -> None:
+    faults, driver = begin("kill pod at=step:3")
+    driver.state.states["job-0"] = PodState()
     faults.reached(3)
     assert (driver.came(), faults.due_s()) == ([], 0.3)
     faults.finish()
-    assert "there is no node 1" in driver.entries[-1].why
+    assert driver.entries[-1].why == "job-0 is not running"
 
 
 def test_a_fault_that_waits_for_steps_says_so_after_a_minute_without_any(caplog: pytest.LogCaptureFixture) -> None:
-    faults, driver = begin("add node at=step:40")
+    faults, driver = begin("kill pod at=step:40")
     assert faults.due_s() == 60.0
     pass_time(faults, driver, 59.9)
     assert caplog.messages == []
@@ -106,16 +112,16 @@ def test_a_fault_that_waits_for_steps_says_so_after_a_minute_without_any(caplog:
     pass_time(faults, driver, 90.0)
     (message,) = caplog.messages
     assert message.startswith(
-        "no step in the first 60 s; fault 'add node at=step:40' waits for step 40. Print lines"
+        "no step in the first 60 s; fault 'kill pod at=step:40' waits for step 40. Print lines"
     )
     assert faults.due_s() is None
 
 
 def test_a_fault_whose_steps_come_warns_of_nothing(caplog: pytest.LogCaptureFixture) -> None:
-    faults, driver = begin("add node at=step:40")
+    faults, driver = begin("kill pod at=step:40")
     faults.reached(1)
     assert (faults.due_s(), pass_time(faults, driver, 90.0), caplog.messages) == (None, [], [])
-    others, driver = begin("add node at=2m")
+    others, driver = begin("kill pod at=2m")
     assert (others.due_s(), pass_time(others, driver, 90.0), caplog.messages) == (120.0, [], [])
 
 
@@ -141,7 +147,6 @@ def test_a_pod_is_cut_off_until_the_last_of_its_partitions_is_over(
     first: str, second: str, until_s: float | None
 ) -> None:
     faults, driver = begin(f"partition node=0 {first} at=1s", f"partition node=0 {second} at=2s")
-    driver.state.there = {"job-0": SimpleNamespace(draft=SimpleNamespace(role="node", hostname="job-0"))}
     network = Network()
     driver.kubelet = SimpleNamespace(network=network)
     cut = {}
@@ -154,7 +159,7 @@ def test_a_pod_is_cut_off_until_the_last_of_its_partitions_is_over(
 
 
 def test_a_fault_that_comes_after_the_jobs_end_never_comes() -> None:
-    faults, driver = begin("add node at=1s")
+    faults, driver = begin("kill pod at=1s")
     driver.state.asked = 1
     assert pass_time(faults, driver, 2.0) == []
     assert driver.entries[-1].why == "the job has ended"

@@ -5,7 +5,6 @@ from __future__ import annotations
 import importlib.util
 import json
 import re
-import subprocess
 from pathlib import Path
 
 import pytest
@@ -41,7 +40,6 @@ while step < last or dist.get_world_size() < most:
 dist.barrier()
 os._exit(0)  # torch 2.13's gloo may abort while Python shuts down; not what is tested here
 """
-GOES_ON = "while step < last or dist.get_world_size() < most:"
 PRINTS = "print('step', step, flush=True)"
 REPORTS = "trainer_launch.report(step=step, metrics={'size': most})"
 
@@ -104,50 +102,6 @@ def test_the_script_of_the_page_on_surviving_survives(tmp_path: Path) -> None:
     steps = [int(found) for found in re.findall(r"^\[0:0\] step (\d+)$", ended.stdout, re.MULTILINE)]
     assert steps.count(1) == 1
     assert steps[-1] == 60
-
-
-GROWS_AND_SHRINKS = """
-seen = saved.with_name("sizes")
-if rank == 0:
-    with seen.open("a") as file:
-        file.write(str(dist.get_world_size()))
-dist.barrier()  # so that all read the same
-print("all begun with %s\\n" % dist.get_world_size(), end="", flush=True)
-while "4" not in seen.read_text() or dist.get_world_size() > 2:
-""".strip()
-
-
-def test_an_elastic_job_is_scaled_up_and_down_and_goes_on(tmp_path: Path) -> None:
-    assert TRAIN.count(GOES_ON) == 1
-    train = script(tmp_path, TRAIN.replace(GOES_ON, GROWS_AND_SHRINKS).replace("{say}", PRINTS))
-    words = ["trainer-launch", "run", "--", train, str(tmp_path / "saved"), "0", "0"]
-    ended = elastic(tmp_path, words, 2, "scale workers=4 at=step:5", "scale workers=2 at='line:all begun with 4'")
-    found = sizes(ended)
-    assert (found[0], found[-1]) == ("2", "2")
-    assert "4" in found, "a third worker may join before the fourth"
-    for index, status in enumerate(("(Succeeded|Completed)", "(Succeeded|Completed)", "Terminated", "Terminated")):
-        assert re.search(rf"^job-worker-{index}  {status} +1 +0 ", ended.stderr, re.MULTILINE), ended.stderr
-
-
-def elastic(folder: Path, command: list[str], replicas: int, *faults: str) -> subprocess.CompletedProcess[str]:
-    """An elastic PyTorchJob of one process on each node, rehearsed to its good end."""
-    container = f"{{name: pytorch, image: i, command: {json.dumps(command)}}}"
-    (folder / "job.yaml").write_text(
-        "apiVersion: kubeflow.org/v1\nkind: PyTorchJob\nmetadata: {name: job}\nspec:\n"
-        "  elasticPolicy: {minReplicas: 1, maxReplicas: 4, maxRestarts: 10}\n  nprocPerNode: '1'\n"
-        f"  pytorchReplicaSpecs: {{Worker: {{replicas: {replicas}, "
-        f"template: {{spec: {{containers: [{container}]}}}}}}}}\n"
-    )
-    ended = launch(
-        "rehearse", "-f", str(folder / "job.yaml"), *(word for one in faults for word in ("--fault", one))
-    )
-    assert ended.returncode == 0, ended.stdout + ended.stderr
-    return ended
-
-
-def sizes(ended: subprocess.CompletedProcess[str]) -> list[str]:
-    """How many workers the first one's job had, each time it began."""
-    return re.findall(r"^\[job-worker-0\] begun at \d+ with (\d)", ended.stdout, re.MULTILINE)
 
 
 SECRETS = """

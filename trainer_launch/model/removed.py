@@ -41,6 +41,8 @@ SUCCESSORS: Mapping[str, str] = {
     "--report FILE.png": "use --report FILE.html",
     "--fault FILE.yaml": "use --fault once for each fault",
     "--fault oom": "use kill worker: the kernel sends SIGKILL, too",
+    "--fault add node": "use kill pod back=20s: an elastic job takes the pod in when it comes back",
+    "--fault scale": "use term pod back=never for a pod less, kill pod back=20s for one that joins later",
     "--fault slow link": "use partition for=2s, once for each pause",
     "incidents bundle": "copy the directory that incidents show names: kubectl cp POD:DIRECTORY DIRECTORY",
     "--fault fill shm": "mount a small memory volume at /dev/shm in the manifest",

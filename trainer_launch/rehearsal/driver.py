@@ -33,7 +33,7 @@ from trainer_launch.rehearsal.controllers import job_lifecycle
 from trainer_launch.rehearsal.controllers.job_lifecycle import Event, Exited, PodDeleted, StopAsked
 from trainer_launch.rehearsal.controllers.pod_lifecycle import Action, Start, Stop
 from trainer_launch.rehearsal.controllers.pod_values import Pod, Workload
-from trainer_launch.rehearsal.faults import Faults, InjectedFault, workers_of
+from trainer_launch.rehearsal.faults import Faults, InjectedFault
 from trainer_launch.rehearsal.kubelet import Kubelet, Setting
 from trainer_launch.rehearsal.pod_watch import PodProcesses, PodWatch
 from trainer_launch.rehearsal.report import pod_rows
@@ -50,10 +50,9 @@ _log = logging.getLogger(__name__)
 
 
 class RehearsalJob(Struct, frozen=True, kw_only=True):
-    """The job to rehearse, and how it is scaled: the same job with so many more nodes, or fewer, where it can."""
+    """The job to rehearse."""
 
     workload: Workload
-    grown: Callable[[int], Workload] | None
     faults: tuple[InjectedFault, ...]
     reporting: Reporting
     check: Callable[[Kubelet], None]  # raises LaunchError for a command that each pod's launcher would refuse
@@ -123,7 +122,6 @@ class Rehearsal:
         self._job, self.kubelet, self._system, self._watch, self._grace_s = job, kubelet, system, watch, grace_s
         self._failed: list[Exited] = []  # what could not be started
         self._stop_signal: int | None = None
-        self._grown = 0
         self._pids: dict[str, int] = {}  # the first process of each container, the last one of that name
         self._running: dict[int, str] = {}  # the same by pid, of those that run
         self.processes = PodProcesses(kubelet)
@@ -197,13 +195,6 @@ class Rehearsal:
         """The first process of the main container, while it runs."""
         pid = self._pids.get(f"{pod}/{self.state.pods[pod].draft.main}")
         return pid if pid in self._running else None
-
-    def scale(self, workers: int | None) -> None:
-        """The controller sees another number of Worker replicas; None: one more than now."""
-        assert self._job.grown is not None, "asked for before anything was started"
-        self._grown = self._grown + 1 if workers is None else workers - workers_of(self._job.workload.drafts)
-        workload = self._job.grown(self._grown)
-        self.take(job_lifecycle.Scaled(self._system.now(), self.kubelet.scale(workload), workload.rules))
 
     def delete(self, pod: str, grace_s: float, back_s: float | None) -> None:
         """Delete a pod, which is created again after `back_s`; None: never."""

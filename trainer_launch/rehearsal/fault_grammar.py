@@ -17,7 +17,6 @@ from trainer_launch.model import removed, value_parsers
 from trainer_launch.model.errors import UsageError
 from trainer_launch.model.suggestions import did_you_mean
 from trainer_launch.model.value_parsers import DURATION, MAX_COUNT, parse_number, shown
-from trainer_launch.rehearsal.controllers.local_jobs import MAX_PODS
 from trainer_launch.rehearsal.faults import KINDS, InjectedFault, When
 
 MAX_TEXT = 2_000  # characters of one fault
@@ -140,9 +139,6 @@ _VALUES = {
     "for": _FaultValue("for_s", _duration(0.001, MAX_S), DURATION, "10s"),
     "grace": _FaultValue("grace_s", _duration(0.0, _MAX_GRACE_S), f"{DURATION}, one hour at most"),
     "back": _FaultValue("back_s", _duration(0.0, MAX_S), f"{DURATION}, or never"),
-    "workers": _FaultValue(
-        "workers", _number(1, MAX_PODS), f"a number of Worker replicas from 1 to {MAX_PODS}", "4"
-    ),
     "at": _FaultValue(
         "when",
         _when,

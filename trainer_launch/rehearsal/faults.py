@@ -18,9 +18,8 @@ from trainer_launch.model.units import listed
 from trainer_launch.model.value_parsers import MAX_LINE, shown
 from trainer_launch.rehearsal import pod_isolation
 from trainer_launch.rehearsal.controllers.job_lifecycle import JobRecord
-from trainer_launch.rehearsal.controllers.local_jobs import check_size
 from trainer_launch.rehearsal.controllers.pod_lifecycle import Phase
-from trainer_launch.rehearsal.controllers.pod_values import Draft, Workload
+from trainer_launch.rehearsal.controllers.pod_values import Draft
 from trainer_launch.rehearsal.kubelet import Kubelet
 from trainer_launch.rehearsal.pod_watch import PodProcesses
 from trainer_launch.rehearsal.report.history import HistoryEntry, What
@@ -48,9 +47,6 @@ class Rehearsed(Protocol):
     def leader(self, pod: str) -> int | None:
         """The first process of the main container, while it runs."""
 
-    def scale(self, workers: int | None) -> None:
-        """The controller sees another number of Worker replicas; None: one more than now."""
-
     def delete(self, pod: str, grace_s: float, back_s: float | None) -> None:
         """Delete a pod, which is created again after `back_s`; None: never."""
 
@@ -74,7 +70,6 @@ class InjectedFault(Struct, frozen=True, kw_only=True):
     for_s: float | None = None  # how long it lasts; None: as long as the job, or it is over at once
     grace_s: float | None = None  # of "term pod": until SIGKILL
     back_s: float | None = 1.0  # of "kill pod" and "term pod": until it is made anew; None: never
-    workers: int | None = None  # of "scale": how many Worker replicas the job has from then on
     text: str = ""  # in the words typed: what people are shown
 
 
@@ -114,11 +109,6 @@ def _delete_pod(rehearsal: Rehearsed, fault: InjectedFault, pod: str | None) -> 
     return Effect(lambda: rehearsal.delete(name, grace_s, fault.back_s))
 
 
-def _scale(rehearsal: Rehearsed, fault: InjectedFault, pod: str | None) -> Effect:
-    _refuse_after_end(rehearsal)
-    return Effect(lambda: rehearsal.scale(fault.workers))
-
-
 def _partition(rehearsal: Rehearsed, fault: InjectedFault, pod: str | None) -> Effect:
     network = rehearsal.kubelet.network
     assert network is not None, "asked for before anything was started"
@@ -140,7 +130,6 @@ class FaultKind(Struct, frozen=True):
     bare: str = ""  # the key whose value may stand alone
     first: When = When(step=1)  # without at=
     is_of_job: bool = False  # of no single pod
-    scales: bool = False  # the number of pods
     needs_network: bool = False  # each pod has its own, in namespaces
 
 
@@ -150,8 +139,6 @@ KINDS: Mapping[str, FaultKind] = {
     "stop worker": FaultKind(_stop_worker, (*_POD, "worker", "for"), bare="for"),
     "kill pod": FaultKind(_delete_pod, (*_POD, "back")),
     "term pod": FaultKind(_delete_pod, (*_POD, "grace", "back")),
-    "add node": FaultKind(_scale, (), is_of_job=True, scales=True),
-    "scale": FaultKind(_scale, ("workers",), needs="workers", is_of_job=True, scales=True),
     "partition": FaultKind(_partition, (*_POD, "for"), bare="for", needs_network=True),
     "delay dns": FaultKind(
         _delay_dns, ("for",), needs="for", bare="for", first=When(at_s=0.0), is_of_job=True, needs_network=True
@@ -159,14 +146,10 @@ KINDS: Mapping[str, FaultKind] = {
 }
 
 
-def _refuse_after_end(rehearsal: Rehearsed) -> None:
-    if rehearsal.state.condition is not None or rehearsal.state.asked:
-        raise Never("the job has ended")
-
-
 def _living(rehearsal: Rehearsed, pod: str | None) -> str:
     state = rehearsal.state.states[pod or ""]
-    _refuse_after_end(rehearsal)
+    if rehearsal.state.condition is not None or rehearsal.state.asked:
+        raise Never("the job has ended")
     if state.is_over:
         raise Never(f"{pod} is {state.phase.value} and will not be created again")
     if state.phase is Phase.PENDING or state.stopping:
@@ -197,11 +180,6 @@ def nodes_of(drafts: Iterable[Draft]) -> tuple[str, ...]:
     return tuple(draft.hostname for draft in trainers or nodes or drafts)
 
 
-def workers_of(drafts: Iterable[Draft]) -> int:
-    """How many Worker replicas a job has."""
-    return sum(draft.role == "worker" for draft in drafts)
-
-
 def target(fault: InjectedFault, nodes: Sequence[str], pods: Sequence[str]) -> str | None:
     """The name of the pod; None for a fault of the whole job.
 
@@ -228,25 +206,8 @@ def target(fault: InjectedFault, nodes: Sequence[str], pods: Sequence[str]) -> s
     raise UsageError(f"{where}: the job has no pod {fault.pod}; {hint}")
 
 
-def check_targets(
-    faults: Sequence[InjectedFault], drafts: Sequence[Draft], grown: Callable[[int], Workload] | None
-) -> None:
-    """Check the faults against this job; `grown` makes it with so many more nodes, None where it cannot.
-
-    Raises:
-        UsageError: a fault is for a pod that the job has not, or scales a job of a fixed size.
-    """
-    scales = [fault for fault in faults if KINDS[fault.kind].scales]
-    if scales and grown is None:
-        raise UsageError(
-            f"--fault {shown(scales[0].text)} needs a job that can grow, and this one has a fixed number of nodes; "
-            "use a range such as --nodes 1:2, or with -f a job with Worker replicas"
-        )
-    if scales and grown is not None:
-        workers, added = workers_of(drafts), sum(fault.workers is None for fault in scales)
-        largest = grown(max(workers, *(fault.workers or 0 for fault in scales)) + added - workers)
-        check_size(largest)
-        drafts = largest.drafts
+def check_targets(faults: Sequence[InjectedFault], drafts: Sequence[Draft]) -> None:
+    """Check the faults against this job. Raises UsageError: a fault is for a pod that the job has not."""
     for fault in faults:
         target(fault, nodes_of(drafts), tuple(draft.hostname for draft in drafts))
 
@@ -335,7 +296,8 @@ class Faults:
     def _inject(self, fault: InjectedFault) -> None:
         rehearsal = self._rehearsal
         try:
-            pod = self._target(fault)
+            pods = rehearsal.state.pods
+            pod = target(fault, nodes_of(pod.draft for pod in pods.values()), tuple(pods))
             effect = KINDS[fault.kind].inject(rehearsal, fault, pod)
         except Never as problem:
             self._miss(fault, str(problem))
@@ -355,13 +317,6 @@ class Faults:
         if effect.undo is not None:
             until_s = None if fault.for_s is None else rehearsal.now_s() + fault.for_s
             self._lasting.append((until_s, fault, pod, effect.undo))
-
-    def _target(self, fault: InjectedFault) -> str | None:
-        pods = self._rehearsal.state.there
-        try:
-            return target(fault, nodes_of(pod.draft for pod in pods.values()), tuple(pods))
-        except UsageError as problem:  # a node that is to be added first
-            raise NotNow(str(problem)) from None
 
     def _end(self, fault: InjectedFault, pod: str | None, undo: Callable[[], None]) -> None:
         _log.warning("fault ended: %s", fault.text)

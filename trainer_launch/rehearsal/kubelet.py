@@ -25,7 +25,13 @@ from trainer_launch.planning.command import CommandKind, parse_command
 from trainer_launch.planning.reading import check_command, recognise
 from trainer_launch.rehearsal import pod_isolation
 from trainer_launch.rehearsal.controllers import local_jobs, v1
-from trainer_launch.rehearsal.controllers.local_jobs import FILES, OURS, RUN, LocalNetwork, own_environment
+from trainer_launch.rehearsal.controllers.local_jobs import (
+    FILES,
+    OURS,
+    RUN,
+    LocalNetwork,
+    own_environment,
+)
 from trainer_launch.rehearsal.controllers.pod_lifecycle import own_init
 from trainer_launch.rehearsal.controllers.pod_values import Container, Pod, PodFile, Workload
 from trainer_launch.rehearsal.controllers.pod_values import pods as pods_of
@@ -54,52 +60,41 @@ class Kubelet:
         self._scratch = scratch
         self._setting = setting
         self.network = OwnNetwork(scratch) if setting.own_network else None
-        self._ssh_port: int | None = None
         self._device = "lo" if self.network is None else pod_isolation.DEVICE
         self._running: frozenset[str] = frozenset()  # pods, as their controller sees them
         self._lives: dict[str, int] = {}  # by pod with a place of its own
-        # With networks of their own, names and ports are the job's.
-        self._local = LocalNetwork(pods={}, addresses={})
-        self._numbers: dict[str, int] = {}  # by pod, also by one that the job no longer has: its address stays
-        self.pods: tuple[Pod, ...] = ()
-        self.scale(workload)
+        local_jobs.check_size(workload)
+        address_of = local_jobs.address_of if self.network is None else pod_isolation.address_of
+        self.pods = self._equipped(pods_of(workload, address_of))
+        self._local = self._network_of(workload)
         machine = {"OMP_NUM_THREADS": str(threads(self.pods)), "GLOO_SOCKET_IFNAME": self._device}
         self._base = {**machine, **own_environment(os.environ), "PATH": setting.path}
         # Paddle's launcher takes the address of this machine's name, unless it has POD_IP.
         self._tells_address = workload.kind == "PaddleJob"
 
-    def scale(self, workload: Workload) -> tuple[Pod, ...]:
-        """Give every pod that the job has now what it needs on this machine; pods keep their addresses."""
-        local_jobs.check_size(workload)
-        address_of = local_jobs.address_of if self.network is None else pod_isolation.address_of
-        fresh = [draft.hostname for draft in workload.drafts if draft.hostname not in self._numbers]
-        self._numbers |= {name: number for number, name in enumerate(fresh, len(self._numbers))}
-        numbers = [self._numbers[draft.hostname] for draft in workload.drafts]
-        made = self._equipped(pods_of(workload, lambda place: address_of(numbers[place])))
-        self.pods = tuple(sorted(made, key=lambda pod: self._numbers[pod.name]))
+    def _network_of(self, workload: Workload) -> LocalNetwork:
+        """Where everything of the job is on this machine: names, ports, claims."""
+        local = LocalNetwork(pods={}, addresses={})  # with networks of their own, names and ports are the job's
         if self.network is None:
             if v1.MEETING_PORT in workload.ports:
                 first = next(pod for pod in self.pods if pod.name == workload.ports[v1.MEETING_PORT])
                 self.pods = tuple(local_jobs.with_meeting(pod, first.address) for pod in self.pods)
-            old, new = self._local, local_jobs.local_network_of(workload, self.pods)
-            local = replace(new, pods={**old.pods, **new.pods}, addresses={**old.addresses, **new.addresses})
-            ports = dict(old.ports)
-            for endpoint in sorted(local_jobs.endpoints(local, self.pods) - ports.keys()):
+            local = local_jobs.local_network_of(workload, self.pods)
+            ports: dict[local_jobs.Endpoint, int] = {}
+            for endpoint in sorted(local_jobs.endpoints(local, self.pods)):
                 ports[endpoint] = next(port for port in iter(network.free_port, 0) if port not in ports.values())
-            self._local = replace(local, ports=ports)
+            local = replace(local, ports=ports)
         else:
-            for pod in self.pods:
-                if pod.name in fresh:
-                    has_own = any(mount.path == "/dev/shm" for mount in pod.main.mounts)
-                    self.network.add(pod.name, self._numbers[pod.name], pod.draft.names, 0 if has_own else None)
+            for number, pod in enumerate(self.pods):
+                has_own = any(mount.path == "/dev/shm" for mount in pod.main.mounts)
+                self.network.add(pod.name, number, pod.draft.names, 0 if has_own else None)
         mounts: dict[str, str] = {}  # the folder of each path at which some pod of the job mounts a claim
         for pod in self.pods:
             shared = {name for name, kind in pod.draft.template.volumes.items() if kind.startswith("claim:")}
             folder_of = {name: self._folder(pod, name, 1) for name in shared}.get
             for container in pod.containers:
                 mounts = {**local_jobs.mounted(container, folder_of), **mounts}
-        self._local = replace(self._local, shared_mounts=mounts)
-        return self.pods
+        return replace(local, shared_mounts=mounts)
 
     def _equipped(self, made: tuple[Pod, ...]) -> tuple[Pod, ...]:
         """The pods with another command, and with keys and ports for ssh, as asked for."""
@@ -109,10 +104,8 @@ class Kubelet:
             typed = {"command": (), "args": words} if is_pythons else {"command": words, "args": ()}
             made = tuple(pod if local_jobs.is_worker(pod) else _with_main(pod, typed) for pod in made)
         if any(map(local_jobs.uses_ssh, made)):
-            if self._ssh_port is None:
-                ssh_client.make_key(str(self._scratch / _KEYS), ssh_client.find("ssh-keygen", self._setting.path))
-                self._ssh_port = network.free_port()
-            port, device = self._ssh_port, self._device
+            ssh_client.make_key(str(self._scratch / _KEYS), ssh_client.find("ssh-keygen", self._setting.path))
+            port, device = network.free_port(), self._device
             scratch = {pod.name: str(self._scratch / pod.name / "tmp") for pod in made}
             made = tuple(local_jobs.with_ssh(pod, port, scratch[pod.name], device) for pod in made)
         return made

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from tests.rehearsal.controllers.manifests import documents_of, job_of, pytorch, runtime, trainjob
-from trainer_launch.rehearsal.controllers import scaled, workload_of
+from tests.rehearsal.controllers.manifests import job_of, pytorch, runtime, trainjob
 
 VOLUME = "volumes: [{name: shm, emptyDir: {medium: Memory, sizeLimit: 1Gi}}]"
 RESOURCE = "env: [{name: CPUS, valueFrom: {resourceFieldRef: {resource: limits.cpu}}}]"
@@ -52,8 +51,3 @@ def test_a_job_whose_pods_have_names_that_a_cluster_refuses_is_rehearsed_with_a_
     assert job_of(text.replace("NAME", "a" * most), *there).odd == ()
     (sentence,) = job_of(text.replace("NAME", "a" * (most + 1)), *there).odd
     assert "has 64 characters, and a pod's name at most 63" in sentence
-
-
-def test_a_job_that_is_scaled_has_the_same_sentences() -> None:
-    documents = documents_of(workers(pod=VOLUME))
-    assert workload_of(scaled(documents, 1)).ignored == ("sizeLimit of volume shm",)

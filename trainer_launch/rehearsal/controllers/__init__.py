@@ -1,4 +1,4 @@
-"""A job's manifest to the pods that its controller would make, to another size of it, and to files for `explain`.
+"""A job's manifest to the pods that its controller would make, and to files for `explain`.
 
 KINDS lists the function that reads each kind.
 """
@@ -308,23 +308,6 @@ def without_init(workload: Workload, names: Sequence[str]) -> Workload:
         return replace(template, init=init)
 
     return _with_templates(workload, skipped)
-
-
-def scaled(documents: tuple[Field, ...], more: int) -> tuple[Field, ...]:
-    """The same documents, the job among them with that many more workers.
-
-    Raises:
-        UsageError: the number of its pods is fixed once it runs.
-    """
-    job = _job(documents)
-    replicas = _replicas(job)
-    place = _workers(replicas)
-    if place is None:
-        raise UsageError(
-            "this job cannot grow: adding a node needs Worker replicas (an elastic PyTorchJob, an MPIJob, ...); "
-            "the number of nodes of a running TrainJob is fixed"
-        )
-    return _with_job(documents, job.changed(place, replicas[place] + more))
 
 
 def render(workload: Workload, folder: str) -> str:
