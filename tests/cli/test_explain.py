@@ -15,7 +15,6 @@ from tests.cli.launching import launch, script
 from trainer_launch import __version__
 from trainer_launch.commands import options
 from trainer_launch.model import settings
-from trainer_launch.rehearsal.script_checks import MAX_LOST_STEPS
 
 V2 = {
     "PET_NNODES": "2",
@@ -248,10 +247,6 @@ def test_help_and_version_load_nothing_that_they_do_not_print(words: list[str]) 
     assert packages <= {"commands", "host", "model"}
     commands = {name for name in told.stderr.split() if name.startswith("trainer_launch.commands.")}
     assert commands == {"trainer_launch.commands.options", "trainer_launch.commands.catalog"}
-
-
-def test_the_help_of_rehearse_has_the_number_of_lost_steps_that_counts() -> None:
-    assert f"(default: {MAX_LOST_STEPS})" in launch("rehearse", "--help").stdout
 
 
 @pytest.mark.parametrize("command", ["run", "preflight", "explain", "rehearse"])

@@ -40,9 +40,6 @@ os._exit(0)  # torch 2.13's gloo may abort while Python shuts down; not what is 
 """
 
 
-LATE = pytest.mark.long("tests/rehearsal/test_elastic_flags.py")
-
-
 def faults(*texts: str) -> tuple[InjectedFault, ...]:
     return tuple(map(parse, texts))
 
@@ -50,7 +47,7 @@ def faults(*texts: str) -> tuple[InjectedFault, ...]:
 def sizes(tmp_path: Path, nodes: str, enough: int, fault: str, watched: int) -> list[str]:
     """With how many workers the worker of a node has begun, each time."""
     require(importlib.util.find_spec("torch") is not None, "torch is not installed")
-    words = ("--nodes", nodes, "--max-lost-steps", "1000", "--fault", fault)
+    words = ("--nodes", nodes, "--fault", fault)
     train = script(tmp_path, TRAIN)
     ended = launch("rehearse", *words, "--", train, str(tmp_path / "saved"), str(enough))
     assert ended.returncode == 0, ended.stdout + ended.stderr

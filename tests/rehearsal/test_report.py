@@ -45,7 +45,7 @@ def test_reports_replace_old_files_whole_and_others_may_read_them(
 ) -> None:
     page, data = tmp_path / "out.html", tmp_path / "out.json"
     page.write_text("old")
-    assert Reporting([str(page), str(data)], 100).conclude(restarted(before=140, resumed=1).history()) == 1
+    assert Reporting([str(page), str(data)]).conclude(restarted(before=140, resumed=1).history()) == 1
     assert "<h1>FAILED: the script did not resume" in page.read_text(encoding="utf-8")
     assert os.stat(page).st_mode & 0o777 == 0o644
     assert json.loads(data.read_text(encoding="utf-8"))["exit_code"] == 1
@@ -57,7 +57,7 @@ def test_a_page_that_cannot_be_written_any_more_changes_no_exit_code(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level(logging.WARNING)
-    assert Reporting([str(tmp_path / "gone" / "out.html")], 100).conclude(restarted().history()) == 0
+    assert Reporting([str(tmp_path / "gone" / "out.html")]).conclude(restarted().history()) == 0
     assert "out.html was not written: No such file or directory" in caplog.text
 
 
@@ -104,15 +104,11 @@ def test_data_is_the_report_in_json(tmp_path: Path) -> None:
     [
         ({"reports": ["no/out.html"]}, "--report 'no/out.html' cannot be written: No such file or directory"),
         ({"reports": ["out.html"], "render": "pods"}, "--report and --render exclude each other"),
-        (
-            {"max_lost_steps": "few"},
-            "invalid value 'few' for --max-lost-steps: expected a whole number, 0 or more",
-        ),
     ],
 )
 def test_what_cannot_be_written_or_read_is_refused_before_the_job_starts(
     flags: dict[str, object], sentence: str
 ) -> None:
     with pytest.raises(UsageError) as refused:
-        Reporting.of({"reports": None, "render": None, "max_lost_steps": None, **flags})
+        Reporting.of({"reports": None, "render": None, **flags})
     assert sentence in str(refused.value)

@@ -96,7 +96,7 @@ def test_waits_restarts_and_their_causes_are_shown_and_what_each_fault_cost(tmp_
 def test_the_script_of_the_page_on_surviving_survives(tmp_path: Path) -> None:
     page = (Path(__file__).parents[2] / "docs" / "surviving.md").read_text(encoding="utf-8")
     train = script(tmp_path, page.partition("```python\n")[2].partition("```")[0])
-    fault = ("--fault", "kill worker at=step:20", "--max-lost-steps", "20")
+    fault = ("--fault", "kill worker at=step:20")
     ended = launch("rehearse", "--nodes", "2", *fault, "--", train, cwd=tmp_path)
     assert ended.returncode == 0, ended.stdout + ended.stderr
     steps = [int(found) for found in re.findall(r"^\[0:0\] step (\d+)$", ended.stdout, re.MULTILINE)]

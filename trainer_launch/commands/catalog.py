@@ -91,9 +91,6 @@ def _flags_of_rehearse(parser: argparse.ArgumentParser) -> None:
         metavar="FILE.html|.json",
         help="write a report: a page for people or data for programs; may be repeated",
     )
-    parser.add_argument(
-        "--max-lost-steps", metavar="N", help="exit with 1 if a restart repeats more than N steps (default: 100)"
-    )
 
 
 def _flags_of_install_shims(parser: argparse.ArgumentParser) -> None:

@@ -38,6 +38,7 @@ SUCCESSORS: Mapping[str, str] = {
     "--color": "set the variable NO_COLOR=1 to turn colors off",
     "--hang-dir": "use --incident-dir",
     "--chaos": "use --fault, once for each fault",
+    "--max-lost-steps": "remove it: the report has each fault's repeated steps",
     "--report FILE.png": "use --report FILE.html",
     "--fault FILE.yaml": "use --fault once for each fault",
     "--fault oom": "use kill worker: the kernel sends SIGKILL, too",

@@ -23,7 +23,6 @@ from trainer_launch.preflight import policy, registry, thresholds
 from trainer_launch.preflight.check import Where
 from trainer_launch.preflight.external_check import MAX_BYTES, ExternalReport
 from trainer_launch.rehearsal import fault_grammar, kubelet
-from trainer_launch.rehearsal.report import reporting
 
 _LAST_WORDS = f"{FOLDER}/termination-log"
 
@@ -84,7 +83,6 @@ def option(data: bytes) -> None:
     attempt(forwarded, text, kinds=(UsageError,), names="--forward-env")
     seconds = value_parsers.parse_duration(text)
     assert seconds is None or seconds >= 0
-    attempt(reporting.parse_steps, text, kinds=(UsageError,), names="--max-lost-steps")
     words = attempt(kubelet.words_of, text, kinds=(LaunchError,), names="--command")
     assert isinstance(words, Refused) or words
 

@@ -16,7 +16,6 @@ from trainer_launch.host import files, logs
 from trainer_launch.model import removed
 from trainer_launch.model.errors import NodeError, UsageError
 from trainer_launch.model.units import aligned, counted, listed
-from trainer_launch.model.value_parsers import parse_number, shown
 from trainer_launch.observability import live
 from trainer_launch.observability.html import clean, seconds
 from trainer_launch.preflight.report_formats import check_ending
@@ -34,11 +33,9 @@ from trainer_launch.rehearsal.report.rehearsal_report import (
     report_of,
 )
 from trainer_launch.rehearsal.report.training import FaultReport
-from trainer_launch.rehearsal.script_checks import MAX_LOST_STEPS
 
 _MODE = 0o644
 _MOST_PODS = 12  # in the live table
-_MOST_STEPS = 10**12
 _LEGEND = "CREATED: how often the pod was created. RESTARTS: container restarts in the pod that was created last."
 _SHOWN_PODS = 3
 _WIDTH = 100
@@ -48,19 +45,19 @@ Rows = Callable[[int], tuple[str, Sequence[Sequence[str]]]]  # title, heading an
 class Reporting:
     """The live table and the reports of a rehearsal, as the command line asks for them."""
 
-    def __init__(self, paths: Sequence[str], max_lost_steps: int) -> None:
-        self._paths, self._max_lost_steps = paths, max_lost_steps
+    def __init__(self, paths: Sequence[str]) -> None:
+        self._paths = paths
         self._has_table = live.is_wanted()
 
     @classmethod
     def of(cls, flags: Mapping[str, Any]) -> Reporting:
-        """As the command line has it. Raises UsageError: a report that cannot be written, or no number of steps."""
+        """As the command line has it. Raises UsageError: a report that cannot be written."""
         paths = tuple(flags["reports"] or ())
         if paths and flags["render"]:
             raise UsageError("--report and --render exclude each other: --render runs nothing; remove one of them")
         for path in paths:
             check(path)
-        return cls(paths, parse_steps(flags["max_lost_steps"]))
+        return cls(paths)
 
     @property
     def needs_steps(self) -> bool:
@@ -73,22 +70,12 @@ class Reporting:
 
     def conclude(self, history: History) -> int:
         """Print and write the report; return the rehearsal's exit code."""
-        report = report_of(history, self._max_lost_steps)
+        report = report_of(history)
         sys.stderr.write(text(report))
         for path in self._paths:
             is_page = Path(path).suffix.lower() == ".html"
             _write(path, page(report) if is_page else json.dumps(as_json(report), indent=2) + "\n")
         return report.exit_code
-
-
-def parse_steps(typed: str | None) -> int:
-    """The value of --max-lost-steps. Raises UsageError: it is no number of steps."""
-    steps = MAX_LOST_STEPS if typed is None else parse_number(typed, 0, _MOST_STEPS)
-    if steps is None:
-        raise UsageError(
-            f"invalid value {shown(typed or '')} for --max-lost-steps: expected a whole number, 0 or more"
-        )
-    return steps
 
 
 def check(path: str) -> None:
