@@ -11,7 +11,6 @@ import os
 import shlex
 import shutil
 import signal
-import subprocess
 import sys
 import tempfile
 import time
@@ -23,7 +22,7 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from trainer_launch.diagnosis import incident_bundle
-from trainer_launch.host import deadline_subprocess, files, logs, process_tree, runtime_directory
+from trainer_launch.host import files, logs, process_attributes, process_tree, runtime_directory
 from trainer_launch.model import exit_codes, signal_policy
 from trainer_launch.model.errors import NodeError, NotRunnableError
 from trainer_launch.model.settings import Settings
@@ -44,8 +43,6 @@ from trainer_launch.supervisor.system import Happened, System
 
 DRAIN_S = 1.0
 _SWEEPS, _SWEEP_S = 20, 0.2  # looks for what a container left behind, and how long each waits for the end
-_WATCHDOG = Path(__file__).with_name("watchdog_process.py")
-_WATCHDOG_START_S = 20.0
 _log = logging.getLogger(__name__)
 
 
@@ -64,16 +61,15 @@ def rehearse(job: RehearsalJob, settings: Settings, setting: Setting) -> int:
     scratch, began_s = Path(tempfile.mkdtemp(prefix="trainer-launch-rehearsal-")), time.time()
     try:
         kubelet = Kubelet(job.workload, scratch, setting)
-        with _watchdog(scratch):
-            kubelet.check()
-            job.check(kubelet)
-            watch = PodWatch() if job.faults or job.reporting.needs_steps else None
-            system = System(color=use_color(), listener=watch.scan if watch else None)
-            logs.send_through(system.say)
-            with contextlib.closing(system):
-                rehearsal = Rehearsal(job, kubelet, system, watch, settings.grace)
-                with job.reporting.table(rehearsal.live_rows):
-                    rehearsal.to_the_end()
+        kubelet.check()
+        job.check(kubelet)
+        watch = PodWatch() if job.faults or job.reporting.needs_steps else None
+        system = System(color=use_color(), listener=watch.scan if watch else None)
+        logs.send_through(system.say)
+        with contextlib.closing(system):
+            rehearsal = Rehearsal(job, kubelet, system, watch, settings.grace)
+            with job.reporting.table(rehearsal.live_rows):
+                rehearsal.to_the_end()
         sys.stdout.flush()
         sys.stderr.write(_incidents(setting.launchers.get("INCIDENT_DIR", ""), began_s))
         return job.reporting.conclude(rehearsal.history())
@@ -85,24 +81,9 @@ def rehearse(job: RehearsalJob, settings: Settings, setting: Setting) -> int:
             runtime_directory.forget_killed(place)  # launchers that were killed with their pods left theirs
 
 
-@contextlib.contextmanager
-def _watchdog(folder: Path) -> Iterator[None]:
-    """A process ends the pods if this one is killed; `folder` stands in the environment of each pod's processes."""
-    read, write = os.pipe2(os.O_CLOEXEC)
-    try:
-        argv = (sys.executable, "-I", "-S", str(_WATCHDOG), str(folder))
-        null = subprocess.DEVNULL
-        streams = deadline_subprocess.Streams(stdin=read, stdout=null, stderr=null)
-        done = deadline_subprocess.run(argv, None, _WATCHDOG_START_S, streams)
-        os.close(read)
-        if done.code != 0:
-            why = done.failure or f"exit code {done.code}"
-            _log.warning("if this rehearsal is killed by SIGKILL, its pods keep running: %s", why)
-        yield
-        with contextlib.suppress(OSError):
-            os.write(write, b".")
-    finally:
-        os.close(write)
+def _end_with_us() -> None:
+    """In a pod's first process: if this rehearsal is killed, the pod is asked to stop."""
+    process_attributes.die_with_parent(signal.SIGTERM)
 
 
 def _incidents(place: str, began_s: float) -> str:
@@ -315,7 +296,7 @@ class Rehearsal:
         try:
             self.kubelet.prepare(pod, action.container, life)
             process = self.kubelet.process(pod, action.container, life)
-            pid = self._system.spawn(self.kubelet.placed(pod, process))
+            pid = self._system.spawn(self.kubelet.placed(pod, process), _end_with_us)
             self._pids[process.name], self._running[pid] = pid, process.name
         except (NotRunnableError, NodeError, OSError) as problem:
             _log.error("%s", problem)
