@@ -99,7 +99,6 @@ def _from_manifests(
         launchers=_for_their_pods(parsed.settings),
         path=image_path(),
         command=parsed.flags["command_line"],
-        folders=tuple(dict.fromkeys(os.path.dirname(path) or "." for path in parsed.flags["file"])),
         labels="prefix" not in parsed.settings.model_fields_set or parsed.settings.prefix,
         own_network=own_network,
     )

@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 import contextlib
-import logging
 import os
 import shlex
-import shutil
 import sys
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Collection, Mapping
 from pathlib import Path
 
 import psutil
@@ -21,7 +19,7 @@ from trainer_launch.model import Process
 from trainer_launch.model.errors import NotRunnableError, UsageError
 from trainer_launch.model.value_parsers import MAX_COUNT, parse_number
 from trainer_launch.mpi import ssh_client
-from trainer_launch.planning.command import CommandKind, parse_command
+from trainer_launch.planning.command import parse_command
 from trainer_launch.planning.reading import check_command, recognise
 from trainer_launch.rehearsal import pod_isolation
 from trainer_launch.rehearsal.controllers import local_jobs, v1
@@ -38,7 +36,6 @@ from trainer_launch.rehearsal.controllers.pod_values import pods as pods_of
 from trainer_launch.rehearsal.pod_isolation import OwnNetwork
 
 _KEYS = "keys"  # folder of the job's own pair of keys
-_log = logging.getLogger(__name__)
 MARK = "TRAINER_LAUNCH_TERMINATION_LOG"  # different in each container, and inherited by all that it starts
 
 
@@ -48,7 +45,6 @@ class Setting(Struct, frozen=True, kw_only=True):
     launchers: Mapping[str, str]  # TRAINER_LAUNCH_* for our own launchers in them
     path: str  # where programs are looked for that a container does not say itself
     command: str | None = None  # run in place of what the containers that count would
-    folders: tuple[str, ...] = ()  # of the manifests: a script that is not here may lie beside them
     labels: bool = True  # whether lines are marked with their pod here; where not, the writer may
     own_network: bool = False  # whether each pod has a network, names and /dev/shm of its own
 
@@ -118,8 +114,7 @@ class Kubelet:
                 process = self.process(pod, container.name, 1)
                 if process.argv not in checked:
                     checked.add(process.argv)
-                    here = self._localised(pod, container, 1)
-                    check(pod, here, process, str(self._scratch), self._setting.folders)
+                    check(pod, self._localised(pod, container, 1), process, str(self._scratch))
 
     def process(self, pod: Pod, name: str, life: int) -> Process:
         """A container of a pod in one of its lives, as a process of this machine."""
@@ -136,10 +131,7 @@ class Kubelet:
             MARK: str(self.termination_message(pod, name)),
             runtime_directory.VARIABLE: self.runtime_directory_of(pod),
         }
-        # The working directory: the container's own, or that of a manifest where a script lies beside it.
-        is_here = bool(here.workdir) and Path(here.workdir or "").is_dir()
-        beside = None if is_here else _beside(here, self._setting.folders)
-        cwd = here.workdir if is_here else beside and beside[0]
+        cwd = here.workdir if here.workdir and Path(here.workdir).is_dir() else None
         label = pod.name if name == pod.draft.main else f"{pod.name}/{name}"
         if not self._setting.labels:
             label = ""  # whole lines of one container at a time
@@ -270,14 +262,6 @@ def program_of(container: Container) -> tuple[str, ...]:
     return words[words.index("--") + 1 :] if words[1:2] == ("run",) and "--" in words else ()
 
 
-def _beside(container: Container, folders: Iterable[str]) -> tuple[str, str] | None:
-    """A folder among these, and a file that the command names and that lies there but not here."""
-    words = (name for word in program_of(container) for name in word.split())
-    missing = [name for name in words if "." in name and not os.path.isabs(name) and not os.path.exists(name)]
-    pairs = ((folder, name) for folder in folders for name in missing)
-    return next((pair for pair in pairs if os.path.isfile(os.path.join(*pair))), None)
-
-
 def words_of(command: str) -> tuple[str, ...]:
     """--command as words. Raises UsageError: it cannot be split, or there are none."""
     try:
@@ -312,17 +296,12 @@ def image_path() -> str:
     return os.pathsep.join([*folders[:at], os.path.dirname(sys.executable), *folders[at:]])
 
 
-def check(pod: Pod, container: Container, process: Process, scratch: str, folders: Iterable[str]) -> None:
+def check(pod: Pod, container: Container, process: Process, scratch: str) -> None:
     """Find the program of a container, which is given as this machine has it.
 
     Raises:
         UsageError: it is not there.
     """
-    beside = _beside(container, folders)
-    if beside is not None and beside[0] == process.cwd:
-        _log.warning(
-            "%s is not in this directory; the container %s runs in %s", beside[1], container.name, beside[0]
-        )
     words = program_of(container)
     is_ours = process.argv[0] == sys.executable
     if (is_ours or "torchrun" in words) and process.env.get("PET_NPROC_PER_NODE") == "gpu":
@@ -341,14 +320,6 @@ def check(pod: Pod, container: Container, process: Process, scratch: str, folder
         return  # of a volume, which is filled when the pod begins
     try:
         check_command(command, path)
-        if (
-            command.kind is CommandKind.SCRIPT
-            and not is_ours
-            and not command.python
-            and not shutil.which(words[0], path=path)
-        ):
-            text = f"{words[0]!r} is not an executable in PATH; start it with 'python {words[0]}'"
-            raise NotRunnableError(text, exists=os.path.exists(words[0]))
     except NotRunnableError as problem:
         exists = problem.exit_code == 126
         is_init = any(each.name == container.name for each in pod.init)

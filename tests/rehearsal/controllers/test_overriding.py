@@ -189,16 +189,6 @@ def test_as_many_workers_as_gpus_without_one_is_a_single_error(tmp_path: Path) -
 
 
 @pytest.mark.process
-def test_a_script_beside_the_manifest_is_found_from_anywhere(tmp_path: Path) -> None:
-    (tmp_path / "beside.py").write_text("import os\nprint('in', os.getcwd())\n")
-    path = write(tmp_path, ["python3", "beside.py"], "replicas: 1")
-    ended = launch("rehearse", "-f", path)
-    assert ended.returncode == 0, ended.stderr
-    assert ended.stdout.splitlines() == [f"[job-worker-0] in {tmp_path}"]
-    assert ended.stderr.count(f"beside.py is not in this directory; the container pytorch runs in {tmp_path}") == 1
-
-
-@pytest.mark.process
 def test_what_a_container_cannot_run_is_one_error_before_anything_starts(tmp_path: Path) -> None:
     ended = launch("rehearse", "-f", write(tmp_path, ["trainer-launch", "run", "--", "absent-script.py"]))
     assert (ended.returncode, ended.stdout) == (127, "")
