@@ -33,11 +33,6 @@ def test_a_field_without_effect_here_is_listed_once(texts: tuple[str, ...], igno
     assert job_of(*texts).ignored == (ignored,)
 
 
-def test_a_misspelled_field_of_a_volume_is_listed() -> None:
-    (sentence,) = job_of(workers(pod="volumes: [{name: shm, emptyDir: {sizelimit: 1Gi}}]")).odd
-    assert "emptyDir.sizelimit (did you mean sizeLimit?)" in sentence
-
-
 @pytest.mark.parametrize(
     ("text", "most"),
     [(pytorch("{pytorchReplicaSpecs: {Worker: {template: {spec: {containers: [{name: pytorch, image: i}]}}}}}",

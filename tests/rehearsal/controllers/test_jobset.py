@@ -297,11 +297,6 @@ def test_an_action_that_jobset_does_not_have_is_refused_as_it_is_written() -> No
     assert "action is 'RestartJobs'; expected one of FailJobSet" in refusal(lambda: job_of(a_set(more=failure)))
 
 
-def test_a_field_of_a_pod_in_the_wrong_place_is_ignored_and_told_where_it_belongs() -> None:
-    (sentence,) = job_of(a_set(more=NEVER)).odd
-    assert "spec.restartPolicy (a pod's fields belong to replicatedJobs[].template.spec.template.spec)" in sentence
-
-
 @pytest.mark.parametrize("text", [a_job(INDEXED), a_set()])
 def test_other_numbers_are_refused_because_nothing_tells_the_pods(text: str) -> None:
     documents = documents_of(text)

@@ -18,7 +18,7 @@ from trainer_launch.contracts import v1_table
 from trainer_launch.model import Json, NodeRange
 from trainer_launch.model.errors import UsageError
 from trainer_launch.model.suggestions import did_you_mean
-from trainer_launch.model.units import counted, grouped
+from trainer_launch.model.units import counted
 from trainer_launch.model.value_parsers import shown
 from trainer_launch.rehearsal.controllers import jobset, mpi_operator, trainer_v2, v1
 from trainer_launch.rehearsal.controllers.documents import (
@@ -93,18 +93,12 @@ def workload_of(documents: tuple[Field, ...], *, shows_secrets: bool = True) -> 
     if not made.drafts:
         places = ", ".join(".".join(place) for place in _replicas(job))
         raise UsageError(f"{job.where}: the job has no pods; expected 1 or more in {places}")
-    unknown = grouped((where, text) for (where, _), text in configs.unknown.items())
     counts = Counter(map(_kind, others))
     objects = (kind if count == 1 else f"{count} {kind} objects" for kind, count in counts.items())
     return replace(
         made,
         ignored=tuple(dict.fromkeys((*configs.ignored, *objects))),
-        odd=(
-            *made.odd,
-            *_long_names(made),
-            *_without_sshd(made),
-            *(f"{where}: unknown fields are ignored: {', '.join(texts)}" for where, texts in unknown.items()),
-        ),
+        odd=(*made.odd, *_long_names(made), *_without_sshd(made)),
     )
 
 

@@ -21,8 +21,6 @@ from trainer_launch.model.value_parsers import MAX_COUNT, shown
 
 _NAME = re.compile(r"[A-Za-z0-9]([A-Za-z0-9.-]{0,251}[A-Za-z0-9])?")
 
-_OF_PODS = ("containers", "initContainers", "volumes", "restartPolicy", "terminationGracePeriodSeconds")
-
 
 class Field(Struct, frozen=True):
     """A value of a manifest; None stands for a field that is absent, as null does in Kubernetes."""
@@ -40,9 +38,8 @@ class Field(Struct, frozen=True):
 
     def _near_miss(self) -> str:
         """An unknown field beside this one that may be meant."""
-        place = self.where, self.path.rpartition(".")[0]
-        noted = ((where, path.rpartition(".")[0], text) for (where, path), text in self.configs.unknown.items())
-        hints = (text for where, above, text in noted if (where, above) == place and text.endswith(")"))
+        beside = f"{self.path.rpartition('.')[0]}."
+        hints = (text for text in self.configs.ignored if text.startswith(beside) and text.endswith("?)"))
         return next((f"; unknown field {text}" for text in hints), "")
 
     @property
@@ -97,18 +94,12 @@ class Field(Struct, frozen=True):
         """Note a field that has an effect in a cluster and none here."""
         self.configs.ignored[phrase] = None
 
-    def only(self, read: Iterable[str], ignored: Iterable[str] = (), whose: str = "") -> None:
-        """Note the fields that are ignored, those that are not read, and what a misspelled field may have meant."""
-        words = (*read, *ignored)
-        for key in self.mapping():
-            if key in ignored and self.get(key).given:
-                self.ignore(f"{key} {whose}".rstrip())
-            elif key not in words:
-                hint = did_you_mean(key, words)
-                if key in _OF_PODS and "replicatedJobs" in words:
-                    hint = "a pod's fields belong to replicatedJobs[].template.spec.template.spec"
-                path = self.get(key).path
-                self.configs.unknown[self.where, path] = f"{path} ({hint})" if hint else path
+    def only(self, read: Iterable[str], whose: str = "") -> None:
+        """Note the fields that are not read, of a misspelled field its place and what it may have meant."""
+        for key, inner in self.fields():
+            if key not in read and inner.given:
+                hint = did_you_mean(key, read)
+                self.ignore(f"{inner.path} ({hint})" if hint else f"{key} {whose}".rstrip())
 
     def text(self, default: str | None = None) -> str:
         """A text; without a default the field has to be there."""
@@ -185,7 +176,6 @@ class Configs(Struct, frozen=True):
 
     given: Mapping[tuple[str, str], Values] = field(default_factory=dict)
     ignored: dict[str, None] = field(default_factory=dict)  # phrases, each once
-    unknown: dict[tuple[str, str], str] = field(default_factory=dict)  # (document, path) -> the field in words
     runtimes: tuple[Field, ...] = ()  # of TrainJobs
 
     def __repr__(self) -> str:
@@ -229,7 +219,7 @@ def read_configs(documents: Iterable[Field], namespace: str, *, shows_secrets: b
         UsageError: a document is no ConfigMap or Secret as Kubernetes takes it, or is there twice.
     """
     given: dict[tuple[str, str], Values] = {}
-    unknown: dict[tuple[str, str], str] = {}
+    ignored: dict[str, None] = {}
     for document in documents:
         kind, name = document.get("kind").text(), document.get("metadata", "name")
         if (document.get("metadata", "namespace").text("") or namespace) != namespace:
@@ -239,8 +229,8 @@ def read_configs(documents: Iterable[Field], namespace: str, *, shows_secrets: b
         values = dict(_values(document, kind))
         is_hidden = kind == "Secret" and not shows_secrets
         given[kind, name.text()] = dict.fromkeys(values, REDACTED) if is_hidden else values
-        unknown |= document.configs.unknown
-    return Configs(given, unknown=unknown)
+        ignored |= document.configs.ignored
+    return Configs(given, ignored)
 
 
 def _values(document: Field, kind: str) -> Iterator[tuple[str, str]]:

@@ -32,18 +32,13 @@ _JOBSET = (
     "replicatedJobs", "network", "successPolicy", "failurePolicy", "startupPolicy", "coordinator",
     "volumeClaimPolicies",
 )  # fmt: skip
-_SET_IGNORED = ("suspend", "managedBy", "ttlSecondsAfterFinished")
 _NETWORK = ("enableDNSHostnames", "subdomain", "publishNotReadyAddresses")
 _REPLICATED = ("name", "replicas", "template", "dependsOn", "groupName")
 _JOB = (
     "parallelism", "completions", "completionMode", "backoffLimit", "podFailurePolicy", "template", "selector",
     "manualSelector",
 )  # fmt: skip
-_JOB_IGNORED = (
-    "ttlSecondsAfterFinished", "suspend", "successPolicy", "podReplacementPolicy", "managedBy",
-    "backoffLimitPerIndex", "maxFailedIndexes",
-)  # fmt: skip
-_DEADLINE = "activeDeadlineSeconds"
+_DEADLINE, _PER_INDEX = "activeDeadlineSeconds", "backoffLimitPerIndex"
 _RESTARTS = ("OnFailure", "Never")  # what a Job's pods may have
 _BACKOFF = 6  # a Job's own default
 _BOUNDLESS = 2**31 - 1
@@ -123,7 +118,7 @@ def _jobset(document: Field) -> Workload:
 
 def replicated_jobs(spec: Field, name: str) -> list[Field]:
     """The replicatedJobs of the JobSet called `name`, each with volumes for the claims that JobSet makes for it."""
-    spec.only(_JOBSET, _SET_IGNORED)
+    spec.only(_JOBSET)
     spec.get("network").only(_NETWORK)
     jobs = spec.get("replicatedJobs").items()
     if not jobs:
@@ -158,7 +153,7 @@ def workload(jobset: JobSet, kind: str, deadline: Field | None = None) -> Worklo
     """The pods of a JobSet; `deadline` is that of the TrainJob that has made it."""
     drafts = tuple(draft for job in jobset.jobs for draft in _drafts(jobset, job))
     children = {
-        child: _child_rules(job.field.get("template", "spec"), job.restart, _JOB, (*_JOB_IGNORED, _DEADLINE))
+        child: _child_rules(job.field.get("template", "spec"), job.restart, _JOB)
         for job in jobset.jobs
         for child in jobset.children(job)
     }
@@ -250,7 +245,7 @@ def _job(document: Field) -> Workload:
         )
 
     drafts = tuple(map(draft, range(count)))
-    children = {name: _child_rules(spec, restart, (*_JOB, _DEADLINE), _JOB_IGNORED)}
+    children = {name: _child_rules(spec, restart, (*_JOB, _DEADLINE))}
     nothing = Field(None, "", document.where)
     made = Workload(
         kind="Job",
@@ -333,9 +328,11 @@ def _set_rule(rule: Field) -> SetRule:
     )
 
 
-def _child_rules(batch: Field, restart: str, read: tuple[str, ...], ignored: tuple[str, ...]) -> ChildRules:
+def _child_rules(batch: Field, restart: str, read: tuple[str, ...]) -> ChildRules:
     """The rules of a Job, of which these fields are read; `restart` is its pods' restartPolicy."""
-    batch.only(read, ignored, "of a Job")
+    batch.only((*read, _PER_INDEX), "of a Job")
+    if batch.get(_PER_INDEX).given:
+        batch.ignore(f"{_PER_INDEX} of a Job")
     if batch.get("completions").given and batch.get("completions").value != batch.get("parallelism").number(1):
         batch.ignore("completions of a Job: it has as many pods as its parallelism says")
     policy = batch.get("podFailurePolicy")

@@ -49,7 +49,6 @@ _TRAINJOB = (
     "runtimeRef", "trainer", "labels", "annotations", "podTemplateOverrides", "podSpecOverrides",
     "runtimePatches", "activeDeadlineSeconds",
 )  # fmt: skip
-_IGNORED = ("initializer", "suspend", "managedBy", "ttlSecondsAfterFinished")
 _TRAINER = ("image", "command", "args", "env", "numNodes", "resourcesPerNode", "numProcPerNode")
 _TORCH = ("numProcPerNode", "envInjection")
 _MPI = ("numProcPerNode", "mpiImplementation", "sshAuthMountPath", "runLauncherAsNode")
@@ -99,10 +98,10 @@ def read(document: Field) -> Workload:
 
 def _trainjob(document: Field) -> TrainJob:
     spec, name = document.get("spec"), job_name(document)
-    spec.only(_TRAINJOB, _IGNORED)
+    spec.only(_TRAINJOB)
     spec.get("trainer").only(_TRAINER)
     runtime = _runtime(document)
-    runtime.get("spec").only(("mlPolicy", "template"), ("podGroupPolicy",))
+    runtime.get("spec").only(("mlPolicy", "template"))
     policies = runtime.get("spec", "mlPolicy")
     policies.only(("numNodes", *POLICIES))
     policy = next((each for each in POLICIES if policies.get(each).given), "")

@@ -33,8 +33,6 @@ MAX_REPLICAS = 4096
 MEETING_PORT = "TRAINER_LAUNCH_MASTER_PORT"
 _CLEAN = ("None", "Running", "All")
 _RUN_POLICY = ("cleanPodPolicy", "activeDeadlineSeconds", "backoffLimit")
-_RUN_POLICY_IGNORED = ("suspend", "schedulingPolicy", "managedBy", "ttlSecondsAfterFinished")
-_IGNORED = ("enableDynamicWorker",)
 _BACKENDS = ("c10d", "etcd", "etcd-v2")
 _ELASTIC = (
     "minReplicas", "maxReplicas", "rdzvBackend", "rdzvPort", "rdzvHost", "rdzvId", "rdzvConf", "standalone",
@@ -126,7 +124,7 @@ def namespace(document: Field) -> str:
 
 def _job(document: Field, kind: V1Kind) -> V1Job:
     """The job's replica specs, checked. Raises UsageError: something does not fit."""
-    document.get("spec").only(("runPolicy", kind.specs, *kind.fields), _IGNORED)
+    document.get("spec").only(("runPolicy", kind.specs, *kind.fields))
     specs = document.get("spec", kind.specs)
     by_role = {role.lower(): role for role in kind.roles}
     for key, spec in specs.fields():
@@ -221,7 +219,7 @@ def _draft(job: V1Job, spec: Replicas, index: int, env: Mapping[str, str]) -> Dr
 def rules(document: Field, success: Success) -> JobRules:
     """The run policy."""
     run = document.get("spec", "runPolicy")
-    run.only(_RUN_POLICY, _RUN_POLICY_IGNORED)
+    run.only(_RUN_POLICY)
     deadline = run.get("activeDeadlineSeconds")
     backoff = run.get("backoffLimit")
     return JobRules(
@@ -262,7 +260,7 @@ def _elastic(job: V1Job) -> dict[str, object]:
     policy, worker = job.spec.get("elasticPolicy"), job.specs.get("worker")
     if not policy.given:
         return {}
-    policy.only(_ELASTIC, ("metrics",), "of elasticPolicy")
+    policy.only(_ELASTIC, "of elasticPolicy")
     if worker is None:
         raise job.spec.get(job.kind.specs, "Worker").bad("Worker replicas, because the job has an elasticPolicy")
     low, high = policy.get("minReplicas"), policy.get("maxReplicas")
