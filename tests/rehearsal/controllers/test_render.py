@@ -82,24 +82,6 @@ def test_the_manifest_of_the_readme_is_whole(tmp_path: Path) -> None:
             assert json.loads(path.read_text())["env"]["PET_NODE_RANK"] == str(rank)
 
 
-def test_a_trainjob_whose_containers_are_told_nothing_is_said_to_be_odd() -> None:
-    assert job_of(trainjob(), runtime()).odd == ()
-    assert job_of(trainjob("{numNodes: 2}"), runtime("jax: {}")).odd == ()
-    alone = "apiVersion: trainer.kubeflow.org/v1alpha1\nkind: TrainJob\nmetadata: {name: job}\n"
-    untold = alone + "spec: {runtimeRef: {name: rt}}\n"
-    (told,) = job_of(untold, runtime()).odd
-    assert told.startswith(
-        "the container node gets no PET_NNODES and the like, because the TrainJob has no spec.trainer"
-    )
-    injected = "torch: {envInjection: {targets: [{jobName: node, containerNames: [node]}]}}"
-    assert job_of(untold, runtime(injected)).odd == ()
-    assert job_of(untold, runtime("")).odd == (), "PlainML gives no variables"
-    unnamed = "{name: node, template: {spec: {template: {spec: {containers: [{name: node, image: i}]}}}}}"
-    (told,) = job_of(trainjob(), runtime(jobs=unnamed)).odd
-    assert told.startswith("no container gets PET_NNODES")
-    assert "no replicatedJob has the label trainer.kubeflow.org/trainjob-ancestor-step: trainer" in told
-
-
 @pytest.mark.parametrize(
     ("command", "is_told"),
     [

@@ -6,7 +6,7 @@ kubeflow/trainer pkg/runtime/core/trainingruntime.go and pkg/runtime/framework/p
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -92,7 +92,6 @@ def read(document: Field) -> Workload:
     return replace(
         made,
         ports=dict.fromkeys(_PORTS.get(job.policy, ()), f"{job.name}-{NODE}-0-0"),
-        odd=tuple(_odd(job)),
     )
 
 
@@ -409,20 +408,3 @@ def _slots(job: TrainJob) -> int:
         return given.number(least=1)
     slots, devices = job.policy_field.get("numProcPerNode").number(1, least=1), _gpus(job)
     return devices if slots == 1 and devices > 1 else slots
-
-
-def _odd(job: TrainJob) -> Iterator[str]:
-    """Sentences about what the author of the job can hardly have meant."""
-    first = next((item.name for item in _variables(job)), None)
-    if first is None:
-        return
-    if job.main is None:
-        yield (
-            f"no container gets {first} and the like, because no replicatedJob has the label {ANCESTOR}: "
-            f"{TRAINER}; add the label to the template of the replicatedJob that trains"
-        )
-    elif not any(item.name == first for each in job.main.template.containers for item in each.items):
-        yield (
-            f"the container {NODE} gets no {first} and the like, because the TrainJob has no spec.trainer; "
-            f"add at least trainer: {{}}"
-        )
