@@ -8,7 +8,7 @@ import pytest
 
 from tests.cli.launching import launch
 from trainer_launch.model.errors import UsageError
-from trainer_launch.rehearsal import fault_grammar, faults, pod_isolation
+from trainer_launch.rehearsal import faults, pod_isolation
 from trainer_launch.rehearsal.faults import KINDS
 
 BY_US = ("kill worker", "stop worker", "kill pod", "term pod")
@@ -17,14 +17,14 @@ OWN_NETWORK = ("partition", "delay dns 3s")
 
 def test_what_needs_only_signals_can_be_done_everywhere(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PATH", "/nowhere")
-    assert faults.isolate([fault_grammar.parse(text) for text in BY_US]) is False
+    assert faults.isolate([faults.parse(text) for text in BY_US]) is False
 
 
 @pytest.mark.parametrize("text", OWN_NETWORK)
 def test_a_missing_program_is_named_with_its_package(text: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PATH", "/nowhere")
     with pytest.raises(UsageError) as refused:
-        faults.isolate([fault_grammar.parse(text)])
+        faults.isolate([faults.parse(text)])
     sentence = str(refused.value)
     assert sentence.startswith(f"--fault '{text}' is not possible on this machine: unshare and nsenter and ip")
     assert "install util-linux and iproute2" in sentence
@@ -36,11 +36,11 @@ def test_the_reason_and_the_remedy_are_said(tmp_path: Path, monkeypatch: pytest.
         (tmp_path / program).chmod(0o755)
     monkeypatch.setenv("PATH", f"{tmp_path}:/bin:/usr/bin")
     with pytest.raises(UsageError, match=r"\(unshare failed: Operation not permitted\); run it as root"):
-        faults.isolate([fault_grammar.parse("partition")])
+        faults.isolate([faults.parse("partition")])
 
 
 def test_every_kind_of_fault_is_spoken_of_here() -> None:
-    assert {fault_grammar.parse(text).kind for text in (*BY_US, *OWN_NETWORK)} == set(KINDS)
+    assert {faults.parse(text).kind for text in (*BY_US, *OWN_NETWORK)} == set(KINDS)
 
 
 @pytest.mark.process

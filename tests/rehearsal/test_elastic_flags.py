@@ -16,8 +16,7 @@ from trainer_launch.contracts.source import PodInput
 from trainer_launch.model import NodeRange
 from trainer_launch.rehearsal.controllers.flag_jobs import elastic_job
 from trainer_launch.rehearsal.controllers.pod_values import pods as pods
-from trainer_launch.rehearsal.fault_grammar import parse
-from trainer_launch.rehearsal.faults import InjectedFault, wants_names
+from trainer_launch.rehearsal.faults import InjectedFault, parse, wants_names
 
 TRAIN = """
 import os, pathlib, sys, time

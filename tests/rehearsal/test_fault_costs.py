@@ -10,9 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.rehearsal.told import Tale, finished, restarted
-from trainer_launch.rehearsal.report.history import KEPT, History, HistoryEntry, Recorder, What
-from trainer_launch.rehearsal.report.rehearsal_report import effect, report_of
-from trainer_launch.rehearsal.report.training import FaultReport
+from trainer_launch.rehearsal.history import KEPT, FaultReport, History, HistoryEntry, Recorder, What
+from trainer_launch.rehearsal.rehearsal_report import effect, report_of
 
 
 def near(value: float, within: float = 1e-6) -> Any:

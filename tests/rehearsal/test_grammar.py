@@ -6,7 +6,7 @@ import pytest
 from msgspec.structs import replace
 
 from tests.rehearsal.refusals import refusal
-from trainer_launch.rehearsal import fault_grammar
+from trainer_launch.rehearsal import faults
 from trainer_launch.rehearsal.faults import InjectedFault, When, target
 
 FIRST_STEP = When(step=1)
@@ -43,9 +43,9 @@ MEANINGS = [
 
 @pytest.mark.parametrize(("text", "meant"), MEANINGS)
 def test_every_fault_says_what_it_means(text: str, meant: InjectedFault) -> None:
-    found = fault_grammar.parse(text)
+    found = faults.parse(text)
     assert without_words(found) == meant
-    assert without_words(fault_grammar.parse(found.text)) == meant
+    assert without_words(faults.parse(found.text)) == meant
 
 
 @pytest.mark.parametrize(
@@ -59,7 +59,7 @@ def test_every_fault_says_what_it_means(text: str, meant: InjectedFault) -> None
     ],
 )
 def test_people_are_shown_a_fault_as_they_typed_it(text: str, shown: str) -> None:
-    assert fault_grammar.parse(text).text == shown
+    assert faults.parse(text).text == shown
 
 
 @pytest.mark.parametrize(
@@ -105,7 +105,7 @@ def test_people_are_shown_a_fault_as_they_typed_it(text: str, shown: str) -> Non
     ],
 )
 def test_what_does_not_fit_is_said_in_one_sentence(text: str, parts: list[str]) -> None:
-    sentence = refusal(lambda: fault_grammar.parse(text, "--fault"))
+    sentence = refusal(lambda: faults.parse(text, "--fault"))
     assert sentence.startswith("--fault")
     assert "\n" not in sentence
     assert len(sentence) < 500
@@ -130,7 +130,7 @@ PODS = (*NODES, "job-launcher-0-0")
     ],
 )
 def test_a_fault_finds_its_pod(text: str, pod: str | None) -> None:
-    assert target(fault_grammar.parse(text), NODES, PODS) == pod
+    assert target(faults.parse(text), NODES, PODS) == pod
 
 
 @pytest.mark.parametrize(
@@ -143,6 +143,6 @@ def test_a_fault_finds_its_pod(text: str, pod: str | None) -> None:
     ],
 )
 def test_a_pod_that_the_job_has_not_is_refused(text: str, parts: list[str]) -> None:
-    sentence = refusal(lambda: target(fault_grammar.parse(text), NODES, PODS))
+    sentence = refusal(lambda: target(faults.parse(text), NODES, PODS))
     for part in parts:
         assert part in sentence

@@ -8,10 +8,10 @@ from typing import Any
 import pytest
 
 from trainer_launch.model.value_parsers import MAX_LINE
-from trainer_launch.rehearsal import fault_grammar
+from trainer_launch.rehearsal import faults
 from trainer_launch.rehearsal.controllers.pod_lifecycle import Phase, PodState
 from trainer_launch.rehearsal.faults import Faults
-from trainer_launch.rehearsal.report.history import HistoryEntry, What
+from trainer_launch.rehearsal.history import HistoryEntry, What
 
 
 class Driver:
@@ -43,7 +43,7 @@ class Driver:
 
 def begin(*texts: str) -> tuple[Faults, Driver]:
     driver: Any = Driver()
-    return Faults(map(fault_grammar.parse, texts), driver), driver
+    return Faults(map(faults.parse, texts), driver), driver
 
 
 def pass_time(faults: Faults, driver: Driver, at_s: float) -> list[str]:

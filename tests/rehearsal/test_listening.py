@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 
 from trainer_launch.host import runtime_directory
 from trainer_launch.observability.progress import MAX_TEXT, OutputScanner, ScannedLine
+from trainer_launch.rehearsal.history import HistoryEntry, What
 from trainer_launch.rehearsal.pod_watch import PodWatch
-from trainer_launch.rehearsal.report.history import HistoryEntry, What
 
 
 def steps(*blocks: bytes, scanner: OutputScanner | None = None) -> list[int]:

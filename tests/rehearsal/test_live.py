@@ -17,7 +17,7 @@ from tests.rehearsal.controllers.manifests import pytorch, replica, runtime, tra
 from tests.rehearsal.terminal import Terminal
 from tests.rehearsal.users.commanded import command
 from trainer_launch.observability import live
-from trainer_launch.rehearsal.report.pod_rows import live_rows, live_title
+from trainer_launch.rehearsal.reporting import live_rows, live_title
 
 SHOWING = str(Path(__file__).with_name("showing.py"))
 ENV = {"PYTHONPATH": os.pathsep.join(sys.path)}

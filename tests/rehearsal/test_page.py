@@ -13,9 +13,9 @@ from tests.rehearsal.browser import Browser, browser_in
 from tests.rehearsal.test_fault_costs import histories
 from tests.rehearsal.told import Tale, finished
 from trainer_launch.observability.html import clean, seconds, tick_text, ticks
-from trainer_launch.rehearsal.report.history import History
-from trainer_launch.rehearsal.report.html_page import ATTEMPTS, page
-from trainer_launch.rehearsal.report.rehearsal_report import RehearsalReport, report_of
+from trainer_launch.rehearsal.history import History
+from trainer_launch.rehearsal.html_page import ATTEMPTS, page
+from trainer_launch.rehearsal.rehearsal_report import RehearsalReport, report_of
 
 SCENES = ("small", "bad", "crowd", "nasty", "without_steps", "lost")
 

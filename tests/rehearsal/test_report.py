@@ -12,9 +12,9 @@ import pytest
 from tests.rehearsal import scenes
 from tests.rehearsal.told import restarted
 from trainer_launch.model.errors import UsageError
-from trainer_launch.rehearsal.report import reporting
-from trainer_launch.rehearsal.report.rehearsal_report import as_json
-from trainer_launch.rehearsal.report.reporting import Reporting, text
+from trainer_launch.rehearsal import reporting
+from trainer_launch.rehearsal.rehearsal_report import as_json
+from trainer_launch.rehearsal.reporting import Reporting, text
 
 
 @pytest.mark.parametrize("name", ["out.pdf", "out", "out.html.gz", ""])

@@ -7,10 +7,10 @@ from hypothesis import given
 
 from tests.rehearsal.test_fault_costs import histories
 from tests.rehearsal.told import Tale, finished, restarted
-from trainer_launch.rehearsal.report.history import History
-from trainer_launch.rehearsal.report.html_page import page
-from trainer_launch.rehearsal.report.rehearsal_report import RehearsalReport, report_of
-from trainer_launch.rehearsal.report.reporting import text
+from trainer_launch.rehearsal.history import History
+from trainer_launch.rehearsal.html_page import page
+from trainer_launch.rehearsal.rehearsal_report import RehearsalReport, report_of
+from trainer_launch.rehearsal.reporting import text
 from trainer_launch.rehearsal.script_checks import ScriptCheck
 
 NOT_CHECKED = "The job succeeded; whether the script resumes was not checked"

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from trainer_launch.rehearsal.report.history import History, HistoryEntry, PodResult, What
-from trainer_launch.rehearsal.report.rehearsal_report import RehearsalReport, report_of
+from trainer_launch.rehearsal.history import History, HistoryEntry, PodResult, What
+from trainer_launch.rehearsal.rehearsal_report import RehearsalReport, report_of
 
 
 class Tale:

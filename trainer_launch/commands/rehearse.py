@@ -28,7 +28,7 @@ from trainer_launch.planning.command import CommandKind, grace_of, launcher_in
 from trainer_launch.planning.mpi_options import is_horovodrun, is_mpirun
 from trainer_launch.planning.reading import check_command, check_torch, read, recognise
 from trainer_launch.planning.task import MachineTrial
-from trainer_launch.rehearsal import controllers, fault_grammar, faults
+from trainer_launch.rehearsal import controllers, faults
 from trainer_launch.rehearsal.controllers import overridden, workload_of
 from trainer_launch.rehearsal.controllers.flag_jobs import elastic_job, mpi_job, torch_job
 from trainer_launch.rehearsal.controllers.local_jobs import OURS, RUN, own_environment
@@ -36,7 +36,7 @@ from trainer_launch.rehearsal.controllers.pod_values import Workload
 from trainer_launch.rehearsal.driver import RehearsalJob, rehearse
 from trainer_launch.rehearsal.faults import InjectedFault
 from trainer_launch.rehearsal.kubelet import Kubelet, Setting, image_path
-from trainer_launch.rehearsal.report.reporting import Reporting
+from trainer_launch.rehearsal.reporting import Reporting
 from trainer_launch.supervisor.output import use_color
 
 _log = logging.getLogger(__name__)
@@ -53,7 +53,7 @@ def main(parsed: Parsed) -> int:
         LaunchError: the flags, the command or the manifest do not fit, or a fault cannot be done here.
     """
     reporting = Reporting.of(parsed.flags)
-    injected = tuple(map(fault_grammar.parse, parsed.flags["fault"] or ()))
+    injected = tuple(map(faults.parse, parsed.flags["fault"] or ()))
     own_network = faults.isolate(injected)
     if parsed.flags["file"]:
         return _from_manifests(parsed, injected, reporting, own_network=own_network)

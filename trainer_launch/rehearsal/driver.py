@@ -28,16 +28,16 @@ from trainer_launch.model.errors import NodeError, NotRunnableError
 from trainer_launch.model.settings import Settings
 from trainer_launch.model.signal_policy import STOP_SIGNALS
 from trainer_launch.model.units import counted
+from trainer_launch.rehearsal import reporting
 from trainer_launch.rehearsal.controllers import job_lifecycle
 from trainer_launch.rehearsal.controllers.job_lifecycle import Event, Exited, PodDeleted, StopAsked
 from trainer_launch.rehearsal.controllers.pod_lifecycle import Action, Start, Stop
 from trainer_launch.rehearsal.controllers.pod_values import Pod, Workload
 from trainer_launch.rehearsal.faults import Faults, InjectedFault
+from trainer_launch.rehearsal.history import History, HistoryEntry, Recorder, What
 from trainer_launch.rehearsal.kubelet import Kubelet, Setting
 from trainer_launch.rehearsal.pod_watch import PodProcesses, PodWatch
-from trainer_launch.rehearsal.report import pod_rows
-from trainer_launch.rehearsal.report.history import History, HistoryEntry, Recorder, What
-from trainer_launch.rehearsal.report.reporting import Reporting
+from trainer_launch.rehearsal.reporting import Reporting
 from trainer_launch.supervisor.output import use_color
 from trainer_launch.supervisor.system import Happened, System
 
@@ -135,7 +135,7 @@ class Rehearsal:
         """The history of the whole rehearsal."""
         messages = {}
         for pod in self.state.pods.values():
-            container = pod_rows.deciding_container(self.state, pod.name)
+            container = reporting.deciding_container(self.state, pod.name)
             messages[pod.name] = files.text(self.kubelet.termination_message(pod, container))
         end = self.state.condition
         if end is None:  # it was asked to stop
@@ -148,8 +148,8 @@ class Rehearsal:
             entries=self._recorder.entries(),
             took_s=self.now_s(),
             exit_code=exit_code,
-            pods=pod_rows.results(self.state, messages, self._last_line),
-            remarks=pod_rows.remarks(self.state, messages),
+            pods=reporting.results(self.state, messages, self._last_line),
+            remarks=reporting.remarks(self.state, messages),
         )
 
     def live_rows(self, most: int) -> tuple[str, Sequence[Sequence[str]]]:
@@ -157,8 +157,8 @@ class Rehearsal:
         state, steps, count = self.state, dict(self._steps), self._faults.injected
         title = f"{self._job.workload.kind} {self._job.workload.name}"
         top = max(steps.values(), default=None)
-        title = pod_rows.live_title(title, state, self.now_s(), top, count)
-        return title, pod_rows.live_rows(state, steps, self._last_line, most)
+        title = reporting.live_title(title, state, self.now_s(), top, count)
+        return title, reporting.live_rows(state, steps, self._last_line, most)
 
     def _last_line(self, pod: Pod) -> str:
         """The last line of the main container; from any thread."""
@@ -243,7 +243,7 @@ class Rehearsal:
         self.state, actions, sentences = job_lifecycle.step(before, event)
         if isinstance(event, Exited):
             path = self.kubelet.termination_message(self.state.pods[event.pod], event.container)
-            sentence = pod_rows.ending(before, self.state, event, files.text(path).partition("\n")[0])
+            sentence = reporting.ending(before, self.state, event, files.text(path).partition("\n")[0])
             sentences = [sentence, *sentences] if sentence else sentences
         self._record_event(event, actions, was_over=before.condition is not None)
         self._do(actions, sentences)
@@ -255,7 +255,7 @@ class Rehearsal:
         if isinstance(event, Exited) and event.container == state.pods[event.pod].draft.main:
             self.record(HistoryEntry(at_s=at_s, what=What.ENDED, pod=event.pod, code=event.code))
         for name in state.states:
-            status = pod_rows.status(state, name)
+            status = reporting.status(state, name)
             if self._statuses.get(name) != status:
                 self._statuses[name] = status
                 self.record(HistoryEntry(at_s=at_s, what=What.STATUS, pod=name, text=status))

@@ -20,8 +20,8 @@ from trainer_launch.host import process_tree
 from trainer_launch.observability import event_log, node_view, progress
 from trainer_launch.observability.progress import OutputScanner
 from trainer_launch.rehearsal.controllers.pod_values import Pod
+from trainer_launch.rehearsal.history import KEPT, HistoryEntry, What
 from trainer_launch.rehearsal.kubelet import MARK, Kubelet
-from trainer_launch.rehearsal.report.history import KEPT, HistoryEntry, What
 
 _RANKED = ("torch", "torchrun", "mpi", "horovodrun", "sshd")  # engines all of whose workers have a rank
 _LOCAL = ("LOCAL_RANK", "OMPI_COMM_WORLD_LOCAL_RANK", "MPI_LOCALRANKID", "HOROVOD_LOCAL_RANK")

@@ -11,8 +11,7 @@ from enum import Enum
 from msgspec import Struct
 
 from trainer_launch.model import exit_codes
-from trainer_launch.rehearsal.report.history import HistoryEntry, What
-from trainer_launch.rehearsal.report.training import Attempt, Resume, Training
+from trainer_launch.rehearsal.history import Attempt, HistoryEntry, Resume, Training, What
 
 KILLED = 137  # 128 + SIGKILL
 _STEPS_UNKNOWN = (

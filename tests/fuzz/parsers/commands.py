@@ -22,7 +22,7 @@ from trainer_launch.planning.mpi import forwarded
 from trainer_launch.preflight import policy, registry, thresholds
 from trainer_launch.preflight.check import Where
 from trainer_launch.preflight.external_check import MAX_BYTES, ExternalReport
-from trainer_launch.rehearsal import fault_grammar, kubelet
+from trainer_launch.rehearsal import faults, kubelet
 
 _LAST_WORDS = f"{FOLDER}/termination-log"
 
@@ -126,4 +126,4 @@ def argv(data: bytes) -> None:
         attempt(rehearse._nodes, found.settings, names="--nodes")
         attempt(rehearse._nproc, found.settings, names="--nproc-per-node")
         for text in found.flags["fault"] or ():
-            attempt(fault_grammar.parse, text, kinds=(UsageError,), names="--")
+            attempt(faults.parse, text, kinds=(UsageError,), names="--")

@@ -6,8 +6,8 @@ import pytest
 
 from tests.rehearsal.controllers.actors import Job
 from tests.rehearsal.controllers.manifests import pytorch, replica, runtime, trainjob
+from trainer_launch.rehearsal import reporting
 from trainer_launch.rehearsal.controllers.job_lifecycle import GIVE_UP
-from trainer_launch.rehearsal.report import pod_rows
 
 WORKER = replica("pytorch", spec="replicas: 2, restartPolicy: %s")
 
@@ -139,7 +139,7 @@ def test_a_survivor_that_waited_in_vain_is_not_blamed_for_the_pod_that_is_gone(n
     job = torch("Never", spec="runPolicy: {cleanPodPolicy: Running}")
     job.delete("job-worker-1", back_s=None if never else 100.0)
     job.end("job-worker-1", 137)
-    lost = pod_rows.results(job.state, {"job-worker-0": "", "job-worker-1": ""}, lambda pod: "step 4")[1]
+    lost = reporting.results(job.state, {"job-worker-0": "", "job-worker-1": ""}, lambda pod: "step 4")[1]
     assert (lost.message == "the pod was deleted, and not created again") is never
     job.go("worker-0=138 +4")
     assert job.verdict == (False, "PyTorchJobFailed")

@@ -15,8 +15,16 @@ from trainer_launch.model import Json, exit_codes
 from trainer_launch.model.units import counted
 from trainer_launch.observability.html import clean, seconds
 from trainer_launch.rehearsal import script_checks
-from trainer_launch.rehearsal.report.history import History, HistoryEntry, PodResult, What
-from trainer_launch.rehearsal.report.training import FaultReport, downtime_s, fault_reports, training_of
+from trainer_launch.rehearsal.history import (
+    FaultReport,
+    History,
+    HistoryEntry,
+    PodResult,
+    What,
+    downtime_s,
+    fault_reports,
+    training_of,
+)
 from trainer_launch.rehearsal.script_checks import FailedCheck
 
 UNKNOWN = "-"
