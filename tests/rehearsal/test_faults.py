@@ -133,13 +133,6 @@ def test_an_evicted_pod_is_asked_first_and_has_its_grace(tmp_path: Path) -> None
     assert row(ended.stderr, "job-worker-0") == ["Succeeded", "2", "0", "0"]
 
 
-def test_a_pod_that_never_comes_back_fails_a_job_that_needs_it(tmp_path: Path) -> None:
-    ended = rehearse(job(tmp_path, COUNTS), "kill pod node=1 at=step:3 back=never", code=138)
-    assert row(ended.stderr, "job-worker-1")[0] == "Terminated"
-    assert "Failed after" in ended.stderr
-    assert "(PodLost)" in ended.stderr
-
-
 # -- when it cannot be ------------------------------------------------------------------------
 
 
@@ -159,19 +152,4 @@ def test_a_fault_that_never_came_is_said_and_makes_a_rehearsal_that_succeeded_en
     assert why in last
 
 
-def test_what_cannot_be_is_refused_before_anything_starts(tmp_path: Path) -> None:
-    ended = rehearse(job(tmp_path, "echo begun"), "kill worker node=2", code=2)
-    assert "there is no node 2" in ended.stderr
-    assert "Traceback" not in ended.stderr
-    assert ended.stdout == ""
-
-
 # -- from flags -------------------------------------------------------------------------------
-
-
-def test_pods_from_flags_are_killed_and_come_back_too(tmp_path: Path) -> None:
-    text = f"mkdir -p {tmp_path}/claim; {COUNTS}".replace("/claim/", f"{tmp_path}/claim/")
-    words = ("--nodes", "2", "--engine", "plain", "--fault", "kill pod at=step:5")
-    ended = launch("rehearse", *words, "--", "sh", "-c", text)
-    assert ended.returncode == 0, ended.stdout + ended.stderr
-    assert row(ended.stderr, "local-node-0-1") == ["Succeeded", "2", "0", "0"]

@@ -22,22 +22,17 @@ def fault(kind: str, when: When = FIRST_STEP, **fields: object) -> InjectedFault
 
 MEANINGS = [
     ("kill worker node=1 at=step:40", fault("kill worker", When(step=40), node=1)),
-    ("kill worker", fault("kill worker")),
     ("kill worker worker=3 node=0", fault("kill worker", node=0, local_rank=3)),
-    ("kill pod", fault("kill pod")),
     ("kill pod back=3s at=1m", fault("kill pod", When(at_s=60.0), back_s=3.0)),
     ("kill pod back=never pod=job-worker-0", fault("kill pod", back_s=None, pod="job-worker-0")),
     ("term pod grace=10", fault("term pod", grace_s=10.0)),
     ("stop worker for=20s", fault("stop worker", for_s=20.0)),
-    ("stop worker 20s", fault("stop worker", for_s=20.0)),
-    ("partition node=2 for=10s", fault("partition", node=2, for_s=10.0)),
     ("delay dns 20s", fault("delay dns", When(at_s=0.0), for_s=20.0)),
     ("delay dns for=20s", fault("delay dns", When(at_s=0.0), for_s=20.0)),
     ('kill pod at=line:"epoch [0-9]+ done"', fault("kill pod", When(line="epoch [0-9]+ done"))),
     (r"kill pod at=line:loss\s+nan", fault("kill pod", When(line=r"loss\s+nan"))),
     (r"""kill pod 'at=line:say "it"'""", fault("kill pod", When(line='say "it"'))),
     ("  kill\tpod   at=1.5h ", fault("kill pod", When(at_s=5400.0))),
-    ("kill pod at=500s", fault("kill pod", When(at_s=500.0))),
 ]
 
 
@@ -52,10 +47,7 @@ def test_every_fault_says_what_it_means(text: str, meant: InjectedFault) -> None
     ("text", "shown"),
     [
         ("kill worker at=step:40  worker=0 node=1", "kill worker at=step:40 worker=0 node=1"),
-        ("delay dns 20", "delay dns 20"),
-        ("stop worker for=120s", "stop worker for=120s"),
         ('kill pod at="line:a b"', "kill pod 'at=line:a b'"),
-        ("kill pod 'at=line:a b'", "kill pod 'at=line:a b'"),
     ],
 )
 def test_people_are_shown_a_fault_as_they_typed_it(text: str, shown: str) -> None:
@@ -67,28 +59,20 @@ def test_people_are_shown_a_fault_as_they_typed_it(text: str, shown: str) -> Non
     [
         ("", ["missing fault", "kill worker, stop worker"]),
         ("kill wroker node=1", ["'kill wroker node=1'", "did you mean kill worker?"]),
-        ("kill", ["'kill'", "expected one of: ", "kill pod"]),
         ("explode", ["unknown fault", "kill pod"]),
-        ("node=1 kill pod", ["missing fault"]),
         ("kill worker nod=1", ["'nod'", "did you mean node?", "kill worker takes node, pod, worker, at"]),
         ("kill worker grace=3s", ["kill worker has no grace", "takes node, pod, worker, at"]),
         ("kill pod node=1 node=2", ["node is given twice"]),
         ("partition 10s for=10s", ["for is given twice"]),
         ("kill pod node=1 pod=x", ["node and pod", "one of them"]),
         ("kill pod node=-1", ["invalid value '-1' for node", "index"]),
-        ("kill pod node=all", ["invalid value 'all' for node"]),
         ("kill pod pod=a/b", ["invalid value 'a/b' for pod"]),
         ("kill pod 10s", ["'10s' is not KEY=VALUE", "kill pod takes"]),
-        ("partition soon", ["'soon' is not KEY=VALUE"]),
         ("partition for=0s", ["invalid value '0s' for for", "60, 10m, 1h30m or 500ms"]),
-        ("partition for=10d", ["invalid value '10d' for for"]),
-        ("partition for=9999h", ["invalid value '9999h' for for"]),
         ("kill pod at=1.5d", ["invalid value '1.5d' for at", "a time with its unit"]),
         ("kill pod at=step:x", ["invalid value 'step:x' for at", "step:NUMBER"]),
         ("kill pod at=line:(", ["invalid value 'line:(' for at", "line:REGEX"]),
-        ("kill pod at=line:", ["invalid value 'line:' for at"]),
         ("kill pod at=line:" + "a" * 201, ["line:REGEX"]),
-        ("kill pod at=stp:4", ["step:NUMBER"]),
         ("kill pod 'at=line:x", ["unclosed '"]),
         ("add node", ["add node was removed in 0.3; use kill pod back=20s"]),
         ("scale workers=4", ["scale was removed in 0.3; use term pod"]),

@@ -141,7 +141,6 @@ class Network:
 @pytest.mark.parametrize(
     ("first", "second", "until_s"),
     [("for=5s", "for=6s", 8.0), ("for=7s", "for=3s", 8.0), ("for=5s", "", None)],
-    ids=["the second is over later", "the first is over later", "the second lasts as long as the job"],
 )
 def test_a_pod_is_cut_off_until_the_last_of_its_partitions_is_over(
     first: str, second: str, until_s: float | None
@@ -156,10 +155,3 @@ def test_a_pod_is_cut_off_until_the_last_of_its_partitions_is_over(
     assert next((at_s for at_s, is_cut in cut.items() if not is_cut), None) == until_s
     assert sum(entry.what is What.FAULT_OVER for entry in driver.entries) == (1 if until_s is None else 2)
     assert faults.due_s() is None
-
-
-def test_a_fault_that_comes_after_the_jobs_end_never_comes() -> None:
-    faults, driver = begin("kill pod at=1s")
-    driver.state.asked = 1
-    assert pass_time(faults, driver, 2.0) == []
-    assert driver.entries[-1].why == "the job has ended"

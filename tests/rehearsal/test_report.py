@@ -23,11 +23,6 @@ def test_other_endings_are_refused(name: str) -> None:
         reporting.check(name)
 
 
-def test_a_plot_names_the_page_that_replaces_it() -> None:
-    with pytest.raises(UsageError, match=r"^--report out\.PNG was removed in 0\.3; use --report FILE\.html$"):
-        reporting.check("out.PNG")
-
-
 def test_a_place_that_cannot_be_written_is_refused(tmp_path: Path) -> None:
     (tmp_path / "folder.html").mkdir()
     for path in (tmp_path / "no" / "out.html", tmp_path / "folder.html"):

@@ -38,37 +38,24 @@ def elastic(policy: str) -> str:
     [
         ("", ["0.yaml", "no Kubernetes object"]),
         ("a: [", ["0.yaml", "not valid YAML", "line"]),
-        ("just words", ["document 1", "'just words'", "Kubernetes object"]),
         ("metadata: {name: x}", ["kind is missing"]),
         ("kind: ConfigMap\nmetadata: {name: x}\napiVersion: v1", ["no job (ConfigMap)", "PyTorchJob"]),
         ("[" * 9_000 + "]" * 9_000, ["not valid YAML", "recursion"]),
-        ("a: &a\n  b: *a\n", ["0.yaml"]),
         ("x" * (MAX_BYTES + 1), [f"larger than {MAX_BYTES}"]),
         ("a: !!python/object/apply:os.system [ls]", ["not valid YAML"]),
         ("kind: TFJob\nmetadata: {name: x}\nspec: {}\napiVersion: kubeflow.org/v1", ["tfReplicaSpecs is missing"]),
-        (pytorch("{pytorchReplicaSpecs: {Wroker: {}}}"), ["PyTorchJob job", "Wroker", "Master, Worker"]),
         (pytorch("{pytorchReplicaSpec: {}}"), ["pytorchReplicaSpec", "did you mean pytorchReplicaSpecs?"]),
         (workers('main'), ["Worker.template.spec.containers", "named pytorch"]),
         (pytorch("{pytorchReplicaSpecs: {Worker: {template: {spec: {containers: []}}}}}"), ["at least one"]),
         (workers('pytorch', spec='replicas: -1'), ["the number -1", "whole number"]),
-        (workers('pytorch', spec='replicas: 5000'), ["the number 5000", "4096"]),
-        (workers('pytorch', spec='restartPolicy: Sometimes'), ["'Sometimes'", "ExitCode"]),
         (given("nprocPerNode: 2"), ["spec.nprocPerNode is the number 2", "quote it"]),
-        (given("nprocPerNode: lots"), ["'lots'"]),
         (pytorch(f"{{pytorchReplicaSpecs: {{Master: {replica('pytorch', spec='replicas: 2')}}}}}"), ["one Master"]),
         (elastic("{minReplicas: 3, maxReplicas: 2}"), ["maxReplicas is the number 2", "at least minReplicas, 3"]),
-        (elastic("{rdzvBackend: zeus}"), ["'zeus'", "c10d"]),
         (workers('pytorch', 'env: [{name: A, value: 1}]'), ["env[0].value is the number 1", "quote it"]),
         (workers('pytorch', 'volumeMounts: [{name: v, mountPath: /v}]'), ["the volume v"]),
-        (given("runPolicy: {cleanPodPolicy: Some}"), ["'Some'", "Running"]),
         (trainjob(), ["runtimeRef.name is 'rt'", "another -f"]),
         (ruled("[{action: Restart}]"), ["restartPolicyRules[0].exitCodes is missing", "an operator and values"]),
-        (ruled(f"[{RULE}]".replace("Restart,", "Stop,")), ["action is 'Stop'", "Restart, RestartAllContainers"]),
-        (ruled(f"[{RULE}]".replace("In,", "Among,")), ["operator is 'Among'", "one of In, NotIn"]),
-        (ruled(f"[{RULE % 'SIGKILL'}]"), ["values[0] is 'SIGKILL'", "whole number"]),
         (ruled(f"[{RULE}]".replace("exitCodes", "onExitCodes")), ["is missing", "did you mean exitCodes?"]),
-        (ruled("{}"), ["restartPolicyRules is an object", "a list"]),
-        (workers("pytorch", "restartPolicy: Sometimes"), ["'Sometimes'", "Always, OnFailure, Never"]),
     ],
 )  # fmt: skip
 def test_one_sentence_says_what_is_wrong(text: str, parts: list[str]) -> None:
@@ -83,8 +70,6 @@ def test_one_sentence_says_what_is_wrong(text: str, parts: list[str]) -> None:
 @pytest.mark.parametrize(
     ("job", "given_runtime", "parts"),
     [
-        (trainjob("{numNodes: 0}"), runtime(), ["numNodes is the number 0"]),
-        (trainjob("{numProcPerNode: many}"), runtime(), ["'many'"]),
         (
             trainjob(),
             runtime("torch: {envInjection: {targets: [{jobName: x, containerNames: [a]}]}}"),
@@ -95,7 +80,6 @@ def test_one_sentence_says_what_is_wrong(text: str, parts: list[str]) -> None:
         (trainjob("{numNodes: 2}"), runtime("mpi: {runLauncherAsNode: true}"), ["2", "launcher and node"]),
         (trainjob(), runtime().replace("trainer.kubeflow.org/v1", "kubeflow.org/v2"), ["kubeflow.org/v2alpha1"]),
         (trainjob(), runtime("flux: {}"), ["a Flux job is not rehearsed", "--nodes N -- PROGRAM"]),
-        (trainjob("{resourcesPerNode: {limits: {cpu: lots}}}"), runtime(), ["'lots'", "quantity"]),
     ],
 )
 def test_a_trainjob_that_does_not_fit_its_runtime(job: str, given_runtime: str, parts: list[str]) -> None:
@@ -122,10 +106,8 @@ def test_an_unknown_field_is_ignored_and_named_with_the_one_that_may_be_meant(te
     ("version", "kind", "want"),
     [
         ("kubeflow.org/v1", "MPIJob", "kubeflow.org/v2beta1"),
-        ("kubeflow.org/v1alpha2", "MPIJob", "kubeflow.org/v2beta1"),
         ("batch.volcano.sh/v1alpha1", "Job", "batch/v1"),
         ("example.com/v1", "PyTorchJob", "kubeflow.org/v1"),
-        ("kubeflow.org/v1", "TrainJob", "trainer.kubeflow.org/v1alpha1"),
     ],
 )
 def test_a_job_of_another_api_is_refused_with_the_one_to_write_it_as(version: str, kind: str, want: str) -> None:
@@ -134,12 +116,6 @@ def test_a_job_of_another_api_is_refused_with_the_one_to_write_it_as(version: st
     assert str(caught.value) == (
         f"0.yaml, document 1 ({kind} j): {kind} of {version} is not rehearsed; write it as {want}"
     )
-
-
-def test_a_job_of_another_api_beside_the_job_is_one_more_ignored_object() -> None:
-    other = "---\napiVersion: batch.volcano.sh/v1alpha1\nkind: Job\nmetadata: {name: v}\n"
-    made = job_of(pytorch(f"{{pytorchReplicaSpecs: {{Worker: {WORKER}}}}}") + other)
-    assert (made.kind, made.ignored) == ("PyTorchJob", ("Job",))
 
 
 def test_a_job_without_pods_is_one_error_that_names_the_number() -> None:
@@ -163,11 +139,6 @@ def test_anchors_and_lists_are_read_as_kubectl_reads_them() -> None:
     job = job_of(f"kind: List\nitems: [{body}, {other}, {other}]")
     assert [draft.hostname for draft in job.drafts] == ["j-master-0", "j-worker-0"]
     assert job.ignored[-1] == "2 PriorityClass objects"
-
-
-def test_a_date_in_a_manifest_stays_text() -> None:
-    (found,) = read_documents("kind: X\nmetadata: {name: x, labels: {day: 2026-01-02}}", "f")
-    assert found.get("metadata", "labels", "day").text() == "2026-01-02"
 
 
 def test_without_pyyaml_it_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:

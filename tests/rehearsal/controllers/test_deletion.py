@@ -77,12 +77,6 @@ def test_a_pod_that_waits_for_its_next_start_is_made_anew_as_well() -> None:
     assert job.state.states["job-worker-0"].restart_count == 0
 
 
-def test_a_pod_that_has_ended_is_left_alone() -> None:
-    job = torch().go("worker-0=0")
-    assert job.delete("job-worker-0") == []
-    assert job.go("worker-1=0").verdict == (True, "PyTorchJobSucceeded")
-
-
 @pytest.mark.parametrize("policy", ["Never", "ExitCode", "OnFailure"])
 def test_deletions_count_towards_no_limit_of_the_v1_operator(policy: str) -> None:
     job = torch(policy, "runPolicy: {backoffLimit: 0}")
@@ -101,15 +95,6 @@ def test_deletions_count_towards_no_limit_of_a_jobset() -> None:
         job.go("node-0-1=137 +1")
     assert (job.verdict, job.state.counted) == (None, 0)
     assert job.go("node-0-1=1").state.counted == 1
-
-
-def test_a_worker_of_mpi_operator_comes_back_when_it_was_deleted() -> None:
-    body = f"Launcher: {replica('l')}, Worker: {replica('w', spec='replicas: 2')}"
-    head = "apiVersion: kubeflow.org/v2beta1\nkind: MPIJob\nmetadata: {name: j}\n"
-    job = Job(f"{head}spec: {{mpiReplicaSpecs: {{{body}}}}}\n")
-    job.delete("j-worker-1")
-    job.end("j-worker-1", 137)
-    assert job.wait(1.0) == ["start j-worker-1/w"]
 
 
 # -- never back -------------------------------------------------------------------------------
@@ -145,20 +130,6 @@ def test_a_survivor_that_waited_in_vain_is_not_blamed_for_the_pod_that_is_gone(n
     assert job.verdict == (False, "PyTorchJobFailed")
     blamed = "job-worker-1: deleted, and not created again; " if never else ""
     assert job.message == f"{blamed}its worker job-worker-0 failed"
-
-
-def test_a_survivor_that_fails_by_itself_is_blamed_though_another_pod_is_gone() -> None:
-    job = torch("Never")
-    job.delete("job-worker-1", back_s=None)
-    job.go("worker-1=137 worker-0=3")
-    assert job.message == "its worker job-worker-0 failed"
-
-
-def test_a_jobset_that_restarts_does_not_get_it_back_either() -> None:
-    job = train()
-    job.delete("job-node-0-1", back_s=None)
-    assert job.go("node-0-1=137 node-0-0=1").state.counted == 1
-    assert (job.phase("job-node-0-0"), job.phase("job-node-0-1")) == ("Running", "Terminated")
 
 
 def test_the_end_of_the_job_gives_a_deleted_pod_no_further_life_and_no_more_time() -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from tests.rehearsal.controllers.actors import Job
-from tests.rehearsal.controllers.manifests import documents_of, job_of, pytorch, replica, runtime, trainjob
+from tests.rehearsal.controllers.manifests import documents_of, job_of, runtime, trainjob
 from tests.rehearsal.refusals import refusal
 from trainer_launch.model import NodeRange
 from trainer_launch.rehearsal.controllers import overridden
@@ -165,15 +165,6 @@ def test_what_would_restart_for_ever_is_given_up() -> None:
     assert job.verdict == (False, "CrashLoopBackOff")
 
 
-def test_as_many_quick_restarts_as_the_limit_allows_are_made() -> None:
-    job = train(policy="maxRestarts: 9")
-    for _ in range(9):
-        fails(job, "node-0-0")
-    assert job.verdict is None
-    fails(job, "node-0-0")
-    assert job.verdict == (False, "BackoffLimitExceeded")
-
-
 # -- the order of Jobs, and their volumes -----------------------------------------------------
 
 
@@ -231,27 +222,10 @@ def test_pods_that_have_no_names_on_a_cluster_have_none_here(text: str, advice: 
     assert made.odd == (f"the pods of this {made.kind} do not find each other by name; {advice}",)
 
 
-def test_a_job_beside_another_kind_of_job_is_ignored() -> None:
-    worker = replica("pytorch")
-    made = job_of(a_job(INDEXED, name="download"), pytorch(f"{{pytorchReplicaSpecs: {{Worker: {worker}}}}}"))
-    assert made.kind == "PyTorchJob"
-    assert "Job" in made.ignored
-
-
-def test_a_job_succeeds_when_all_its_indexes_have() -> None:
-    job = Job(a_job(INDEXED)).go("0=0")
-    assert job.verdict is None
-    assert job.go("1=0").verdict == (True, "CompletionsReached")
-
-
 def test_a_failed_index_comes_back_until_the_backoff_limit_is_reached() -> None:
     job = Job(a_job(f"{INDEXED}, backoffLimit: 1")).go("1=138 +60")
     assert starts(job) == {"train-0": 1, "train-1": 2}, "nobody else is restarted"
     assert job.go("1=7").verdict == (False, "BackoffLimitExceeded")
-
-
-def test_a_jobs_own_deadline_ends_it() -> None:
-    assert Job(a_job(f"{INDEXED}, activeDeadlineSeconds: 30")).go("+31").verdict == (False, "DeadlineExceeded")
 
 
 # -- what does not fit, and what is left out --------------------------------------------------
@@ -269,24 +243,15 @@ SET_RULE = "failurePolicy: {rules: [{action: %s}]}"
     [
         (over(rjob("node", "podFailurePolicy: {rules: [{action: FailJob}]}", NEVER)), "onExitCodes is missing"),
         (over(more=SET_RULE % "Restart"), "one of FailJobSet"),
-        (over(more=SET_RULE % "FailJobSet, onJobFailureReasons: [x]"), "one of BackoffLimit"),
         (over(more="successPolicy: {operator: All, targetReplicatedJobs: [other]}"), "one of node, side"),
         ((a_job(PAIR),), "completionMode is missing; expected Indexed, so that each of the 2 pods knows which one"),
         ((a_job("completions: 8"),), "spec.completions is the number 8; expected parallelism, which is 1"),
         ((a_job(INDEXED, "restartPolicy: Always"),), "restartPolicy is 'Always'; expected one of OnFailure, Never"),
-        ((a_job(INDEXED, "subdomain: s"),), "spec.template.spec.restartPolicy is missing"),
-        ((a_set("completionMode: NonIndexed"),), "expected Indexed, by which the pods of a JobSet get their names"),
-        ((a_set(pod="restartPolicy: Always"),), "expected one of OnFailure, Never"),
         ((a_set(more="coordinator: {replicatedJob: x}"),), "spec.coordinator.replicatedJob is"),
     ],
 )
 def test_what_does_not_fit_is_refused_with_its_place(texts: tuple[str, ...], part: str) -> None:
     assert part in refusal(lambda: job_of(*texts))
-
-
-def test_an_action_that_jobset_does_not_have_is_refused_as_it_is_written() -> None:
-    failure = "failurePolicy: {rules: [{name: a, action: RestartJobs}]}"
-    assert "action is 'RestartJobs'; expected one of FailJobSet" in refusal(lambda: job_of(a_set(more=failure)))
 
 
 @pytest.mark.parametrize("text", [a_job(INDEXED), a_set()])
@@ -319,14 +284,6 @@ def test_what_a_rehearsal_does_not_do_is_named_once() -> None:
         "suspend",
         "ttlSecondsAfterFinished of a Job",
     ]
-
-
-def test_an_agent_whose_program_is_in_its_image_is_left_out() -> None:
-    """As JobSet's for restarts in place."""
-    agent = "{name: agent, image: a, restartPolicy: Always, env: [{name: JOBSET_NAME, value: j}]}"
-    job = train(rjob("node", pod=f"initContainers: [{agent}]"), trainer="{}")
-    assert job.began == ["start job-node-0-0/node"]
-    assert "container agent: its program is in its image" in job.ignored
 
 
 def test_what_of_a_run_policy_means_nothing_here_is_named_once() -> None:

@@ -168,14 +168,6 @@ def write(folder: Path, command: list[str], spec: str = "replicas: 3", more: str
 
 
 @pytest.mark.process
-def test_numbers_on_the_command_line_reach_the_pods(tmp_path: Path) -> None:
-    path = write(tmp_path, ["sh", "-c", "echo $PET_NNODES x $PET_NPROC_PER_NODE"], more="nprocPerNode: gpu, ")
-    ended = launch("rehearse", "-f", path, "--nodes", "1", "--nproc-per-node", "2")
-    assert ended.returncode == 0, ended.stderr
-    assert ended.stdout.splitlines() == ["[job-worker-0] 1 x 2"]
-
-
-@pytest.mark.process
 def test_as_many_workers_as_gpus_without_one_is_a_single_error(tmp_path: Path) -> None:
     (tmp_path / "train.py").write_text("print('trained')\n")
     path = write(
@@ -206,11 +198,3 @@ def test_an_init_container_whose_program_is_not_here_is_left_out_on_request(tmp_
     assert "--skip-init data leaves it out" in ended.stderr
     ended = launch("rehearse", "-f", str(path), "--skip-init", "data")
     assert (ended.returncode, ended.stdout) == (0, "[job-worker-0] trained\n"), ended.stderr
-
-
-@pytest.mark.process
-def test_a_shell_that_does_not_find_its_program_is_not_tried_seven_times(tmp_path: Path) -> None:
-    ended = launch("rehearse", "-f", write(tmp_path, ["sh", "-c", "echo tried; absent-program"]))
-    assert ended.returncode == 127
-    assert ended.stdout.count("tried") <= 3, "each pod once"
-    assert ended.stderr.count("a cluster would retry, the rehearsal stops") == 1

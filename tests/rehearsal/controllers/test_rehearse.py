@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import contextlib
 import json
-import os
 import shutil
 import signal
 from pathlib import Path
@@ -15,12 +13,9 @@ import pytest
 from tests.cli.launching import launch, start
 from tests.conftest import require
 from tests.rehearsal.controllers.manifests import runtime, trainjob
-from tests.waiting import eventually
-from trainer_launch.model import Process
 from trainer_launch.model.errors import UsageError
 from trainer_launch.rehearsal.controllers import read, workload_of
 from trainer_launch.rehearsal.kubelet import Kubelet, Setting, words_of
-from trainer_launch.supervisor.system import System
 
 pytestmark = pytest.mark.process
 
@@ -114,22 +109,6 @@ def test_a_failed_init_container_is_in_the_table_and_named_as_the_cause(tmp_path
     assert ended.stderr.splitlines()[-1] == (
         "Cause: job-worker-0 ended with exit code 30: init container check: the disk is full"
     )
-
-
-@pytest.mark.parametrize("closed", ["", "; exec >&-; sleep 0.2"], ids=["at once", "stderr later"])
-def test_of_two_streams_the_line_that_came_last_is_the_last_line(closed: str, tmp_path: Path) -> None:
-    """That a stream ends is no line."""
-    system = System()
-    with contextlib.closing(system):
-        script = "echo old >&2; until [ -e seen ]; do sleep 0.01; done; echo step 6; echo step 7"
-        argv = ("sh", "-c", script + closed)
-        pid = system.spawn(Process(name="one", argv=argv, env={"PATH": os.defpath}, label="one", cwd=str(tmp_path)))
-        eventually(lambda: system.last_line("one") == "old", "the first line is seen")
-        (tmp_path / "seen").touch()
-        while pid not in dict(system.wait(None).ended):  # a child of an earlier test may end meanwhile
-            pass
-        system.drain(5.0)
-        assert system.last_line("one") == "step 7"
 
 
 LIVES = (
@@ -240,12 +219,6 @@ def test_a_signal_that_asks_nobody_to_stop_reaches_every_pod() -> None:
         code, output = rehearsal.end()
     assert code == 0, output
     assert output.count(" told") == 2
-
-
-def test_a_manifest_and_a_command_behind_it_exclude_each_other(tmp_path: Path) -> None:
-    ended = launch("rehearse", "-f", job(tmp_path, pod(shell("true"))), "--", "true")
-    assert ended.returncode == 2
-    assert "--command" in ended.stderr
 
 
 @pytest.mark.parametrize(("command", "part"), [("'open", "cannot be split"), (" ", "--command is empty")])

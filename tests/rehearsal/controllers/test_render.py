@@ -140,6 +140,7 @@ def test_a_folder_that_holds_something_is_left_alone(tmp_path: Path) -> None:
     ("words", "part"),
     [
         (("-f", "nothing.yaml", "--render", "x"), "nothing.yaml cannot be read"),
+        (("-f", "nothing.yaml", "--", "true"), "use --command"),
         (("--render", "x", "--", "true"), "needs a manifest; add -f FILE"),
         (("--command", "x", "--", "true"), "needs a manifest; add -f FILE"),
     ],

@@ -134,24 +134,6 @@ def test_an_injected_container_of_another_job_has_that_jobs_own_index_as_rank() 
     assert "PET_NNODES" not in found["job-worker-0-1"].main.env
 
 
-def test_the_number_of_nodes_is_the_trainjobs_else_the_runtimes() -> None:
-    policy = "torch: {}"
-    assert len(made("{numNodes: 4}", policy)) == 4
-    several = job_of(trainjob(), runtime(policy).replace("numNodes: 1", "numNodes: 5"))
-    assert len(several.drafts) == 5
-
-
-@pytest.mark.parametrize(
-    ("nodes", "works", "hosts"), [(1, True, 2), (2, True, 2), (3, True, 3), (1, False, 1), (2, False, 2)]
-)
-def test_how_many_hosts_mpi_has(nodes: int, works: bool, hosts: int) -> None:
-    policy = f"mpi: {{mpiImplementation: OpenMPI, runLauncherAsNode: {str(works).lower()}}}"
-    found = made(f"{{numNodes: {nodes}}}", policy, f"{rjob('launcher', step='trainer')}, {rjob('node')}")
-    hostfile = found["job-launcher-0-0"].main.files["/etc/mpi/hostfile"].text
-    assert len(hostfile.splitlines()) == hosts
-    assert "job-launcher-0-1" not in found
-
-
 @pytest.mark.parametrize(("wish", "nodes"), [("", 1), ("numNodes: 2", 1), ("numNodes: 4", 3)])
 def test_an_mpi_launcher_has_as_many_pods_as_the_runtime_says_whatever_the_trainjob_says(
     wish: str, nodes: int
@@ -185,11 +167,6 @@ def test_the_first_of_launcher_and_node_tells_how_many_gpus_an_mpi_node_has() ->
     ):
         launcher = made(trainer, policy="mpi: {numProcPerNode: 1}", jobs=jobs)["job-launcher-0-0"].main
         assert launcher.env["OMPI_MCA_orte_set_default_slots"] == slots
-
-
-def test_no_gpus_are_no_reason_to_count_gpus() -> None:
-    trainer = "{resourcesPerNode: {limits: {cpu: '3', nvidia.com/gpu: 0}, requests: {cpu: '0'}}}"
-    assert made(trainer)["job-node-0-0"].main.env["PET_NPROC_PER_NODE"] == "3"
 
 
 def test_nodes_of_mpi_get_the_users_variables_only_where_the_launcher_is_a_node_too() -> None:
@@ -234,14 +211,6 @@ def test_references_that_grow_without_end_are_refused() -> None:
     worker = replica("pytorch", f"env: [{', '.join(items)}]")
     with pytest.raises(UsageError, match="longer than"):
         pods(job_of(pytorch(f"{{pytorchReplicaSpecs: {{Worker: {worker}}}}}")))
-
-
-def test_a_tfjob_whose_tf_config_no_container_could_be_given_is_refused() -> None:
-    worker = replica("tensorflow", spec="replicas: 4096")
-    head = "apiVersion: kubeflow.org/v1\nkind: TFJob\nmetadata: {name: a-long-name-of-a-job}\n"
-    text = f"{head}spec: {{tfReplicaSpecs: {{Worker: {worker}}}}}"
-    with pytest.raises(UsageError, match="TF_CONFIG would be longer"):
-        job_of(text)
 
 
 SERVES = "command: [/usr/sbin/sshd], args: [-De, -f, /home/mpiuser/.sshd_config]"
