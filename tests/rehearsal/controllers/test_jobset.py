@@ -277,7 +277,7 @@ def test_what_a_rehearsal_does_not_do_is_named_once() -> None:
         "backoffLimitPerIndex of a Job",
         "managedBy",
         "podReplacementPolicy of a Job",
-        "restartStrategy InPlaceRestart: pods are recreated as with Recreate",
+        "restartStrategy",
         "rules with onJobFailureMessagePatterns",
         "rules with onPodConditions",
         "successPolicy of a Job",

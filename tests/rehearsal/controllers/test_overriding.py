@@ -78,7 +78,7 @@ def test_the_nodes_of_an_mpijob_are_its_workers_and_the_slots_their_processes() 
     ("texts", "nodes", "nproc", "part"),
     [
         ((WORKERS,), NodeRange(1, 2), None, "--nodes 1:2 needs an elastic job; this PyTorchJob has no"),
-        ((TF,), NodeRange(3, 3), None, "--nodes does not apply to a job with PS"),
+        ((TF,), NodeRange(3, 3), None, "--nodes 3 does not apply to a job with ps"),
         ((TF,), None, "2", "--nproc-per-node does not apply to this TFJob: its pods get no number of workers"),
         ((trainjob(), runtime("jax: {}")), None, "2", "--nproc-per-node does not apply to this TrainJob"),
         ((trainjob(), runtime("xgboost: {}")), None, "2", "--nproc-per-node does not apply to this TrainJob"),

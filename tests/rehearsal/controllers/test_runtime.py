@@ -147,15 +147,6 @@ def test_an_mpi_launcher_has_as_many_pods_as_the_runtime_says_whatever_the_train
     assert hosts == [f"{name}.job slots=1" for name in names]
 
 
-def test_a_trainjobs_resources_are_merged_with_the_runtimes_and_count_alone() -> None:
-    """kubeflow/trainer v2.3 MergeResourceRequirements; processes are counted by resourcesPerNode itself."""
-    resources = "resources: {limits: {cpu: '8', nvidia.com/gpu: 2}, requests: {memory: 1Ki}}"
-    node = rjob("node", f"{{name: node, image: i, {resources}}}", "trainer")
-    main = made("{resourcesPerNode: {limits: {cpu: '3'}, requests: {memory: 2Ki}}}", jobs=node)["job-node-0-0"].main
-    assert (dict(main.limits), dict(main.requests)) == ({"cpu": "3", "nvidia.com/gpu": "2"}, {"memory": "2Ki"})
-    assert main.env["PET_NPROC_PER_NODE"] == "3"
-
-
 def test_the_first_of_launcher_and_node_tells_how_many_gpus_an_mpi_node_has() -> None:
     gpus = "{name: node, image: i, resources: {limits: {nvidia.com/gpu: 4}}}"
     first, second = rjob("node", gpus), rjob("launcher", step="trainer")

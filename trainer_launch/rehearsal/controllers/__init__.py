@@ -9,7 +9,7 @@ import json
 import logging
 import re
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 
 from msgspec.structs import replace
@@ -221,20 +221,14 @@ def _with_nodes(job: Field, nodes: NodeRange) -> Field:
         )
     if kind == "TrainJob":
         return job.changed(("spec", "trainer", "numNodes"), nodes.max)
-    replicas = _replicas(job)
-    is_node = (*_NODES, *((_LAUNCHER,) if job.get("spec", "runLauncherAsWorker").flag() else ()))
-    others = [place[2] for place in replicas if place[2].lower() not in (*is_node, _LAUNCHER)]
-    if others:
-        raise UsageError(
-            f"--nodes does not apply to a job with {' and '.join(others)}; change replicas in the manifest"
-        )
-    rest = sum(n for place, n in replicas.items() if place[2].lower() in is_node and place[2].lower() != _WORKER)
-    place = _workers(replicas)
-    if place is None and nodes.max != rest:
-        raise UsageError(f"--nodes {nodes} needs Worker replicas, which the job does not have")
-    if nodes.max < rest:
-        raise UsageError(f"--nodes {nodes} is less than the job's pods without its Worker replicas")
-    return job if place is None else job.changed(place, nodes.max - rest)
+    replicas = {place[2].lower(): (place, count) for place, count in _replicas(job).items()}
+    starts_only = _LAUNCHER in replicas and not job.get("spec", "runLauncherAsWorker").flag()
+    place, _ = replicas.pop(_WORKER, (None, 0))
+    rest = sum(count for _, count in replicas.values()) - starts_only
+    if place is None or nodes.max < rest or not replicas.keys() <= {*_NODES, _LAUNCHER}:
+        given = " and ".join(replicas)
+        raise UsageError(f"--nodes {nodes} does not apply to a job with {given}; change replicas in the manifest")
+    return job.changed(place, nodes.max - rest)
 
 
 def _replicas(job: Field) -> dict[tuple[str, ...], int]:
@@ -247,10 +241,6 @@ def _replicas(job: Field) -> dict[tuple[str, ...], int]:
         for role, inner in specs.fields()
         if inner.given
     }
-
-
-def _workers(replicas: Iterable[tuple[str, ...]]) -> tuple[str, ...] | None:
-    return next((place for place in replicas if place[2].lower() == _WORKER), None)
 
 
 def retyped(workload: Workload, option: str, value: str) -> Workload:

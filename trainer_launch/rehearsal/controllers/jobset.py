@@ -47,7 +47,6 @@ _OF_WHOLE_SET = {"RestartJob": _SET_ACTIONS[1], "RestartJobAndIgnoreMaxRestarts"
 _REASONS = (
     "BackoffLimitExceeded", "DeadlineExceeded", "FailedIndexes", "MaxFailedIndexesExceeded", "PodFailurePolicy",
 )  # fmt: skip
-_STRATEGIES = ("Recreate", "BlockingRecreate", "InPlaceRestart")
 _NARROWING = ("onJobFailureMessagePatterns", "targetReplicatedJobs")  # a rehearsal ignores rules with one of these
 _CONDITIONS = "onPodConditions"
 
@@ -281,10 +280,7 @@ def _rules(spec: Field, drafts: tuple[Draft, ...], children: Mapping[str, ChildR
     names = tuple(dict.fromkeys(draft.role for draft in drafts))
     success, failure = spec.get("successPolicy"), spec.get("failurePolicy")
     success.only(("operator", "targetReplicatedJobs"))
-    failure.only(("maxRestarts", "rules", "restartStrategy"))
-    strategy = failure.get("restartStrategy").choice(_STRATEGIES, "Recreate")
-    if strategy != "Recreate":
-        failure.ignore(f"restartStrategy {strategy}: pods are recreated as with Recreate")
+    failure.only(("maxRestarts", "rules"))
     chosen = [target.choice(names) for target in success.get("targetReplicatedJobs").items()] or names
     targets = dict.fromkeys(draft.child for draft in drafts if draft.role in chosen)
     return JobRules(

@@ -212,8 +212,7 @@ def _wished(job: ReplicatedJob, made: TrainJob) -> ReplicatedJob:
     works = made.policy == "mpi" and made.policy_field.get("runLauncherAsNode").flag() and job.name == NODE
     if not wish.given or not (is_trainer or works):
         return job
-    limits, requests = _resources(wish)
-    ignore_resources(wish, limits, requests)
+    ignore_resources(wish, *_resources(wish))
 
     def given(container: Container) -> Container:
         changed = upserted(container, read_env(wish.get("env")))
@@ -221,8 +220,7 @@ def _wished(job: ReplicatedJob, made: TrainJob) -> ReplicatedJob:
             changed = replace(changed, command=wish.get("command").texts())
         if is_trainer and wish.get("args").given:
             changed = replace(changed, args=wish.get("args").texts())
-        # Since v2.3 these are merged with the runtime's resources by name; earlier versions replace them.
-        return replace(changed, limits={**container.limits, **limits}, requests={**container.requests, **requests})
+        return changed
 
     return _on_containers(job, given)
 
