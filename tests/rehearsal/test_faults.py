@@ -25,7 +25,6 @@ _STEPS = (
     "while [ $n -lt 100 ]; do n=$((n+1)); "
     "echo $n >/claim/new.$HOSTNAME; mv /claim/new.$HOSTNAME /claim/$HOSTNAME; echo step $n; sleep 0.05; done"
 )
-COUNTS = _BEGINS + _STEPS
 # A fault comes when any pod reaches its step. Here none makes a step before both of two pods have begun.
 COUNTS_TOGETHER = (
     f"{_BEGINS} touch /claim/begun.$HOSTNAME; "

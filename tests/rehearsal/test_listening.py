@@ -93,10 +93,6 @@ def test_of_a_block_the_first_step_the_last_and_where_it_goes_back_are_told() ->
     assert steps(block) == [5, 3, 5]
 
 
-def test_of_a_flood_of_steps_the_first_and_the_last_are_told() -> None:
-    assert steps(b"".join(b"step %d\n" % number for number in range(1, 5_000))) == [1, 4_999]
-
-
 def test_of_several_workers_one_is_listened_to_until_it_falls_silent() -> None:
     both = [line % number for number in range(1, 4) for line in (b"[0:1] step %d\n", b"[0:0] step %d\n")]
     scanner = OutputScanner()

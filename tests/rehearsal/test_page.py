@@ -6,16 +6,13 @@ import re
 from pathlib import Path
 
 import pytest
-from hypothesis import given, settings
 
 from tests.rehearsal import scenes
 from tests.rehearsal.browser import Browser, browser_in
-from tests.rehearsal.test_fault_costs import histories
 from tests.rehearsal.told import Tale, finished
 from trainer_launch.observability.html import clean
-from trainer_launch.rehearsal.history import History
 from trainer_launch.rehearsal.html_page import page
-from trainer_launch.rehearsal.rehearsal_report import RehearsalReport, report_of
+from trainer_launch.rehearsal.rehearsal_report import RehearsalReport
 
 SCENES = ("small", "bad", "crowd", "nasty", "without_steps", "lost")
 
@@ -78,14 +75,6 @@ def test_what_others_wrote_is_escaped_cleaned_of_secrets_and_cut() -> None:
     assert not any(mark in text for mark in ("\x1b", "\u202e"))
     assert "y" * 210 not in text
     assert clean("a\x00b\x1b[31mred\x1b[0m\n") == "a bred"
-
-
-@settings(max_examples=40)
-@given(histories)
-def test_whatever_happened_there_is_a_page(history: History) -> None:
-    text = page(report_of(history))
-    assert text.count("<div") == text.count("</div>")
-    assert "nan" not in text
 
 
 # -- in a browser ---------------------------------------------------------------------------------

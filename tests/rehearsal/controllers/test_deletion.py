@@ -60,23 +60,6 @@ def test_what_leaves_with_0_because_it_was_asked_is_no_success_of_the_pod() -> N
     assert job.go("worker-1=0").verdict == (True, "PyTorchJobSucceeded")
 
 
-def test_a_kill_in_the_middle_of_the_grace_comes_at_once() -> None:
-    job = torch()
-    job.delete("job-worker-1", grace_s=100)
-    assert job.delete("job-worker-1") == ["kill job-worker-1/pytorch"]
-    job.end("job-worker-1", 137)
-    assert job.wait(1.0) == ["start job-worker-1/pytorch"]
-    assert job.state.states["job-worker-1"].deleted == 1
-
-
-def test_a_pod_that_waits_for_its_next_start_is_made_anew_as_well() -> None:
-    job = torch().go("worker-0=1 worker-0=1")
-    assert job.delete("job-worker-0", back_s=5.0) == []
-    assert job.wait(4.9) == []
-    assert job.wait(0.2) == ["start job-worker-0/pytorch"]
-    assert job.state.states["job-worker-0"].restart_count == 0
-
-
 @pytest.mark.parametrize("policy", ["Never", "ExitCode", "OnFailure"])
 def test_deletions_count_towards_no_limit_of_the_v1_operator(policy: str) -> None:
     job = torch(policy, "runPolicy: {backoffLimit: 0}")

@@ -12,7 +12,6 @@ from trainer_launch.rehearsal.controllers import overridden
 from trainer_launch.rehearsal.controllers.pod_values import pods as pods
 
 NEVER = "restartPolicy: Never"
-BOUNDLESS = "backoffLimit: 2147483647, podReplacementPolicy: Failed"
 PAIR = "parallelism: 2, completions: 2"
 INDEXED = f"completionMode: Indexed, {PAIR}"
 CONTAINER = "{name: node, image: i}"
@@ -137,18 +136,6 @@ def test_restarts_may_be_left_out_of_the_count(action: str) -> None:
     assert set(starts(job).values()) == {4}
 
 
-def test_a_rule_may_be_for_one_reason_only() -> None:
-    spec = (
-        "backoffLimit: 0, podFailurePolicy: {rules: [{action: FailJob, onExitCodes: {operator: In, values: [3]}}]}"
-    )
-    rules = "maxRestarts: 5, rules: [{name: a, action: FailJobSet, onJobFailureReasons: [PodFailurePolicy]}]"
-    job = train(rjob("node", spec, NEVER), rules)
-    fails(job, "node-0-0", 4)
-    assert job.verdict is None, "BackoffLimitExceeded is no such reason"
-    fails(job, "node-0-0", 3)
-    assert job.verdict == (False, "PodFailurePolicy")
-
-
 def test_a_job_starts_again_when_its_own_pods_have_ended() -> None:
     job = train(f"{rjob('node', pod=NEVER)}, {rjob('side', pod=NEVER)}", "maxRestarts: 1")
     asked = job.end("job-side-0-0", 1)
@@ -156,13 +143,6 @@ def test_a_job_starts_again_when_its_own_pods_have_ended() -> None:
     asked = job.end("job-node-0-0", 143)
     assert not [word for word in asked if word.startswith("start")], "the other pod of its Job still runs"
     assert job.end("job-node-0-1", 143) == ["start job-node-0-0/node", "start job-node-0-1/node"]
-
-
-def test_what_would_restart_for_ever_is_given_up() -> None:
-    job = train(policy="rules: [{name: a, action: RestartJobSetAndIgnoreMaxRestarts}]")
-    for _ in range(6):
-        fails(job, "node-0-0", 5)
-    assert job.verdict == (False, "CrashLoopBackOff")
 
 
 # -- the order of Jobs, and their volumes -----------------------------------------------------
@@ -259,39 +239,3 @@ def test_other_numbers_are_refused_because_nothing_tells_the_pods(text: str) -> 
     documents = documents_of(text)
     assert "its pods get no number of nodes" in refusal(lambda: overridden(documents, NodeRange(3, 3)))
     assert "its pods get no number of workers" in refusal(lambda: overridden(documents, nproc="2"))
-
-
-def test_what_a_rehearsal_does_not_do_is_named_once() -> None:
-    policy = "podFailurePolicy: {rules: [{action: Ignore, onPodConditions: [{type: DisruptionTarget}]}]}"
-    jobs = (
-        f"{rjob('node', f'{BOUNDLESS}, ttlSecondsAfterFinished: 5, successPolicy: {{rules: []}}')}, "
-        f"{rjob('side', f'{BOUNDLESS}, backoffLimitPerIndex: 1, activeDeadlineSeconds: 9, {policy}', NEVER)}"
-    )
-    rules = "[{name: a, action: FailJobSet, onJobFailureMessagePatterns: ['.*']}, {name: b, action: RestartJob}]"
-    failure = f"failurePolicy: {{maxRestarts: 1, restartStrategy: InPlaceRestart, rules: {rules}}}"
-    more = f"coordinator: {{replicatedJob: node}}, suspend: true, {failure}"
-    job = train(jobs, more=more, spec="suspend: true, managedBy: x.io/y")
-    assert sorted(job.ignored) == [
-        "RestartJob: the whole JobSet restarts",
-        "activeDeadlineSeconds of a Job",
-        "backoffLimitPerIndex of a Job",
-        "managedBy",
-        "podReplacementPolicy of a Job",
-        "restartStrategy",
-        "rules with onJobFailureMessagePatterns",
-        "rules with onPodConditions",
-        "successPolicy of a Job",
-        "suspend",
-        "ttlSecondsAfterFinished of a Job",
-    ]
-
-
-def test_what_of_a_run_policy_means_nothing_here_is_named_once() -> None:
-    policy = "{suspend: true, schedulingPolicy: {queue: q}, ttlSecondsAfterFinished: 5, managedBy: x.io/y}"
-    pod = "{template: {spec: {hostAliases: [], containers: [{name: l, image: i, lifecycle: {preStop: {}}}]}}}"
-    made = job_of(
-        f"apiVersion: kubeflow.org/v2beta1\nkind: MPIJob\nmetadata: {{name: j}}\n"
-        f"spec: {{runPolicy: {policy}, mpiReplicaSpecs: {{Launcher: {pod}, Worker: {pod}}}}}"
-    )
-    wanted = ("suspend", "schedulingPolicy", "managedBy", "ttlSecondsAfterFinished")
-    assert sorted(made.ignored) == sorted((*wanted, "hostAliases", "preStop of lifecycle"))

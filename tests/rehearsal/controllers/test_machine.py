@@ -212,12 +212,6 @@ def with_init(spec: str = "", more: str = "") -> Job:
     return Job(pytorch(f"{{{more}pytorchReplicaSpecs: {{Worker: {{template: {template}{spec}}}}}}}"))
 
 
-def test_restarts_of_init_containers_count_once_the_pod_runs() -> None:
-    job = with_init(more="runPolicy: {backoffLimit: 1}, ").go("worker-0/first=1")
-    assert job.verdict is None, "a pod that is not Running does not count"
-    assert job.go("worker-0/first=0 worker-0/second=0 +0").verdict == (False, "BackoffLimitExceeded")
-
-
 def test_an_init_container_that_fails_under_exit_code_is_retried_as_nobody_knows_the_main_ones_code() -> None:
     job = with_init(", restartPolicy: ExitCode")
     assert job.end("job-worker-0", 20, "first") == ["start job-worker-0/first"]

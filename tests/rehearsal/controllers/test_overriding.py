@@ -124,15 +124,6 @@ def test_the_option_of_the_command_itself_gets_the_number_too(
     assert [*pod.main.command, *pod.main.args] == want
 
 
-def test_a_jobset_whose_command_has_the_number_takes_it() -> None:
-    told = HELPER.replace("image: i", "command: [torchrun, --nproc-per-node=8, t.py]")
-    made = workload_of(overridden(documents_of(told), None, "1"))
-    assert retyped(made, "--nproc-per-node", "1") != made
-    assert workload_of(overridden(documents_of(told), None, "8")) == made, "the number that it has already"
-    with pytest.raises(UsageError, match="does not apply to this Job"):
-        overridden(documents_of(HELPER), None, "1")
-
-
 @pytest.mark.parametrize("typed", ["mpirun, -np, '16', t.py", "sh, -c, 'deepspeed --num_gpus 8 t.py'"])
 def test_a_number_of_ranks_that_it_does_not_change_is_named_as_it_is_written(typed: str) -> None:
     body = specs("mpi", Launcher=replica("l", f"command: [{typed}]"), Worker=replica("w"))

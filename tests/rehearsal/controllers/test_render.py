@@ -109,33 +109,6 @@ def test_a_shim_called_torchrun_is_the_launcher(tmp_path: Path) -> None:
     assert without_launcher(job, str(tmp_path)) == ""
 
 
-def test_what_a_laptop_cannot_do_is_said_once(tmp_path: Path) -> None:
-    worker = (
-        "{replicas: 3, template: {spec: {nodeSelector: {a: b}, priorityClassName: high, volumes: [{name: d, "
-        "persistentVolumeClaim: {claimName: data}}], containers: [{name: pytorch, image: i, resources: {limits: "
-        "{nvidia.com/gpu: 8}}, env: [{name: CPUS, valueFrom: {fileKeyRef: {volumeName: d, path: f, key: k}}}]}]}}}"
-    )
-    job = write(tmp_path, "job.yaml", pytorch(f"{{pytorchReplicaSpecs: {{Worker: {worker}}}}}"))
-    ended = launch("rehearse", "-f", job, "--render", str(tmp_path / "pods"))
-    lines = [line for line in ended.stderr.splitlines() if "ignored" in line]
-    assert len(lines) == 1
-    for word in (
-        "nodeSelector",
-        "priorityClassName",
-        "volume d (persistentVolumeClaim)",
-        "nvidia.com/gpu",
-        "CPUS",
-    ):
-        assert lines[0].count(word) == 1, lines[0]
-
-
-def test_a_folder_that_holds_something_is_left_alone(tmp_path: Path) -> None:
-    job = write(tmp_path, "job.yaml", pytorch(f"{{pytorchReplicaSpecs: {{Worker: {replica('pytorch')}}}}}"))
-    ended = launch("rehearse", "-f", job, "--render", str(tmp_path))
-    assert ended.returncode == 2
-    assert "not empty" in ended.stderr
-
-
 @pytest.mark.parametrize(
     ("words", "part"),
     [

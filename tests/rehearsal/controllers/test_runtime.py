@@ -125,41 +125,6 @@ def test_a_patch_is_merged_as_kubernetes_does(base: object, patch: object, want:
     assert merged(base, patch) == want
 
 
-def test_an_injected_container_of_another_job_has_that_jobs_own_index_as_rank() -> None:
-    target = "torch: {envInjection: {targets: [{jobName: worker, containerNames: [check]}]}}"
-    other = rjob("worker", init="{name: check, image: i}", count="parallelism: 2")
-    found = made("{numNodes: 3}", target, f"{rjob('node', step='trainer')}, {other}")
-    assert [found[f"job-worker-0-{index}"].init[0].env["PET_NODE_RANK"] for index in (0, 1)] == ["0", "1"]
-    assert found["job-worker-0-1"].init[0].env["PET_NNODES"] == "3"
-    assert "PET_NNODES" not in found["job-worker-0-1"].main.env
-
-
-@pytest.mark.parametrize(("wish", "nodes"), [("", 1), ("numNodes: 2", 1), ("numNodes: 4", 3)])
-def test_an_mpi_launcher_has_as_many_pods_as_the_runtime_says_whatever_the_trainjob_says(
-    wish: str, nodes: int
-) -> None:
-    """kubeflow/trainer v2.0 to v2.3: only the replicatedJob called node is counted anew."""
-    policy = runtime("mpi: {runLauncherAsNode: true}", f"{rjob('launcher', step='trainer')}, {rjob('node')}")
-    found = job_of(trainjob(f"{{{wish}}}"), policy.replace("numNodes: 1", "numNodes: 2"))
-    names = [f"job-launcher-0-{index}" for index in range(2)] + [f"job-node-0-{index}" for index in range(nodes)]
-    assert [draft.hostname for draft in found.drafts] == names
-    hosts = pods(found)[0].main.files["/etc/mpi/hostfile"].text.splitlines()
-    assert hosts == [f"{name}.job slots=1" for name in names]
-
-
-def test_the_first_of_launcher_and_node_tells_how_many_gpus_an_mpi_node_has() -> None:
-    gpus = "{name: node, image: i, resources: {limits: {nvidia.com/gpu: 4}}}"
-    first, second = rjob("node", gpus), rjob("launcher", step="trainer")
-    own = "{resourcesPerNode: {limits: {nvidia.com/gpu: 3}}}"
-    for trainer, jobs, slots in (
-        ("{}", f"{first}, {second}", "4"),
-        ("{}", f"{second}, {first}", "1"),
-        (own, f"{second}, {first}", "3"),
-    ):
-        launcher = made(trainer, policy="mpi: {numProcPerNode: 1}", jobs=jobs)["job-launcher-0-0"].main
-        assert launcher.env["OMPI_MCA_orte_set_default_slots"] == slots
-
-
 def test_nodes_of_mpi_get_the_users_variables_only_where_the_launcher_is_a_node_too() -> None:
     trainer = "{numNodes: 2, command: [mpirun], env: [{name: A, value: a}]}"
     jobs = f"{rjob('launcher', step='trainer')}, {rjob('node', '{name: node, image: i, command: [sshd]}')}"

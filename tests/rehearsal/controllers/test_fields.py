@@ -1,8 +1,9 @@
-"""A manifest that does not fit ends in one sentence: file, document, field, what is there, what was expected."""
+"""Fields of manifests: what does not fit ends in one sentence, what is ignored is listed, and fields of the pod."""
 
 from __future__ import annotations
 
 import builtins
+import uuid
 from typing import Any
 
 import pytest
@@ -10,6 +11,8 @@ import pytest
 from tests.rehearsal.controllers.manifests import job_of, pytorch, replica, runtime, trainjob
 from trainer_launch.model.errors import UsageError
 from trainer_launch.rehearsal.controllers.documents import MAX_BYTES, read_documents
+from trainer_launch.rehearsal.controllers.pod_values import Pod
+from trainer_launch.rehearsal.controllers.pod_values import pods as pods
 
 WORKER = replica("pytorch")
 
@@ -152,3 +155,89 @@ def test_without_pyyaml_it_says_what_to_install(monkeypatch: pytest.MonkeyPatch)
     monkeypatch.setattr(builtins, "__import__", missing)
     with pytest.raises(UsageError, match=r"trainer-launch\[local\]"):
         read_documents("kind: X", "f")
+
+
+VOLUME = "volumes: [{name: shm, emptyDir: {medium: Memory, sizeLimit: 1Gi}}]"
+RESOURCE = "env: [{name: CPUS, valueFrom: {resourceFieldRef: {resource: limits.cpu}}}]"
+TFJOB = "apiVersion: kubeflow.org/v1\nkind: TFJob\nmetadata: {name: job}\nspec: "
+
+
+def two_workers(container: str = "", pod: str = "") -> str:
+    spec = f"{{containers: [{{name: pytorch, image: i, {container}}}], {pod}}}"
+    return pytorch(f"{{pytorchReplicaSpecs: {{Worker: {{replicas: 2, template: {{spec: {spec}}}}}}}}}")
+
+
+@pytest.mark.parametrize(
+    ("texts", "ignored"),
+    [
+        ((two_workers(pod=VOLUME),), "sizeLimit of volume shm"),
+        ((two_workers(RESOURCE),), "variable CPUS (from resourceFieldRef)"),
+        ((trainjob(more="initializer: {dataset: {storageUri: 'hf://a/b'}}"), runtime()), "initializer"),
+        (
+            (f"{TFJOB}{{enableDynamicWorker: true, tfReplicaSpecs: {{Worker: {{template: {{spec: "
+             "{containers: [{name: tensorflow, image: i}]}}}}}",),
+            "enableDynamicWorker",
+        ),
+    ],
+)  # fmt: skip
+def test_a_field_without_effect_here_is_listed_once(texts: tuple[str, ...], ignored: str) -> None:
+    assert job_of(*texts).ignored == (ignored,)
+
+
+@pytest.mark.parametrize(
+    ("text", "most"),
+    [(pytorch("{pytorchReplicaSpecs: {Worker: {template: {spec: {containers: [{name: pytorch, image: i}]}}}}}",
+              "NAME"), 54), (trainjob(name="NAME"), 48)],
+    ids=["behind the name: -worker-0", "behind the name: -node-0-0-xxxxx"],
+)  # fmt: skip
+def test_a_job_whose_pods_have_names_that_a_cluster_refuses_is_rehearsed_with_a_warning(
+    text: str, most: int
+) -> None:
+    there = (runtime(),) if "TrainJob" in text else ()
+    assert job_of(text.replace("NAME", "a" * most), *there).odd == ()
+    (sentence,) = job_of(text.replace("NAME", "a" * (most + 1)), *there).odd
+    assert "has 64 characters, and a pod's name at most 63" in sentence
+
+
+def job(source: str, container: str = "", pod: str = "") -> tuple[Pod, ...]:
+    side = "{name: side, image: i, command: [a], resources: {limits: {memory: 3Gi}}}"
+    main = f"{{name: pytorch, image: i, env: [{{name: V, valueFrom: {source}}}]{container}}}"
+    meta = "metadata: {labels: {team: blue}, annotations: {note: 'a b'}}"
+    template = f"{{{meta}, spec: {{containers: [{main}, {side}]{pod}}}}}"
+    workers = f"{{replicas: 2, template: {template}}}"
+    return pods(job_of(pytorch(f"{{pytorchReplicaSpecs: {{Worker: {workers}}}}}")))
+
+
+def of_field(path: str, pod: str = "") -> list[str]:
+    return [each.main.env["V"] for each in job(f'{{fieldRef: {{fieldPath: "{path}"}}}}', pod=pod)]
+
+
+@pytest.mark.parametrize(
+    ("path", "values"),
+    [
+        ("metadata.name", ["job-worker-0", "job-worker-1"]),
+        ("metadata.namespace", ["default"] * 2),
+        ("metadata.labels['team']", ["blue"] * 2),
+        ("metadata.annotations['note']", ["a b"] * 2),
+        ("metadata.labels['training.kubeflow.org/replica-index']", ["0", "1"]),
+        ("spec.nodeName", ["node-0", "node-1"]),
+        ("spec.serviceAccountName", ["default"] * 2),
+        ("status.hostIP", ["127.0.0.1"] * 2),
+        ("status.hostIPs", ["127.0.0.1"] * 2),
+        ("status.podIP", ["10.244.0.2", "10.244.0.3"]),
+        ("status.podIPs", ["10.244.0.2", "10.244.0.3"]),
+    ],
+)
+def test_a_field_of_the_pod_has_its_value(path: str, values: list[str]) -> None:
+    assert of_field(path) == values
+
+
+def test_each_pod_has_a_uid_of_its_own() -> None:
+    first, second = of_field("metadata.uid")
+    assert first != second
+    assert str(uuid.UUID(first)) == first
+
+
+@pytest.mark.parametrize("name", ["serviceAccountName", "serviceAccount"])
+def test_a_pods_service_account_is_the_one_that_it_asks_for(name: str) -> None:
+    assert of_field("spec.serviceAccountName", f", {name}: robot") == ["robot", "robot"]
