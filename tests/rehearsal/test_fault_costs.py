@@ -43,12 +43,6 @@ def test_a_pod_waits_checks_runs_is_stopped_is_away_and_runs_again() -> None:
     ]
 
 
-def test_workers_that_meet_again_begin_another_attempt_in_the_same_container() -> None:
-    tale = Tale("a").start(0.0).meet(1.0).meet(4.0).end(6.0, "a", 0)
-    assert timeline(tale) == [("Running", 0.0, 4.0, 1), ("Running", 4.0, 6.0, 2)]
-    assert tale.report().attempts == 2
-
-
 def test_downtime_ends_with_the_first_step_beyond_those_reached_and_repeated_steps_are_counted() -> None:
     report = restarted(before=40, resumed=31).report()
     (fault,) = report.faults

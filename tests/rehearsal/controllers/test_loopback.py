@@ -107,17 +107,6 @@ def test_paths_of_volumes_and_files_are_folders_of_this_machine(text: str, want:
     assert here(container, LocalNetwork(pods={}, addresses={})).args == (want,)
 
 
-@pytest.mark.parametrize("home", ["/s/files/home/mpiuser", None])
-def test_the_home_of_the_images_user_is_where_it_is_here(home: str | None) -> None:
-    """Kubeflow's SDK lets each MPI rank write the function to /home/mpiuser."""
-    files = {"/home/mpiuser/.ssh/id_rsa": PodFile(key="private")}
-    container = Container(name="c", args=('printf >"/home/mpiuser/f.py"', "/home/mpiuser/.ssh/id_rsa"), files=files)
-    folders = {FILES: "/s/files", "/home/mpiuser": home}
-    here_ = local_jobs.localised(container, LocalNetwork(pods={}, addresses={}), folders.get)
-    want = f'printf >"{home or "/home/mpiuser"}/f.py"'
-    assert here_.args == (want, "/s/files/home/mpiuser/.ssh/id_rsa")
-
-
 @pytest.mark.parametrize(
     ("words", "want"),
     [

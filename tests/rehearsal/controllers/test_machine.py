@@ -108,11 +108,6 @@ def test_a_containers_rules_decide_by_its_exit_code_whatever_the_pod_says(
     assert job.end("job-worker-0", code) == (["start job-worker-0/pytorch"] if restarts else [])
 
 
-def test_always_restarts_what_ended_well_too() -> None:
-    job = torch(worker="restartPolicy: Always")
-    assert job.end("j-worker-0", 0) == ["start j-worker-0/pytorch"]
-
-
 def test_never_fails_the_job_with_the_pods_code() -> None:
     job = torch(worker="restartPolicy: Never, replicas: 2").go("worker-1=7")
     assert job.verdict == (False, "PyTorchJobFailed")
