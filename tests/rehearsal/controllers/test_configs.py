@@ -168,11 +168,6 @@ def test_what_kubernetes_would_not_take_is_refused_without_its_values(given: str
     assert "123" not in text
 
 
-def test_an_unknown_field_of_a_secret_is_named_without_its_value() -> None:
-    given = "apiVersion: v1\nkind: Secret\nmetadata: {name: s}\nstringdata: {pin: '123456'}\n"
-    assert job_of(job("tty: false"), given).ignored == ("stringdata (did you mean stringData?)",)
-
-
 # -- what is shown ----------------------------------------------------------------------------
 
 

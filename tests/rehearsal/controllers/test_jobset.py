@@ -221,7 +221,10 @@ SET_RULE = "failurePolicy: {rules: [{action: %s}]}"
 @pytest.mark.parametrize(
     ("texts", "part"),
     [
-        (over(rjob("node", "podFailurePolicy: {rules: [{action: FailJob}]}", NEVER)), "onExitCodes is missing"),
+        (
+            over(rjob("node", "podFailurePolicy: {rules: [{action: FailJob}]}", NEVER)),
+            "onExitCodes.operator is missing",
+        ),
         (over(more=SET_RULE % "Restart"), "one of FailJobSet"),
         (over(more="successPolicy: {operator: All, targetReplicatedJobs: [other]}"), "one of node, side"),
         ((a_job(PAIR),), "completionMode is missing; expected Indexed, so that each of the 2 pods knows which one"),

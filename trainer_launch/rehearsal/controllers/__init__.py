@@ -39,7 +39,6 @@ KINDS: Mapping[str, tuple[str, Callable[[Field], Workload]]] = {
     "JobSet": ("jobset.x-k8s.io/v1alpha2", jobset.read),
     "Job": ("batch/v1", jobset.read),
 }
-MAX_FILES = 16
 _NAME_CHARS = 63  # of a host name, and of a Service's
 _WORKER, _LAUNCHER = "worker", "launcher"
 _NODES = ("master", "chief", _WORKER)  # replica types each of whose pods is a node
@@ -62,8 +61,6 @@ def read(paths: Sequence[str]) -> tuple[Field, ...]:
     Raises:
         UsageError: a file cannot be read, or what is in it does not fit.
     """
-    if len(paths) > MAX_FILES:
-        raise UsageError(f"-f is given {len(paths)} times; expected at most {MAX_FILES} files")
     return tuple(document for path in paths for document in read_documents(_text_of(path), path))
 
 

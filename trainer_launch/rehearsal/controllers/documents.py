@@ -159,10 +159,6 @@ def _in_words(value: object) -> str:
 CONFIG_KINDS = ("ConfigMap", "Secret")
 RUNTIMES = ("ClusterTrainingRuntime", "TrainingRuntime")
 PLACEHOLDER = "placeholder"  # the value of each key of a Secret that is not given
-_READ = {
-    "ConfigMap": ("apiVersion", "kind", "metadata", "data", "binaryData", "immutable"),
-    "Secret": ("apiVersion", "kind", "metadata", "data", "stringData", "type", "immutable"),
-}
 _KEY = re.compile(r"[-._a-zA-Z0-9]{1,253}")
 
 Values = Mapping[str, str]  # key -> text; bytes that are no UTF-8 survive as surrogates
@@ -219,7 +215,6 @@ def read_configs(documents: Iterable[Field], namespace: str, *, shows_secrets: b
         UsageError: a document is no ConfigMap or Secret as Kubernetes takes it, or is there twice.
     """
     given: dict[tuple[str, str], Values] = {}
-    ignored: dict[str, None] = {}
     for document in documents:
         kind, name = document.get("kind").text(), document.get("metadata", "name")
         if (document.get("metadata", "namespace").text("") or namespace) != namespace:
@@ -229,12 +224,10 @@ def read_configs(documents: Iterable[Field], namespace: str, *, shows_secrets: b
         values = dict(_values(document, kind))
         is_hidden = kind == "Secret" and not shows_secrets
         given[kind, name.text()] = dict.fromkeys(values, REDACTED) if is_hidden else values
-        ignored |= document.configs.ignored
-    return Configs(given, ignored)
+    return Configs(given)
 
 
 def _values(document: Field, kind: str) -> Iterator[tuple[str, str]]:
-    document.only(_READ[kind])
     plain, coded, hidden = ("stringData", "data", "there") if kind == "Secret" else ("data", "binaryData", "")
     for part in (coded, plain):  # of a key in both the plain text counts
         for key, text in document.get(part).fields():

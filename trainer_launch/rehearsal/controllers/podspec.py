@@ -134,8 +134,6 @@ def _restart_rule(rule: Field) -> ExitRule:
 
 def exit_rule(codes: Field, action: str) -> ExitRule:
     """A rule by exit codes, as containers and Jobs have it."""
-    if not codes.given:
-        raise codes.bad("an operator and values")
     codes.only(("containerName", "operator", "values"))
     return ExitRule(
         action=action,

@@ -370,8 +370,6 @@ def _mpi(job: TrainJob) -> TrainJob:
     policy.get("mpiImplementation").choice(("OpenMPI",), "OpenMPI")  # Trainer up to v2.3 knows no other
     works = policy.get("runLauncherAsNode").flag()
     wish = job.trainer.get("numNodes")
-    if works and wish.number(1) > 1 and not {LAUNCHER, NODE} <= {each.name for each in job.jobs}:
-        raise wish.bad(f"1, or a runtime with the replicatedJobs {LAUNCHER} and {NODE}")
     if wish.given:  # it counts the launcher too where that is a node; the launcher keeps mlPolicy.numNodes
         nodes = wish.number(least=1, most=MAX_REPLICAS)
         count = max(nodes - 1, 1) if works else nodes

@@ -49,7 +49,6 @@ class Replicas(Struct, frozen=True, kw_only=True):
     template: Template
     port: int
     before: int  # pods of the replica types before it
-    where: Field
 
 
 class V1Job(Struct, frozen=True, kw_only=True):
@@ -160,7 +159,6 @@ def _replicas(role: str, spec: Field, kind: V1Kind, before: int) -> Replicas:
         template=template,
         port=main.ports.get(port_name, port),
         before=before,
-        where=spec,
     )
 
 
@@ -233,8 +231,6 @@ def rules(document: Field, success: Success) -> JobRules:
 
 def _pytorch(job: V1Job) -> Values:
     master = job.specs.get("master")
-    if master is not None and master.count != 1:
-        raise master.where.get("replicas").bad("1: a PyTorchJob has one Master")
     nproc = _nproc(job.spec)
     shared: dict[str, object] = {"nproc": nproc, **_elastic(job)}
     if master is not None:
@@ -247,8 +243,6 @@ def _pytorch(job: V1Job) -> Values:
 def _nproc(spec: Field) -> str | None:
     """The default is only left out when the elasticPolicy has the old field."""
     given, old = spec.get("nprocPerNode"), spec.get("elasticPolicy", "nProcPerNode")
-    if given.given and old.given:
-        raise old.bad("nprocPerNode in one place only: spec.nprocPerNode")
     text = given.text("")
     if text and parse_number(text, 0, MAX_COUNT) is None and text not in ("auto", "cpu", "gpu"):
         raise given.bad("a number as a string, or auto, cpu or gpu")
@@ -266,8 +260,6 @@ def _elastic(job: V1Job) -> dict[str, object]:
     low, high = policy.get("minReplicas"), policy.get("maxReplicas")
     least = low.number(high.number(worker.count, least=1), least=1)
     most = high.number(least if low.given else worker.count, least=1)
-    if most < least:
-        raise high.bad(f"at least minReplicas, {least}")
     host = policy.get("rdzvHost").text("") or job.pod_name("worker")
     conf = (f"{item.get('key').text()}={item.get('value').text()}" for item in policy.get("rdzvConf").items())
     restarts, old_nproc = policy.get("maxRestarts"), policy.get("nProcPerNode")
