@@ -1,4 +1,4 @@
-"""What exit codes lead to, by a Job's podFailurePolicy or the v1 operator's restartPolicy; targets of a runtime."""
+"""What exit codes lead to, by a Job's podFailurePolicy."""
 
 from __future__ import annotations
 
@@ -53,14 +53,3 @@ def failure_policy(pod: Pod) -> Iterator[str]:
 
 def _of_disruption(rule: Mapping[str, Any]) -> bool:
     return any(one.get("type") == "DisruptionTarget" for one in rule.get("onPodConditions", []))
-
-
-def restart_policy(kind: str, pod: Pod) -> Iterator[str]:
-    """What the operators allow, and what keeps a pod with wrong settings from being started for ever."""
-    if kind in ("PyTorchJob", "TFJob"):
-        if pod.restart != "ExitCode":
-            yield f"{pod.where}: restartPolicy {pod.restart}, though only ExitCode tells 2 from 138"
-    elif pod.restart not in ("Never", "OnFailure"):
-        yield f"{pod.where}: restartPolicy {pod.restart}"
-    if "restartPolicy" in pod.spec and not pod.job:
-        yield f"{pod.where}: the pod's restartPolicy is overwritten by the operator"
