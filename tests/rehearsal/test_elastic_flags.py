@@ -10,6 +10,7 @@ import pytest
 
 from tests.cli.launching import launch, script
 from tests.conftest import require
+from tests.rehearsal.test_torch_faults import PRINTS, TRAIN
 from trainer_launch.contracts import read_job
 from trainer_launch.contracts.snapshot import SnapshotFiles
 from trainer_launch.contracts.source import PodInput
@@ -17,26 +18,6 @@ from trainer_launch.model import NodeRange
 from trainer_launch.rehearsal.controllers.flag_jobs import elastic_job
 from trainer_launch.rehearsal.controllers.pod_values import pods as pods
 from trainer_launch.rehearsal.faults import InjectedFault, parse, wants_names
-
-TRAIN = """
-import os, pathlib, sys, time
-import torch, torch.distributed as dist
-dist.init_process_group("gloo")
-saved, enough = pathlib.Path(sys.argv[1]), int(sys.argv[2])
-step = int(saved.read_text()) if saved.exists() else 0
-print("begun at %s with %s\\n" % (step, dist.get_world_size()), end="", flush=True)
-while step < 20 or dist.get_world_size() != enough:
-    dist.all_reduce(torch.ones(1))
-    time.sleep(0.05)
-    step += 1
-    if dist.get_rank() == 0:
-        beside = saved.with_name("new")
-        beside.write_text(str(step))
-        os.replace(beside, saved)
-    print("step %s\\n" % step, end="", flush=True)
-dist.barrier()
-os._exit(0)  # torch 2.13's gloo may abort while Python shuts down; not what is tested here
-"""
 
 
 def faults(*texts: str) -> tuple[InjectedFault, ...]:
@@ -47,8 +28,8 @@ def sizes(tmp_path: Path, nodes: str, enough: int, fault: str, watched: int) -> 
     """With how many workers the worker of a node has begun, each time."""
     require(importlib.util.find_spec("torch") is not None, "torch is not installed")
     words = ("--nodes", nodes, "--fault", fault)
-    train = script(tmp_path, TRAIN)
-    ended = launch("rehearse", *words, "--", train, str(tmp_path / "saved"), str(enough))
+    train = script(tmp_path, TRAIN.replace("{say}", PRINTS))
+    ended = launch("rehearse", *words, "--", train, str(tmp_path / "saved"), "20", str(enough))
     assert ended.returncode == 0, ended.stdout + ended.stderr
     return re.findall(rf"^\[{watched}:\d+\] begun at \d+ with (\d)", ended.stdout, re.MULTILINE)
 
