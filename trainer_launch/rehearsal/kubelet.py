@@ -23,13 +23,7 @@ from trainer_launch.planning.command import parse_command
 from trainer_launch.planning.reading import check_command, recognise
 from trainer_launch.rehearsal import pod_isolation
 from trainer_launch.rehearsal.controllers import local_jobs, v1
-from trainer_launch.rehearsal.controllers.local_jobs import (
-    FILES,
-    OURS,
-    RUN,
-    LocalNetwork,
-    own_environment,
-)
+from trainer_launch.rehearsal.controllers.local_jobs import FILES, OURS, RUN, LocalNetwork, own_environment
 from trainer_launch.rehearsal.controllers.pod_lifecycle import own_init
 from trainer_launch.rehearsal.controllers.pod_values import Container, Pod, PodFile, Workload
 from trainer_launch.rehearsal.controllers.pod_values import pods as pods_of
@@ -59,7 +53,10 @@ class Kubelet:
         self._device = "lo" if self.network is None else pod_isolation.DEVICE
         self._running: frozenset[str] = frozenset()  # pods, as their controller sees them
         self._lives: dict[str, int] = {}  # by pod with a place of its own
-        local_jobs.check_size(workload)
+        if len(workload.drafts) > local_jobs.MAX_PODS:
+            raise UsageError(
+                f"the job has {len(workload.drafts)} pods; a rehearsal runs at most {local_jobs.MAX_PODS}"
+            )
         address_of = local_jobs.address_of if self.network is None else pod_isolation.address_of
         self.pods = self._equipped(pods_of(workload, address_of))
         self._local = self._network_of(workload)

@@ -6,11 +6,7 @@ import pytest
 
 from trainer_launch.model.errors import UsageError
 from trainer_launch.rehearsal.controllers.flag_jobs import mpi_job, torch_job
-from trainer_launch.rehearsal.controllers.local_jobs import (
-    MAX_PODS,
-    address_of,
-    own_environment,
-)
+from trainer_launch.rehearsal.controllers.local_jobs import MAX_PODS, address_of, own_environment
 from trainer_launch.rehearsal.controllers.pod_values import pods as pods
 
 

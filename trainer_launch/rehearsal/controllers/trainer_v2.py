@@ -30,12 +30,7 @@ from trainer_launch.rehearsal.controllers.pod_values import (
     open_mpi,
     upserted,
 )
-from trainer_launch.rehearsal.controllers.podspec import (
-    ignore_resources,
-    quantities,
-    read_env,
-    read_template,
-)
+from trainer_launch.rehearsal.controllers.podspec import ignore_resources, quantities, read_env, read_template
 from trainer_launch.rehearsal.controllers.v1 import MAX_REPLICAS, job_name, namespace
 
 ANCESTOR = "trainer.kubeflow.org/trainjob-ancestor-step"

@@ -17,14 +17,7 @@ from trainer_launch.contracts.source import MAX_VALUE_BYTES
 from trainer_launch.contracts.v1_table import V1Kind
 from trainer_launch.model.value_parsers import MAX_COUNT, parse_number
 from trainer_launch.rehearsal.controllers.documents import Field
-from trainer_launch.rehearsal.controllers.pod_values import (
-    Draft,
-    EnvItem,
-    JobRules,
-    Success,
-    Template,
-    Workload,
-)
+from trainer_launch.rehearsal.controllers.pod_values import Draft, EnvItem, JobRules, Success, Template, Workload
 from trainer_launch.rehearsal.controllers.podspec import read_template
 
 RESTARTS = ("Always", "OnFailure", "Never", "ExitCode")
