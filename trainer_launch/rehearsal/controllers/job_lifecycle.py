@@ -169,7 +169,7 @@ def _cannot_run(job: JobRecord, *, is_retried: bool) -> Iterator[Condition]:
 def _crash_loops(job: JobRecord) -> Iterator[Decision]:
     """Pods that a cluster would start again for ever: a rehearsal gives up."""
     for name, state in job.states.items():
-        count = max(state.most_restarts, state.failures - job.counted)
+        count = max(*state.restarts.values(), 0, state.failures - job.counted)
         if count >= GIVE_UP and job.age_s < count * _SHORT_LIFE_S:
             text = f"{name} was restarted {count} times; a cluster would continue, the rehearsal gives up"
             yield failure_of(job, name, "CrashLoopBackOff", text)

@@ -81,11 +81,6 @@ class PodState(Struct, frozen=True, kw_only=True):
         return self.phase in (Phase.INIT, Phase.RUNNING) and not self.stopping
 
     @property
-    def most_restarts(self) -> int:
-        """Restarts in place of the container that has most."""
-        return max(self.restarts.values(), default=0)
-
-    @property
     def restart_count(self) -> int:
         """Restarts in place of all its containers."""
         return sum(self.restarts.values())
