@@ -109,13 +109,3 @@ def test_a_browser_shows_all_of_it_without_overlap_on_wide_and_narrow_screens(
         if name != "nasty":  # there one fault is for all pods
             assert len(seen["hits"]) == len(report.happened)
         assert seen["lines"] >= (name != "without_steps")
-
-
-@pytest.mark.process
-def test_what_others_wrote_is_shown_and_never_run(browser: Browser, tmp_path: Path) -> None:
-    file = tmp_path / "nasty.html"
-    file.write_text(page(scenes.nasty()), encoding="utf-8")
-    dom, complaints = browser.dom(file)
-    assert "<title>The job failed;" in dom
-    assert "<script" not in dom
-    assert complaints == []
