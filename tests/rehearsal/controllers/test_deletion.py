@@ -115,6 +115,13 @@ def test_a_survivor_that_waited_in_vain_is_not_blamed_for_the_pod_that_is_gone(n
     assert job.message == f"{blamed}its worker job-worker-0 failed"
 
 
+def test_a_survivor_that_fails_by_itself_is_blamed_though_another_pod_is_gone() -> None:
+    job = torch("Never")
+    job.delete("job-worker-1", back_s=None)
+    job.go("worker-1=137 worker-0=3")
+    assert job.message == "its worker job-worker-0 failed"
+
+
 def test_the_end_of_the_job_gives_a_deleted_pod_no_further_life_and_no_more_time() -> None:
     job = torch(spec="runPolicy: {cleanPodPolicy: All, activeDeadlineSeconds: 50}")
     job.delete("job-worker-1", grace_s=1000)
