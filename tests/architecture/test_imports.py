@@ -46,7 +46,7 @@ READS_ENVIRONMENT = (
     *("pytorch/error_file.py", "pytorch/fork_server_process.py", "pytorch/function_launch.py"),
     *("observability/report.py", "supervisor/output.py"),
     *("rehearsal/kubelet.py", "rehearsal/pod_isolation.py", "rehearsal/first_process.py"),
-    *("rehearsal/watchdog_process.py", "observability/live.py"),
+    "observability/live.py",
 )
 WRITES_ENVIRONMENT = (*OF_CHILDREN, *OF_WORKERS)  # its own process's, before the program begins
 
@@ -137,8 +137,7 @@ def test_the_environment_is_written_nowhere() -> None:
 
 ONE_PLACE = {
     "os.replace": ("host/files.py",),
-    # The second is started by path; the last is a shell's text.
-    "/environ": ("host/process_tree.py", "rehearsal/watchdog_process.py", "mpi/host_access.py"),
+    "/environ": ("host/process_tree.py", "mpi/host_access.py"),  # the last is a shell's text
 }
 
 

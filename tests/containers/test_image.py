@@ -10,12 +10,14 @@ import pytest
 
 import trainer_launch
 from tests.containers.images import DOCKERFILE, MAKING_S, NAME, bases, build, image, podman, revision
-from tests.kubernetes.programs import LAUNCHER, MPI
 
 pytestmark = [pytest.mark.containers, pytest.mark.process, pytest.mark.timeout(MAKING_S)]
 ADDED_BYTES = 25_000_000  # by the launcher, to a user's image
 TARGETS = ("torch", "mpi", "preflight")
 EPOCH = "315532800"
+# What the manifests start; Debian's Python has no `python`.
+LAUNCHER = frozenset(("trainer-launch", "python3", "sh", "sleep"))
+MPI = LAUNCHER | {"mpirun", "ssh", "sshd"}
 
 
 def facts(name: str) -> dict[str, Any]:

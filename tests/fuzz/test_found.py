@@ -20,7 +20,7 @@ from trainer_launch.model.errors import ContractError, UsageError
 from trainer_launch.model.findings import Finding, Status
 from trainer_launch.model.settings import unknown_variables
 from trainer_launch.preflight.cluster import preflight_messages as calling
-from trainer_launch.rehearsal.controllers.documents import read_values
+from trainer_launch.rehearsal.controllers.documents import read_documents
 
 
 def test_findings_of_others_are_one_line_and_have_bounds() -> None:
@@ -39,7 +39,7 @@ def test_findings_of_others_are_one_line_and_have_bounds() -> None:
 @pytest.mark.parametrize("text", ["a: !!int ''", "a: !!map [a]", "a: " + "9" * 5000])
 def test_values_that_yaml_itself_trips_over_are_refused(text: str) -> None:
     with pytest.raises(UsageError, match=r"^job.yaml is not valid YAML"):
-        read_values(text, "job.yaml")
+        read_documents(text, "job.yaml")
 
 
 @pytest.mark.parametrize("name", ["../../etc", "/tmp/x", "..", "a/b", "-", "a b", "x" * 300, "é"])

@@ -1,4 +1,4 @@
-"""What exit codes lead to, by a Job's podFailurePolicy or the v1 operator's restartPolicy; targets of a runtime."""
+"""What exit codes lead to, by a Job's podFailurePolicy."""
 
 from __future__ import annotations
 
@@ -53,47 +53,3 @@ def failure_policy(pod: Pod) -> Iterator[str]:
 
 def _of_disruption(rule: Mapping[str, Any]) -> bool:
     return any(one.get("type") == "DisruptionTarget" for one in rule.get("onPodConditions", []))
-
-
-def targets(runtime: Mapping[str, Any]) -> Iterator[str]:
-    """What a runtime's words refer to."""
-    jobs = runtime["spec"]["template"]["spec"]["replicatedJobs"]
-    steps = [
-        one["template"].get("metadata", {}).get("labels", {}).get(ANCESTOR)
-        for one in jobs
-        if ANCESTOR in one["template"].get("metadata", {}).get("labels", {})
-    ]
-    if steps.count("trainer") != 1:
-        yield f"{steps.count('trainer')} jobs have the label {ANCESTOR}: trainer"
-    pods = {one["name"]: one["template"]["spec"]["template"]["spec"] for one in jobs}
-    for one in jobs:
-        pod = pods[one["name"]]
-        if "node" not in {container["name"] for container in pod["containers"]}:
-            yield f"{one['name']} has no container called node"
-        for needed in one.get("dependsOn", []):
-            if needed["name"] not in pods or needed["name"] == one["name"]:
-                yield f"{one['name']} depends on {needed['name']}, which is not there"
-    if jobs[0].get("dependsOn"):
-        yield "the first job may not depend on another"
-    policy = runtime["spec"]["template"]["spec"].get("successPolicy", {})
-    for name in policy.get("targetReplicatedJobs", []):
-        if name not in pods:
-            yield f"successPolicy names {name}, which is not there"
-    torch = runtime["spec"].get("mlPolicy", {}).get("torch") or {}
-    for target in torch.get("envInjection", {}).get("targets", []):
-        pod = pods.get(target["jobName"], {})
-        there = {each["name"] for each in (*pod.get("initContainers", []), *pod.get("containers", []))}
-        for name in target["containerNames"]:
-            if name not in there:
-                yield f"envInjection names {target['jobName']}/{name}, which is not there"
-
-
-def restart_policy(kind: str, pod: Pod) -> Iterator[str]:
-    """What the operators allow, and what keeps a pod with wrong settings from being started for ever."""
-    if kind in ("PyTorchJob", "TFJob"):
-        if pod.restart != "ExitCode":
-            yield f"{pod.where}: restartPolicy {pod.restart}, though only ExitCode tells 2 from 138"
-    elif pod.restart not in ("Never", "OnFailure"):
-        yield f"{pod.where}: restartPolicy {pod.restart}"
-    if "restartPolicy" in pod.spec and not pod.job:
-        yield f"{pod.where}: the pod's restartPolicy is overwritten by the operator"

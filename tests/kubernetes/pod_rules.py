@@ -18,8 +18,6 @@ VOLUMES = frozenset(
 UNUSED = ("sysctls", "seLinuxOptions", "procMount", "windowsOptions")  # our manifests have none of them
 GRACE_MARGIN_S = (5, 30)  # of the pod's grace over the launcher's: to kill, to speak, to end
 DEFAULT_GRACE_S = 25  # the launcher's
-_LABEL = re.compile(r"[a-z0-9]([-a-z0-9]{0,61}[a-z0-9])?")
-_PORT_NAME = re.compile(r"(?=.*[a-z])(?!.*--)[a-z0-9]([-a-z0-9]{0,13}[a-z0-9])?")
 
 
 def restricted(pod: Pod) -> Iterator[str]:
@@ -68,43 +66,6 @@ def hardened(pod: Pod) -> Iterator[str]:
             yield f"{container['name']}: readOnlyRootFilesystem is not true"
         if "/tmp" not in {mount["mountPath"] for mount in container.get("volumeMounts", [])}:
             yield f"{container['name']}: nothing is mounted at /tmp"
-
-
-def references(pod: Pod) -> Iterator[str]:
-    """What refers to nothing, or has a name that a server refuses."""
-    volumes = [volume["name"] for volume in pod.spec.get("volumes", [])]
-    names = [container["name"] for container in pod.containers]
-    for kind, given in (("volume", volumes), ("container", names)):
-        for one in sorted(set(given)):
-            if given.count(one) > 1:
-                yield f"two {kind}s are called {one}"
-            if not _LABEL.fullmatch(one):
-                yield f"{kind} {one!r} is not a DNS label"
-    mounted = set()
-    for container in pod.containers:
-        paths = [mount["mountPath"] for mount in container.get("volumeMounts", [])]
-        for mount in container.get("volumeMounts", []):
-            mounted.add(mount["name"])
-            if mount["name"] not in volumes:
-                yield f"{container['name']}: there is no volume {mount['name']}"
-            if paths.count(mount["mountPath"]) > 1:
-                yield f"{container['name']}: {mount['mountPath']} is mounted twice"
-        yield from _ports(container)
-    for unused in sorted(set(volumes) - mounted):
-        yield f"volume {unused} is mounted nowhere"
-
-
-def _ports(container: Mapping[str, Any]) -> Iterator[str]:
-    ports = container.get("ports", [])
-    for port in ports:
-        name = port.get("name", "")
-        if not _PORT_NAME.fullmatch(name):
-            yield f"{container['name']}: port {port['containerPort']} has the name {name!r}"
-    known = {port.get("name") for port in ports} | {port["containerPort"] for port in ports}
-    for probe in ("readinessProbe", "livenessProbe", "startupProbe"):
-        wanted = container.get(probe, {}).get("tcpSocket", {}).get("port")
-        if wanted is not None and wanted not in known:
-            yield f"{container['name']}: {probe} asks for port {wanted}, which is not declared"
 
 
 def grace(pod: Pod) -> Iterator[str]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -76,19 +75,3 @@ def pods(document: Mapping[str, Any]) -> Iterator[Pod]:
 def all_pods(path: Path) -> list[Pod]:
     """The pods of all documents of a file."""
     return [pod for document in documents(path) for pod in pods(document)]
-
-
-GONE = object()
-
-
-def changed(value: Any, path: tuple[str | int, ...], new: Any) -> Any:
-    """A copy in which `path` is `new`, or is not there."""
-    copied = copy.deepcopy(value)
-    place = copied
-    for step in path[:-1]:
-        place = place[step]
-    if new is GONE:
-        del place[path[-1]]
-    else:
-        place[path[-1]] = new
-    return copied

@@ -93,12 +93,6 @@ def test_the_changed_manifest_runs(diff: str, tmp_path: Path) -> None:
     assert ranks == set(range(4 if "mpirun" in text else 2)), output
 
 
-def test_flytes_image_has_the_launcher_as_its_entrypoint() -> None:
-    (text,) = pages.blocks(pages.PAGE, "dockerfile")
-    (entrypoint,) = re.findall(r"^ENTRYPOINT (.*)$", text, re.MULTILINE)
-    assert json.loads(entrypoint) == ["trainer-launch", "run", "--"], "as a list, else a shell is PID 1"
-
-
 def test_flytes_program_is_python_and_its_job_a_manifest() -> None:
     functions = [node.name for node in ast.parse(FLYTE_PROGRAM).body if isinstance(node, ast.FunctionDef)]
     assert functions == ["on_one_node", "on_three_nodes"]

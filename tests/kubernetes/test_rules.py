@@ -8,13 +8,11 @@ from typing import Any
 
 import pytest
 
-from tests.kubernetes import job_rules, pod_rules, programs, published
+from tests.kubernetes import job_rules, pod_rules, published
 from tests.kubernetes.published import Pod
 
 RUNTIMES = tuple(sorted((published.KUBERNETES / "runtimes").glob("[!k]*.yaml")))
-RULES = (
-    *(pod_rules.restricted, pod_rules.hardened, pod_rules.references, pod_rules.grace, pod_rules.shared_memory),
-)
+RULES = (pod_rules.restricted, pod_rules.hardened, pod_rules.grace, pod_rules.shared_memory)
 each = pytest.mark.parametrize
 
 
@@ -34,20 +32,9 @@ def test_a_pod_for_production(path: Path, rule: Callable[[Pod], Iterator[str]]) 
     assert wrong_in(path, rule) == []
 
 
-@each("path", published.ALL, ids=published.name)
-def test_what_a_pod_refers_to_is_there(path: Path) -> None:
-    assert wrong_in(path, pod_rules.references) == []
-
-
-@each("path", published.ALL, ids=published.name)
-def test_each_program_that_a_manifest_starts_is_in_its_image(path: Path) -> None:
-    assert [text for document in published.documents(path) for text in programs.missing(document)] == []
-
-
 @each("path", RUNTIMES, ids=published.name)
-def test_a_runtimes_targets_are_there_and_its_trainer_acts_on_exit_codes(path: Path) -> None:
+def test_a_runtimes_trainer_acts_on_exit_codes(path: Path) -> None:
     (runtime,) = published.documents(path)
-    assert list(job_rules.targets(runtime)) == []
     (trainer,) = [pod for pod in published.pods(runtime) if pod.where == _trainer(runtime)]
     assert list(job_rules.failure_policy(trainer)) == []
 
@@ -64,9 +51,7 @@ def _trainer(runtime: Mapping[str, Any]) -> str:
 @each("path", published.JOBS, ids=published.name)
 def test_an_operators_restart_policy_tells_wrong_settings_from_lost_nodes(path: Path) -> None:
     for document in published.documents(path):
-        found = [
-            text for pod in published.pods(document) for text in job_rules.restart_policy(document["kind"], pod)
-        ]
-        assert found == []
+        allowed = ("ExitCode",) if document["kind"] in ("PyTorchJob", "TFJob") else ("Never", "OnFailure")
+        assert {pod.restart for pod in published.pods(document)} <= {*allowed}
         if document["kind"] != "TrainJob":
             assert document["spec"]["runPolicy"]["activeDeadlineSeconds"] > 0, "the only bound of ExitCode"

@@ -87,11 +87,6 @@ class Browser:
             (*argv, *flags, page.as_uri()), text=True, capture_output=True, timeout=100, check=True
         )
 
-    def dom(self, page: Path, width: int = 1280) -> tuple[str, list[str]]:
-        """The page as the browser understood it, and what it complained of."""
-        shown = self.show(page, "--dump-dom", width=width)
-        return shown.stdout, [line for line in shown.stderr.splitlines() if "CONSOLE" in line]
-
     def measure(self, page: Path, widths: Sequence[int], *, dark: bool = False) -> dict[int, dict[str, Any]]:
         """What MEASURE finds at each width, in a copy of the page, whose policy would not let it."""
         copy, frame = page.with_name(f"measured-{page.name}"), page.with_name(f"frame-{page.name}")

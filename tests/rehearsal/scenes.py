@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from tests.rehearsal.told import Tale, finished, restarted
-from trainer_launch.rehearsal.report.history import What
-from trainer_launch.rehearsal.report.rehearsal_report import RehearsalReport
+from trainer_launch.rehearsal.history import What
+from trainer_launch.rehearsal.rehearsal_report import RehearsalReport
 
 NASTY = '<script>document.title="owned"</script><img src=http://evil.example/x onerror=alert(1)>\x1b[31m\u202e&"\''
 

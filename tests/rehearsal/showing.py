@@ -7,7 +7,7 @@ import time
 from tests.rehearsal.controllers.actors import Job
 from tests.rehearsal.controllers.manifests import runtime, trainjob
 from trainer_launch.observability import live
-from trainer_launch.rehearsal.report.pod_rows import live_rows, live_title
+from trainer_launch.rehearsal.reporting import live_rows, live_title
 
 
 def table(count: int, lines: int, stay_s: float) -> None:

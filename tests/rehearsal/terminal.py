@@ -38,10 +38,6 @@ class Terminal:
         """Press keys, such as C-c."""
         self._tmux("send-keys", *keys)
 
-    def resize(self, columns: int, rows: int) -> None:
-        """Make the window another size."""
-        self._tmux("resize-window", "-x", str(columns), "-y", str(rows))
-
     def until(self, holds: Callable[[list[str]], bool], within_s: float = 60.0) -> list[str]:
         """The screen, once it is as it should be."""
 

@@ -10,9 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.rehearsal.told import Tale, finished, restarted
-from trainer_launch.rehearsal.report.history import KEPT, History, HistoryEntry, Recorder, What
-from trainer_launch.rehearsal.report.rehearsal_report import effect, report_of
-from trainer_launch.rehearsal.report.training import FaultReport
+from trainer_launch.rehearsal.history import KEPT, FaultReport, History, HistoryEntry, Recorder, What
+from trainer_launch.rehearsal.rehearsal_report import effect, report_of
 
 
 def near(value: float, within: float = 1e-6) -> Any:
@@ -44,19 +43,6 @@ def test_a_pod_waits_checks_runs_is_stopped_is_away_and_runs_again() -> None:
     ]
 
 
-def test_workers_that_meet_again_begin_another_attempt_in_the_same_container() -> None:
-    tale = Tale("a").start(0.0).meet(1.0).meet(4.0).end(6.0, "a", 0)
-    assert timeline(tale) == [("Running", 0.0, 4.0, 1), ("Running", 4.0, 6.0, 2)]
-    assert tale.report().attempts == 2
-
-
-def test_a_pod_that_joins_later_was_pending_until_then() -> None:
-    assert timeline(Tale("a", "b").start(0.0, "a").start(4.0, "b"), 1, 5.0) == [
-        ("Pending", 0.0, 4.0, 0),
-        ("Running", 4.0, 5.0, 1),
-    ]
-
-
 def test_downtime_ends_with_the_first_step_beyond_those_reached_and_repeated_steps_are_counted() -> None:
     report = restarted(before=40, resumed=31).report()
     (fault,) = report.faults
@@ -64,11 +50,6 @@ def test_downtime_ends_with_the_first_step_beyond_those_reached_and_repeated_ste
     assert fault.downtime_s == near(2.0 + 10 * 0.1)  # on again after 2 s, and ten steps twice
     assert (report.repeated_steps, report.downtime_s) == (10, near(3.0))
     assert [(line.points[0][1], line.points[-1][1]) for line in report.steps] == [(1, 40), (31, 60)]
-
-
-def test_a_checkpoint_at_each_step_repeats_none() -> None:
-    (fault,) = restarted(before=40, resumed=41).report().faults
-    assert (fault.repeated_steps, fault.downtime_s) == (0, near(2.0))
 
 
 def test_a_line_that_says_where_it_goes_on_is_no_step_done_again() -> None:
@@ -93,11 +74,6 @@ def test_a_job_that_never_goes_on_is_down_to_its_end(
     tale = Tale("a").start(0.0).steps(1.0, range(1, 11)).fault(2.0, "kill pod", "b").steps(2.1, on_its_way)
     (fault,) = tale.condition(10.0, "Failed (PodLost): b", 138).report(30.0, 138).faults
     assert (fault.recovered, fault.reached_step, fault.downtime_s) == (False, reached, near(downtime_s))
-
-
-def test_a_fault_after_the_last_step_of_a_job_that_succeeds_costs_nothing() -> None:
-    fault = fault_of(Tale("a").start(0.0).steps(1.0, range(1, 11)).fault(5.0, "delay dns", "a"))
-    assert (fault.recovered, fault.downtime_s, fault.repeated_steps) == (True, 0.0, 0)
 
 
 def test_a_fault_that_stills_the_job_for_a_while_without_a_restart_costs_that_time() -> None:
@@ -143,12 +119,6 @@ def test_a_new_rank_0_on_another_node_takes_up_the_steps() -> None:
     tale.end(5.0, "a", 137, "Terminated").meet(6.0, "b").steps(7.0, range(31, 61), "b")
     fault = fault_of(tale, 12.0)
     assert (fault.repeated_steps, fault.downtime_s) == (10, near(3.0))
-
-
-def test_steps_that_are_shown_now_and_then_are_resumed_from_the_last_one_that_was_reached() -> None:
-    tale = Tale("a").start(0.0).meet(0.5).steps(1.0, (10, 20, 30)).fault(1.5, "kill worker", "a").meet(3.0)
-    fault = fault_of(tale.steps(4.0, (40, 50)), 9.0)
-    assert (fault.reached_step, fault.resumed_step, fault.repeated_steps) == (30, 30, 0)
 
 
 def test_the_step_in_flight_is_no_repeated_step_where_ranks_keep_their_state() -> None:

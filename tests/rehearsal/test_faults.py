@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 import re
-import shutil
 import signal
 import subprocess
 import time
@@ -17,7 +16,6 @@ import psutil
 import pytest
 
 from tests.cli.launching import launch, start
-from tests.conftest import require
 
 pytestmark = [pytest.mark.process, pytest.mark.timeout(300)]
 
@@ -27,7 +25,6 @@ _STEPS = (
     "while [ $n -lt 100 ]; do n=$((n+1)); "
     "echo $n >/claim/new.$HOSTNAME; mv /claim/new.$HOSTNAME /claim/$HOSTNAME; echo step $n; sleep 0.05; done"
 )
-COUNTS = _BEGINS + _STEPS
 # A fault comes when any pod reaches its step. Here none makes a step before both of two pods have begun.
 COUNTS_TOGETHER = (
     f"{_BEGINS} touch /claim/begun.$HOSTNAME; "
@@ -135,31 +132,6 @@ def test_an_evicted_pod_is_asked_first_and_has_its_grace(tmp_path: Path) -> None
     assert row(ended.stderr, "job-worker-0") == ["Succeeded", "2", "0", "0"]
 
 
-def test_a_pod_that_never_comes_back_fails_a_job_that_needs_it(tmp_path: Path) -> None:
-    ended = rehearse(job(tmp_path, COUNTS), "kill pod node=1 at=step:3 back=never", code=138)
-    assert row(ended.stderr, "job-worker-1")[0] == "Terminated"
-    assert "Failed after" in ended.stderr
-    assert "(PodLost)" in ended.stderr
-
-
-def test_a_node_that_is_added_to_an_mpijob_is_seen_by_its_discovery_script(tmp_path: Path) -> None:
-    require(shutil.which("sshd", path="/usr/sbin:/usr/bin"), "sshd is not installed")
-    waits = "echo ready; until [ $(/etc/mpi/discover_hosts.sh | wc -l) = 3 ]; do sleep 0.1; done; echo three"
-    front = (
-        f"{{template: {{spec: {{containers: [{{name: mpi, image: i, command: [sh, -c, {json.dumps(waits)}]}}]}}}}}}"
-    )
-    worker = "{replicas: 2, template: {spec: {containers: [{name: mpi, image: i}]}}}"
-    path = tmp_path / "job.yaml"
-    path.write_text(
-        "apiVersion: kubeflow.org/v2beta1\nkind: MPIJob\nmetadata: {name: job}\n"
-        "spec:\n  runPolicy: {cleanPodPolicy: Running}\n"
-        f"  mpiReplicaSpecs: {{Launcher: {front}, Worker: {worker}}}\n"
-    )
-    ended = rehearse(str(path), "add node at=line:ready")
-    assert "[job-launcher] three" in ended.stdout
-    assert row(ended.stderr, "job-worker-2")[0] == "Completed", "stopped with the others at the end"
-
-
 # -- when it cannot be ------------------------------------------------------------------------
 
 
@@ -179,19 +151,4 @@ def test_a_fault_that_never_came_is_said_and_makes_a_rehearsal_that_succeeded_en
     assert why in last
 
 
-def test_what_cannot_be_is_refused_before_anything_starts(tmp_path: Path) -> None:
-    ended = rehearse(job(tmp_path, "echo begun"), "kill worker node=2", code=2)
-    assert "there is no node 2" in ended.stderr
-    assert "Traceback" not in ended.stderr
-    assert ended.stdout == ""
-
-
 # -- from flags -------------------------------------------------------------------------------
-
-
-def test_pods_from_flags_are_killed_and_come_back_too(tmp_path: Path) -> None:
-    text = f"mkdir -p {tmp_path}/claim; {COUNTS}".replace("/claim/", f"{tmp_path}/claim/")
-    words = ("--nodes", "2", "--engine", "plain", "--fault", "kill pod at=step:5")
-    ended = launch("rehearse", *words, "--", "sh", "-c", text)
-    assert ended.returncode == 0, ended.stdout + ended.stderr
-    assert row(ended.stderr, "local-node-0-1") == ["Succeeded", "2", "0", "0"]

@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 
 from trainer_launch.host import runtime_directory
 from trainer_launch.observability.progress import MAX_TEXT, OutputScanner, ScannedLine
+from trainer_launch.rehearsal.history import HistoryEntry, What
 from trainer_launch.rehearsal.pod_watch import PodWatch
-from trainer_launch.rehearsal.report.history import HistoryEntry, What
 
 
 def steps(*blocks: bytes, scanner: OutputScanner | None = None) -> list[int]:
@@ -77,22 +77,6 @@ def test_bars_of_something_else_tell_none() -> None:
     assert steps(bar(10, 500), *evaluation, bar(11, 500), b"\n") == [10, 11], "of two bars alike the longer counts"
 
 
-def test_who_prints_steps_is_not_heard_by_bars() -> None:
-    assert steps(b"step 4\n", bar(20, 500), b"\n", b"step 5\n") == [4, 5]
-
-
-PLAIN = re.compile(rb"\bstep[ =:]+([0-9]{1,12})(?![0-9])", re.IGNORECASE)
-PIECES = (b"step", b"Step ", b"STEP=", b"step: 4", b"xstep 5", b"_step 6", b"\xe9step 7", b" ", b"\n", b"12", b".")
-
-
-@given(st.lists(st.sampled_from(PIECES), max_size=30))
-def test_steps_are_found_where_a_plain_pattern_finds_them(pieces: list[bytes]) -> None:
-    text = b"".join(pieces) + b"\n"
-    numbers = [int(number) for number in PLAIN.findall(text)]
-    assert steps(text)[:1] == numbers[:1]
-    assert steps(text)[-1:] == numbers[-1:]
-
-
 @given(st.lists(st.integers(1, 30), min_size=1, max_size=20))
 def test_a_number_is_never_cut_where_a_block_ends(sizes: list[int]) -> None:
     text, scanner, found = b"".join(b"step %d of it\n" % number for number in range(95, 106)), OutputScanner(), []
@@ -107,18 +91,6 @@ def test_a_number_is_never_cut_where_a_block_ends(sizes: list[int]) -> None:
 def test_of_a_block_the_first_step_the_last_and_where_it_goes_back_are_told() -> None:
     block = b"".join(b"step %d\n" % number for number in (5, 6, 7, 8, 3, 4, 5))
     assert steps(block) == [5, 3, 5]
-
-
-def test_of_steps_that_all_workers_say_alike_only_the_first_speakers_count() -> None:
-    assert steps(b"[0:0] step 5\n", b"[0:1] step 6\n", b"[0:2] step 7\n") == [5]
-
-
-def test_of_a_flood_of_steps_the_first_and_the_last_are_told() -> None:
-    assert steps(b"".join(b"step %d\n" % number for number in range(1, 5_000))) == [1, 4_999]
-
-
-def test_in_a_flood_words_without_a_number_are_passed_over() -> None:
-    assert steps(b"".join(b"step %d, next step\nno steps\n" % number for number in range(1, 5_000))) == [1, 4_999]
 
 
 def test_of_several_workers_one_is_listened_to_until_it_falls_silent() -> None:

@@ -9,15 +9,13 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
 
 from tests.rehearsal.controllers.actors import Job
 from tests.rehearsal.controllers.manifests import pytorch, replica, runtime, trainjob
 from tests.rehearsal.terminal import Terminal
 from tests.rehearsal.users.commanded import command
 from trainer_launch.observability import live
-from trainer_launch.rehearsal.report.pod_rows import live_rows, live_title
+from trainer_launch.rehearsal.reporting import live_rows, live_title
 
 SHOWING = str(Path(__file__).with_name("showing.py"))
 ENV = {"PYTHONPATH": os.pathsep.join(sys.path)}
@@ -74,20 +72,6 @@ def test_of_many_pods_those_in_trouble_are_shown() -> None:
     assert [row[0] for row in table_of(job, 50)[1:]] == list(job.state.pods)
 
 
-@settings(max_examples=40)
-@given(st.lists(st.tuples(st.integers(0, 6), st.sampled_from((None, 0, 1, 137))), max_size=12))
-def test_whatever_happens_can_be_shown(ends: list[tuple[int, int | None]]) -> None:
-    job = job_of(7)
-    for number, code in ends:
-        pod = f"demo-node-0-{number}"
-        if code is None:
-            job.delete(pod, grace_s=5.0)
-        elif job.state.states[pod].running:
-            job.end(pod, code)
-        _, *rows = table_of(job, 5)
-        assert (len(rows), rows[-1][0].startswith("and 3 more: ")) == (5, True)
-
-
 # -- in a terminal --------------------------------------------------------------------------------
 
 
@@ -134,16 +118,6 @@ def test_the_table_stands_below_the_output_that_scrolls_and_is_gone_after_ctrl_c
     assert ("interrupted" in text, "after" in text, "demo-node" in text) == (True, True, False)
     output = [line for line in terminal.screen(history=True) if line.startswith("line ")]
     assert output == [f"line {number} of the job" for number in range(1500)], "none is lost or torn"
-
-
-@pytest.mark.process
-def test_the_table_of_50_pods_is_bounded_and_follows_the_terminals_size(terminal: Terminal) -> None:
-    terminal.start(shows(pods=50), ENV)
-    lines = shown(terminal, lambda lines: "and 43 more: 43 Running" in lines[-1])
-    assert lines[-8].split()[:2] == ["demo-node-0-49", "Restarting"]
-    terminal.resize(50, 20)
-    lines = shown(terminal, lambda lines: "and 47 more" in lines[-1])
-    assert max(map(len, lines)) <= 50
 
 
 @pytest.mark.parametrize(

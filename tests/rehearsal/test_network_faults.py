@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import os
-import re
 import signal
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -112,42 +111,3 @@ def network_of(pid: int) -> str | None:
         return os.readlink(f"/proc/{pid}/ns/net")
     except OSError:
         return None
-
-
-GROWING = """
-apiVersion: kubeflow.org/v1
-kind: PyTorchJob
-metadata: {name: job}
-spec:
-  elasticPolicy: {rdzvBackend: c10d, minReplicas: 1, maxReplicas: 4}
-  pytorchReplicaSpecs:
-    Worker:
-      replicas: 2
-      restartPolicy: OnFailure
-      template:
-        spec:
-          containers:
-          - name: pytorch
-            image: none
-            command: [sh, -c, "echo new: $(ls /dev/shm); touch /dev/shm/old; echo step 1;
-              until getent hosts job-worker-2 && test -e 'ENOUGH'; do sleep 0.1; done;
-              echo room: $(df -kP /dev/shm | tail -n 1)"]
-            volumeMounts: [{name: shm, mountPath: /dev/shm}]
-          volumes: [{name: shm, emptyDir: {medium: Memory, sizeLimit: 100Mi}}]
-"""
-
-
-def test_a_pod_that_is_added_or_made_anew_has_a_place_and_names_of_its_own(tmp_path: Path) -> None:
-    (tmp_path / "job.yaml").write_text(GROWING.replace("ENOUGH", str(tmp_path / "enough")))
-    faults = ("add node", "kill pod node=0 at=line:10.77.0.4", "delay dns 1s at=1h")
-    flags = [word for fault in faults for word in ("--fault", fault)]
-    with start("rehearse", "-f", str(tmp_path / "job.yaml"), *flags, env={"TMPDIR": str(tmp_path)}) as running:
-        running.read_until("fault: kill pod node=0")
-        running.read_until(r"job-worker-0\] new:")
-        enough(tmp_path)
-        code, said = running.end()
-    assert code == 1, said  # one fault never came
-    assert "fault did not happen: delay dns" in said
-    assert said.count("job-worker-0] new:") == 2
-    assert "new: old" not in said
-    assert len(re.findall(r"room: shm (?!65536)", said)) == 3

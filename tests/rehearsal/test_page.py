@@ -6,16 +6,13 @@ import re
 from pathlib import Path
 
 import pytest
-from hypothesis import given, settings
 
 from tests.rehearsal import scenes
 from tests.rehearsal.browser import Browser, browser_in
-from tests.rehearsal.test_fault_costs import histories
 from tests.rehearsal.told import Tale, finished
-from trainer_launch.observability.html import clean, seconds, tick_text, ticks
-from trainer_launch.rehearsal.report.history import History
-from trainer_launch.rehearsal.report.html_page import ATTEMPTS, page
-from trainer_launch.rehearsal.report.rehearsal_report import RehearsalReport, report_of
+from trainer_launch.observability.html import clean
+from trainer_launch.rehearsal.html_page import page
+from trainer_launch.rehearsal.rehearsal_report import RehearsalReport
 
 SCENES = ("small", "bad", "crowd", "nasty", "without_steps", "lost")
 
@@ -80,51 +77,6 @@ def test_what_others_wrote_is_escaped_cleaned_of_secrets_and_cut() -> None:
     assert clean("a\x00b\x1b[31mred\x1b[0m\n") == "a bred"
 
 
-@settings(max_examples=40)
-@given(histories)
-def test_whatever_happened_there_is_a_page(history: History) -> None:
-    text = page(report_of(history))
-    assert text.count("<div") == text.count("</div>")
-    assert "nan" not in text
-
-
-@pytest.mark.long("tests/rehearsal/test_page.py")
-def test_a_long_job_makes_no_large_page() -> None:
-    tale = Tale("a", "b").start(0.0)
-    for number in range(400):
-        tale.steps(1.0 + number, range(number * 100, number * 100 + 100), each_s=0.01).fault(
-            1.995 + number, "kill worker"
-        )
-        tale.meet(1.996 + number)
-    assert len(page(finished(tale, 500.0).report())) < 1_000_000
-
-
-def test_times_are_round_and_readable() -> None:
-    assert [list(ticks(end_s))[:3] for end_s in (0.5, 9, 53, 700)] == [
-        [0, 0.1, 0.2],
-        [0, 2, 4],
-        [0, 10, 20],
-        [0, 120, 240],
-    ]
-    assert [tick_text(at_s, step) for at_s, step in ((0.5, 0.1), (20, 10), (240, 120), (0, 60))] == [
-        "0.5 s", "20 s", "4 min", "0 s",
-    ]  # fmt: skip
-    assert [seconds(value) for value in (0.0, 0.123, 63.24, 725)] == ["0.0 s", "0.12 s", "63.2 s", "12 min 5 s"]
-
-
-def test_numbers_on_all_colours_can_be_read() -> None:
-    for colour, ink in ATTEMPTS:
-        bright, dark = sorted((light(colour), light(ink)), reverse=True)
-        assert (bright + 0.05) / (dark + 0.05) > 4.5
-
-
-def light(colour: str) -> float:
-    """Relative luminance, as WCAG 2 has it."""
-    parts = [int(colour[at : at + 2], 16) / 255 for at in (1, 3, 5)]
-    linear = [part / 12.92 if part <= 0.03928 else ((part + 0.055) / 1.055) ** 2.4 for part in parts]
-    return sum(weight * part for weight, part in zip((0.2126, 0.7152, 0.0722), linear, strict=True))
-
-
 # -- in a browser ---------------------------------------------------------------------------------
 
 
@@ -157,13 +109,3 @@ def test_a_browser_shows_all_of_it_without_overlap_on_wide_and_narrow_screens(
         if name != "nasty":  # there one fault is for all pods
             assert len(seen["hits"]) == len(report.happened)
         assert seen["lines"] >= (name != "without_steps")
-
-
-@pytest.mark.process
-def test_what_others_wrote_is_shown_and_never_run(browser: Browser, tmp_path: Path) -> None:
-    file = tmp_path / "nasty.html"
-    file.write_text(page(scenes.nasty()), encoding="utf-8")
-    dom, complaints = browser.dom(file)
-    assert "<title>The job failed;" in dom
-    assert "<script" not in dom
-    assert complaints == []

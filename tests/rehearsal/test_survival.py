@@ -2,46 +2,16 @@
 
 from __future__ import annotations
 
-import os
 import re
 import signal
 import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 
-from tests.rehearsal.users.commanded import RUN, clean, command
+from tests.rehearsal.users.commanded import clean, command
 
 pytestmark = pytest.mark.process
-RESUMES = """
-import json
-import os
-import time
-import torch
-import torch.distributed as dist
-
-dist.init_process_group("gloo")
-step = int(open("saved").read()) if os.path.exists("saved") else 0
-while step < 40:
-    dist.all_reduce(torch.ones(1))
-    step += 1
-    if dist.get_rank() == 0:
-        with open("new", "w") as file:
-            file.write(str(step))
-        os.replace("new", "saved")
-        print(f"step {step}", flush=True)
-    time.sleep(0.05)
-dist.destroy_process_group()
-"""
-FAILS_ONCE = RESUMES.replace(
-    "    time.sleep(0.05)",
-    """
-    if dist.get_rank() == 1 and step == 10 and not os.path.exists("failed"):
-        open("failed", "x").close()
-        raise RuntimeError(sys.argv[1])
-    time.sleep(0.05)""",
-).replace("import os", "import os\nimport sys")
 
 
 class Ended:
@@ -72,35 +42,6 @@ def test_a_script_that_resumes_survives_being_killed_and_being_asked_to_stop(tmp
     assert re.search(r"<b>\d{1,2}</b><span>repeated steps</span>", page)
 
 
-@pytest.mark.long("tests/rehearsal/test_survival.py")
-@pytest.mark.parametrize(
-    ("said", "exits"),
-    [
-        ("CUDA error: uncorrectable ECC error encountered", ["0", "138", "0"]),
-        ("the batch is odd", ["0", "0", "0"]),
-    ],
-)
-def test_a_node_whose_device_failed_is_quarantined_and_one_whose_program_failed_is_not(
-    said: str, exits: list[str], tmp_path: Path
-) -> None:
-    (tmp_path / "train.py").write_text(FAILS_ONCE)
-    argv = (sys.executable, "-c", RUN, "rehearse", "--nodes", "2", "--spares", "1", "--", "train.py", said)
-    done = ended(argv, tmp_path)
-    assert done.code == 0, done.err
-    table = [line.split() for line in done.err.splitlines() if line.startswith("local-node-0-")]
-    assert [row[4] for row in table] == exits, done.err
-    words = f"reason=Quarantined node=1 host={os.uname().nodename} exit=138 attempt=1 retryable=true"
-    assert (words in done.said) == ("138" in exits), done.err
-    assert (f"this node is quarantined: RuntimeError: {said}" in done.said) == ("138" in exits), done.err
-
-
-@pytest.mark.long("tests/rehearsal/test_survival.py")
-def test_old_lines_that_a_frameworks_launcher_prints_again_are_no_steps_lost(tmp_path: Path) -> None:
-    done = rehearse(tmp_path, "repeats", "--fault", "kill worker at=step:40", "--max-lost-steps", "5", last=120)
-    assert done.out.count("step 20\n") == 2, "shown once more"
-    assert (done.code, "does not survive" in done.said) == (0, False), done.err
-
-
 def test_a_script_that_never_loads_its_checkpoint_is_shown_up(tmp_path: Path) -> None:
     done = rehearse(tmp_path, "forgets", "--fault", "kill pod at=step:30", "--report", "out.html")
     assert done.code == 1, done.err
@@ -113,17 +54,6 @@ def test_a_script_that_never_loads_its_checkpoint_is_shown_up(tmp_path: Path) ->
     assert "<h1>FAILED: the script did not resume from its checkpoint</h1>" in (tmp_path / "out.html").read_text(
         encoding="utf-8"
     )
-
-
-def test_a_script_that_leaves_with_0_when_asked_to_stop_is_shown_up(tmp_path: Path) -> None:
-    done = rehearse(tmp_path, "leaves_with_0", "--fault", "term pod grace=10 at=step:20")
-    assert done.code == 1, done.err
-    assert re.search(
-        r"FAILED: the script exited with 0 on SIGTERM, demo-master-0 at [\d.]+ s: "
-        r"the pod was asked to stop and exited with 0 at "
-        r"step \d+ after [\d.]+ s, before its work was done What to do: on SIGTERM, save and exit with another",
-        done.said,
-    ), done.err
 
 
 def test_the_report_of_a_rehearsal_that_is_interrupted_is_written_too(tmp_path: Path) -> None:

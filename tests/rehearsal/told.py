@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from trainer_launch.rehearsal.report.history import History, HistoryEntry, PodResult, What
-from trainer_launch.rehearsal.report.rehearsal_report import RehearsalReport, report_of
+from trainer_launch.rehearsal.history import History, HistoryEntry, PodResult, What
+from trainer_launch.rehearsal.rehearsal_report import RehearsalReport, report_of
 
 
 class Tale:
@@ -67,8 +67,8 @@ class Tale:
             pods=tuple(map(self._pod, self.pods)),
         )
 
-    def report(self, took_s: float | None = None, exit_code: int = 0, max_lost_steps: int = 100) -> RehearsalReport:
-        return report_of(self.history(took_s, exit_code), max_lost_steps)
+    def report(self, took_s: float | None = None, exit_code: int = 0) -> RehearsalReport:
+        return report_of(self.history(took_s, exit_code))
 
     def _pod(self, name: str) -> PodResult:
         mine = [entry for entry in self.entries if entry.pod == name]

@@ -91,9 +91,6 @@ def _flags_of_rehearse(parser: argparse.ArgumentParser) -> None:
         metavar="FILE.html|.json",
         help="write a report: a page for people or data for programs; may be repeated",
     )
-    parser.add_argument(
-        "--max-lost-steps", metavar="N", help="exit with 1 if a restart repeats more than N steps (default: 100)"
-    )
 
 
 def _flags_of_install_shims(parser: argparse.ArgumentParser) -> None:
@@ -203,7 +200,6 @@ faults:
   kill worker [worker=LOCAL_RANK]    stop worker [worker=N] [for=20s]
   kill pod [back=3s|never]           term pod [grace=10s] [back=3s|never]
   partition [for=10s]                delay dns 20s
-  add node                           scale workers=4
 A fault hits the last node, unless node=N or pod=NAME names another one. It is
 injected at step 1, or at=12s, at=1m, at=step:40, or at=line:REGEX (of output).
 """,

@@ -7,7 +7,7 @@ import logging
 import os
 import shutil
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 
 from msgspec.structs import replace
@@ -21,7 +21,6 @@ from trainer_launch.host.files import LiveFiles
 from trainer_launch.model import NodeRange, signal_policy
 from trainer_launch.model.errors import ContractError, NodeError, UsageError
 from trainer_launch.model.settings import Settings, load
-from trainer_launch.model.units import counted
 from trainer_launch.model.value_parsers import parse_node_range, parse_nproc, shown
 from trainer_launch.observability import incident_watch
 from trainer_launch.planning import engines
@@ -29,15 +28,15 @@ from trainer_launch.planning.command import CommandKind, grace_of, launcher_in
 from trainer_launch.planning.mpi_options import is_horovodrun, is_mpirun
 from trainer_launch.planning.reading import check_command, check_torch, read, recognise
 from trainer_launch.planning.task import MachineTrial
-from trainer_launch.rehearsal import controllers, fault_grammar, faults
-from trainer_launch.rehearsal.controllers import overridden, scaled, workload_of
+from trainer_launch.rehearsal import controllers, faults
+from trainer_launch.rehearsal.controllers import overridden, workload_of
 from trainer_launch.rehearsal.controllers.flag_jobs import elastic_job, mpi_job, torch_job
 from trainer_launch.rehearsal.controllers.local_jobs import OURS, RUN, own_environment
 from trainer_launch.rehearsal.controllers.pod_values import Workload
 from trainer_launch.rehearsal.driver import RehearsalJob, rehearse
 from trainer_launch.rehearsal.faults import InjectedFault
 from trainer_launch.rehearsal.kubelet import Kubelet, Setting, image_path
-from trainer_launch.rehearsal.report.reporting import Reporting
+from trainer_launch.rehearsal.reporting import Reporting
 from trainer_launch.supervisor.output import use_color
 
 _log = logging.getLogger(__name__)
@@ -54,7 +53,7 @@ def main(parsed: Parsed) -> int:
         LaunchError: the flags, the command or the manifest do not fit, or a fault cannot be done here.
     """
     reporting = Reporting.of(parsed.flags)
-    injected = tuple(map(fault_grammar.parse, parsed.flags["fault"] or ()))
+    injected = tuple(map(faults.parse, parsed.flags["fault"] or ()))
     own_network = faults.isolate(injected)
     if parsed.flags["file"]:
         return _from_manifests(parsed, injected, reporting, own_network=own_network)
@@ -73,11 +72,9 @@ def main(parsed: Parsed) -> int:
     settings = Settings({**vars(settings), "grace": launchers_s / _POD_GRACE})
     launchers = _for_our_pods(settings, is_mpi=is_mpi)
     setting = Setting(launchers=launchers, path=path, labels=False, own_network=own_network)
-    make = _maker(parsed, injected, is_mpi=is_mpi)
-    grown = make if _nodes(settings).fixed is None else None
-    workload = make(0)
-    faults.check_targets(injected, workload.drafts, grown)
-    job = RehearsalJob(workload=workload, grown=grown, faults=injected, reporting=reporting, check=_check_plans)
+    workload = _of_flags(parsed, is_mpi=is_mpi)
+    faults.check_targets(injected, workload.drafts)
+    job = RehearsalJob(workload=workload, faults=injected, reporting=reporting, check=_check_plans)
     return rehearse(job, settings, setting)
 
 
@@ -102,16 +99,11 @@ def _from_manifests(
         launchers=_for_their_pods(parsed.settings),
         path=image_path(),
         command=parsed.flags["command_line"],
-        folders=tuple(dict.fromkeys(os.path.dirname(path) or "." for path in parsed.flags["file"])),
         labels="prefix" not in parsed.settings.model_fields_set or parsed.settings.prefix,
         own_network=own_network,
     )
-
-    def grown(more: int) -> Workload:
-        return _adjusted(workload_of(scaled(documents, more)), parsed)
-
-    faults.check_targets(injected, workload.drafts, grown)
-    job = RehearsalJob(workload=workload, grown=grown, faults=injected, reporting=reporting, check=_check_plans)
+    faults.check_targets(injected, workload.drafts)
+    job = RehearsalJob(workload=workload, faults=injected, reporting=reporting, check=_check_plans)
     return rehearse(job, parsed.settings, setting)
 
 
@@ -169,8 +161,8 @@ def _check_plans(kubelet: Kubelet) -> None:
             check_torch("torch" if task.command.kind is CommandKind.FRONT_END else plan.engine)
 
 
-def _maker(parsed: Parsed, injected: Sequence[InjectedFault], *, is_mpi: bool) -> Callable[[int], Workload]:
-    """The job of the flags, with that many nodes more than it begins with."""
+def _of_flags(parsed: Parsed, *, is_mpi: bool) -> Workload:
+    """The job of the flags; an elastic one begins with as many nodes as it may have."""
     settings, argv, grace_s = parsed.settings, parsed.argv, parsed.settings.grace
     nodes, nproc, says = _nodes(settings), _nproc(settings), settings.nproc_per_node is not None
     if is_mpi:
@@ -178,27 +170,11 @@ def _maker(parsed: Parsed, injected: Sequence[InjectedFault], *, is_mpi: bool) -
             raise UsageError(f"invalid value {shown(str(nodes))} for --nodes: expected N for an MPI job")
         if not nproc.isdigit():
             raise UsageError(f"invalid value {shown(nproc)} for --nproc-per-node: expected a number for an MPI job")
-        return lambda _: mpi_job(nodes.max, int(nproc), argv, grace_s)
+        return mpi_job(nodes.max, int(nproc), argv, grace_s)
     spares = settings.spares or 0  # pods of the platform's, of which the launchers know by the option how many wait
     if nodes.fixed is not None:
-        return lambda _: torch_job(nodes.max, nproc, argv, grace_s, asked=says, spares=spares)
-    first, allowed = _first(nodes, injected) + spares, NodeRange(nodes.min, nodes.max + spares)
-    return lambda more: elastic_job(allowed, first + more, nproc, argv, grace_s, asked=says)
-
-
-def _first(nodes: NodeRange, injected: Sequence[InjectedFault]) -> int:
-    """How many nodes an elastic job begins with: as many as it may have, without those that a fault adds later."""
-    added = sum(fault.kind == "add node" for fault in injected)
-    if nodes.max - added < nodes.min:
-        room = counted(nodes.max - nodes.min, "added node")
-        raise UsageError(
-            f"--nodes {nodes.min}:{nodes.max} leaves room for {room}, but --fault 'add node' asks for {added}; "
-            f"use --nodes {nodes.min}:{nodes.min + added}"
-        )
-    for fault in injected:
-        if fault.workers is not None and not nodes.min <= fault.workers <= nodes.max:
-            raise UsageError(f"--fault {shown(fault.text)} is outside of --nodes {nodes.min}:{nodes.max}")
-    return nodes.max - added
+        return torch_job(nodes.max, nproc, argv, grace_s, asked=says, spares=spares)
+    return elastic_job(NodeRange(nodes.min, nodes.max + spares), nproc, argv, grace_s, asked=says)
 
 
 def _for_our_pods(settings: Settings, *, is_mpi: bool) -> dict[str, str]:

@@ -11,7 +11,6 @@ import os
 import shlex
 import shutil
 import signal
-import subprocess
 import sys
 import tempfile
 import time
@@ -23,36 +22,33 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from trainer_launch.diagnosis import incident_bundle
-from trainer_launch.host import deadline_subprocess, files, logs, process_tree, runtime_directory
+from trainer_launch.host import files, logs, process_attributes, process_tree, runtime_directory
 from trainer_launch.model import exit_codes, signal_policy
 from trainer_launch.model.errors import NodeError, NotRunnableError
 from trainer_launch.model.settings import Settings
 from trainer_launch.model.signal_policy import STOP_SIGNALS
 from trainer_launch.model.units import counted
+from trainer_launch.rehearsal import reporting
 from trainer_launch.rehearsal.controllers import job_lifecycle
 from trainer_launch.rehearsal.controllers.job_lifecycle import Event, Exited, PodDeleted, StopAsked
 from trainer_launch.rehearsal.controllers.pod_lifecycle import Action, Start, Stop
 from trainer_launch.rehearsal.controllers.pod_values import Pod, Workload
-from trainer_launch.rehearsal.faults import Faults, InjectedFault, workers_of
+from trainer_launch.rehearsal.faults import Faults, InjectedFault
+from trainer_launch.rehearsal.history import History, HistoryEntry, Recorder, What
 from trainer_launch.rehearsal.kubelet import Kubelet, Setting
 from trainer_launch.rehearsal.pod_watch import PodProcesses, PodWatch
-from trainer_launch.rehearsal.report import pod_rows
-from trainer_launch.rehearsal.report.history import History, HistoryEntry, Recorder, What
-from trainer_launch.rehearsal.report.reporting import Reporting
+from trainer_launch.rehearsal.reporting import Reporting
 from trainer_launch.supervisor.system import Happened, System
 
 DRAIN_S = 1.0
 _SWEEPS, _SWEEP_S = 20, 0.2  # looks for what a container left behind, and how long each waits for the end
-_WATCHDOG = Path(__file__).with_name("watchdog_process.py")
-_WATCHDOG_START_S = 20.0
 _log = logging.getLogger(__name__)
 
 
 class RehearsalJob(Struct, frozen=True, kw_only=True):
-    """The job to rehearse, and how it is scaled: the same job with so many more nodes, or fewer, where it can."""
+    """The job to rehearse."""
 
     workload: Workload
-    grown: Callable[[int], Workload] | None
     faults: tuple[InjectedFault, ...]
     reporting: Reporting
     check: Callable[[Kubelet], None]  # raises LaunchError for a command that each pod's launcher would refuse
@@ -64,16 +60,15 @@ def rehearse(job: RehearsalJob, settings: Settings, setting: Setting) -> int:
     scratch, began_s = Path(tempfile.mkdtemp(prefix="trainer-launch-rehearsal-")), time.time()
     try:
         kubelet = Kubelet(job.workload, scratch, setting)
-        with _watchdog(scratch):
-            kubelet.check()
-            job.check(kubelet)
-            watch = PodWatch() if job.faults or job.reporting.needs_steps else None
-            system = System(listener=watch.scan if watch else None)
-            logs.send_through(system.say)
-            with contextlib.closing(system):
-                rehearsal = Rehearsal(job, kubelet, system, watch, settings.grace)
-                with job.reporting.table(rehearsal.live_rows):
-                    rehearsal.to_the_end()
+        kubelet.check()
+        job.check(kubelet)
+        watch = PodWatch()
+        system = System(listener=watch.scan)
+        logs.send_through(system.say)
+        with contextlib.closing(system):
+            rehearsal = Rehearsal(job, kubelet, system, watch, settings.grace)
+            with job.reporting.table(rehearsal.live_rows):
+                rehearsal.to_the_end()
         sys.stdout.flush()
         sys.stderr.write(_incidents(setting.launchers.get("INCIDENT_DIR", ""), began_s))
         return job.reporting.conclude(rehearsal.history())
@@ -85,24 +80,9 @@ def rehearse(job: RehearsalJob, settings: Settings, setting: Setting) -> int:
             runtime_directory.forget_killed(place)  # launchers that were killed with their pods left theirs
 
 
-@contextlib.contextmanager
-def _watchdog(folder: Path) -> Iterator[None]:
-    """A process ends the pods if this one is killed; `folder` stands in the environment of each pod's processes."""
-    read, write = os.pipe2(os.O_CLOEXEC)
-    try:
-        argv = (sys.executable, "-I", "-S", str(_WATCHDOG), str(folder))
-        null = subprocess.DEVNULL
-        streams = deadline_subprocess.Streams(stdin=read, stdout=null, stderr=null)
-        done = deadline_subprocess.run(argv, None, _WATCHDOG_START_S, streams)
-        os.close(read)
-        if done.code != 0:
-            why = done.failure or f"exit code {done.code}"
-            _log.warning("if this rehearsal is killed by SIGKILL, its pods keep running: %s", why)
-        yield
-        with contextlib.suppress(OSError):
-            os.write(write, b".")
-    finally:
-        os.close(write)
+def _end_with_us() -> None:
+    """In a pod's first process: if this rehearsal is killed, the pod is asked to stop."""
+    process_attributes.die_with_parent(signal.SIGTERM)
 
 
 def _incidents(place: str, began_s: float) -> str:
@@ -117,12 +97,11 @@ class Rehearsal:
     """The state of the job; carries out the controller's actions on this machine."""
 
     def __init__(
-        self, job: RehearsalJob, kubelet: Kubelet, system: System, watch: PodWatch | None, grace_s: float
+        self, job: RehearsalJob, kubelet: Kubelet, system: System, watch: PodWatch, grace_s: float
     ) -> None:
         self._job, self.kubelet, self._system, self._watch, self._grace_s = job, kubelet, system, watch, grace_s
         self._failed: list[Exited] = []  # what could not be started
         self._stop_signal: int | None = None
-        self._grown = 0
         self._pids: dict[str, int] = {}  # the first process of each container, the last one of that name
         self._running: dict[int, str] = {}  # the same by pid, of those that run
         self.processes = PodProcesses(kubelet)
@@ -133,8 +112,7 @@ class Rehearsal:
         self.state, actions, sentences = job_lifecycle.begin(job.workload, kubelet.pods, self._began_s)
         self._record_event(None, actions)
         self._faults = Faults(job.faults, self)
-        if watch is not None:  # a pod's first line may be the one
-            watch.wake, watch.patterns = system.poke, self._faults.patterns
+        watch.wake, watch.patterns = system.poke, self._faults.patterns  # a pod's first line may be the one
         self._faults.precede()
         self._first = actions, sentences
 
@@ -155,7 +133,7 @@ class Rehearsal:
         """The history of the whole rehearsal."""
         messages = {}
         for pod in self.state.pods.values():
-            container = pod_rows.deciding_container(self.state, pod.name)
+            container = reporting.deciding_container(self.state, pod.name)
             messages[pod.name] = files.text(self.kubelet.termination_message(pod, container))
         end = self.state.condition
         if end is None:  # it was asked to stop
@@ -168,8 +146,8 @@ class Rehearsal:
             entries=self._recorder.entries(),
             took_s=self.now_s(),
             exit_code=exit_code,
-            pods=pod_rows.results(self.state, messages, self._last_line),
-            remarks=pod_rows.remarks(self.state, messages),
+            pods=reporting.results(self.state, messages, self._last_line),
+            remarks=reporting.remarks(self.state, messages),
         )
 
     def live_rows(self, most: int) -> tuple[str, Sequence[Sequence[str]]]:
@@ -177,8 +155,8 @@ class Rehearsal:
         state, steps, count = self.state, dict(self._steps), self._faults.injected
         title = f"{self._job.workload.kind} {self._job.workload.name}"
         top = max(steps.values(), default=None)
-        title = pod_rows.live_title(title, state, self.now_s(), top, count)
-        return title, pod_rows.live_rows(state, steps, self._last_line, most)
+        title = reporting.live_title(title, state, self.now_s(), top, count)
+        return title, reporting.live_rows(state, steps, self._last_line, most)
 
     def _last_line(self, pod: Pod) -> str:
         """The last line of the main container; from any thread."""
@@ -197,20 +175,11 @@ class Rehearsal:
         pid = self._pids.get(f"{pod}/{self.state.pods[pod].draft.main}")
         return pid if pid in self._running else None
 
-    def scale(self, workers: int | None) -> None:
-        """The controller sees another number of Worker replicas; None: one more than now."""
-        assert self._job.grown is not None, "asked for before anything was started"
-        self._grown = self._grown + 1 if workers is None else workers - workers_of(self._job.workload.drafts)
-        workload = self._job.grown(self._grown)
-        self.take(job_lifecycle.Scaled(self._system.now(), self.kubelet.scale(workload), workload.rules))
-
     def delete(self, pod: str, grace_s: float, back_s: float | None) -> None:
         """Delete a pod, which is created again after `back_s`; None: never."""
         self.take(PodDeleted(self._system.now(), pod, grace_s, back_s))
 
     def _observe(self) -> None:
-        if self._watch is None:
-            return
         for observed in self._watch.observations(self.processes, self.kubelet, self.state.pods):
             if isinstance(observed, str):
                 self._faults.printed(observed)
@@ -233,7 +202,7 @@ class Rehearsal:
 
     def _times(self) -> Iterator[float | None]:
         yield self.state.due_s()
-        yield self._watch.due_s if self._watch is not None else None
+        yield self._watch.due_s
         if self.state.condition is None and (due_s := self._faults.due_s()) is not None:
             yield self._began_s + due_s
 
@@ -270,7 +239,7 @@ class Rehearsal:
         self.state, actions, sentences = job_lifecycle.step(before, event)
         if isinstance(event, Exited):
             path = self.kubelet.termination_message(self.state.pods[event.pod], event.container)
-            sentence = pod_rows.ending(before, self.state, event, files.text(path).partition("\n")[0])
+            sentence = reporting.ending(before, self.state, event, files.text(path).partition("\n")[0])
             sentences = [sentence, *sentences] if sentence else sentences
         self._record_event(event, actions, was_over=before.condition is not None)
         self._do(actions, sentences)
@@ -282,7 +251,7 @@ class Rehearsal:
         if isinstance(event, Exited) and event.container == state.pods[event.pod].draft.main:
             self.record(HistoryEntry(at_s=at_s, what=What.ENDED, pod=event.pod, code=event.code))
         for name in state.states:
-            status = pod_rows.status(state, name)
+            status = reporting.status(state, name)
             if self._statuses.get(name) != status:
                 self._statuses[name] = status
                 self.record(HistoryEntry(at_s=at_s, what=What.STATUS, pod=name, text=status))
@@ -323,7 +292,7 @@ class Rehearsal:
         try:
             self.kubelet.prepare(pod, action.container, life)
             process = self.kubelet.process(pod, action.container, life)
-            pid = self._system.spawn(self.kubelet.placed(pod, process))
+            pid = self._system.spawn(self.kubelet.placed(pod, process), _end_with_us)
             self._pids[process.name], self._running[pid] = pid, process.name
         except (NotRunnableError, NodeError, OSError) as problem:
             _log.error("%s", problem)

@@ -1,30 +1,41 @@
-"""Faults: which pods each kind is for, how it is injected when its moment has come, and how it ends."""
+"""Faults: `--fault` in words, the pods that each kind is for, how it is injected at its moment, and how it ends.
+
+kill worker node=1 at=step:40        stop worker for=20s at=1m         delay dns 20s
+"""
 
 from __future__ import annotations
 
 import contextlib
 import logging
 import re
+import shlex
 import signal
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Protocol
+from itertools import takewhile
+from typing import Any, Protocol
 
 import psutil
 from msgspec import Struct
 
+from trainer_launch.model import removed, value_parsers
 from trainer_launch.model.errors import NodeError, UsageError
 from trainer_launch.model.suggestions import did_you_mean
 from trainer_launch.model.units import listed
-from trainer_launch.model.value_parsers import MAX_LINE, shown
+from trainer_launch.model.value_parsers import DURATION, MAX_COUNT, MAX_LINE, parse_number, shown
 from trainer_launch.rehearsal import pod_isolation
 from trainer_launch.rehearsal.controllers.job_lifecycle import JobRecord
-from trainer_launch.rehearsal.controllers.local_jobs import check_size
 from trainer_launch.rehearsal.controllers.pod_lifecycle import Phase
-from trainer_launch.rehearsal.controllers.pod_values import Draft, Workload
+from trainer_launch.rehearsal.controllers.pod_values import Draft
+from trainer_launch.rehearsal.history import HistoryEntry, What
 from trainer_launch.rehearsal.kubelet import Kubelet
 from trainer_launch.rehearsal.pod_watch import PodProcesses
-from trainer_launch.rehearsal.report.history import HistoryEntry, What
 
+MAX_TEXT = 2_000  # characters of one fault
+MAX_S = 7 * 86_400.0  # no rehearsal lasts a week
+MAX_STEP = 10**12 - 1
+_MAX_PATTERN = 200  # characters of a regular expression
+_MAX_GRACE_S = 3_600.0
+_POD_NAME = re.compile(r"[a-z0-9A-Z]([a-z0-9A-Z.-]{0,251}[a-z0-9A-Z])?")
 _LAUNCHER = "launcher"  # a role that is no node of the job: it only starts ranks elsewhere
 _TRAINER = "node"  # the role of a TrainJob's nodes, beside which there may be initializers
 _NO_STEP_S = 60.0  # without any step, after which faults that wait for a step warn
@@ -47,9 +58,6 @@ class Rehearsed(Protocol):
 
     def leader(self, pod: str) -> int | None:
         """The first process of the main container, while it runs."""
-
-    def scale(self, workers: int | None) -> None:
-        """The controller sees another number of Worker replicas; None: one more than now."""
 
     def delete(self, pod: str, grace_s: float, back_s: float | None) -> None:
         """Delete a pod, which is created again after `back_s`; None: never."""
@@ -74,7 +82,6 @@ class InjectedFault(Struct, frozen=True, kw_only=True):
     for_s: float | None = None  # how long it lasts; None: as long as the job, or it is over at once
     grace_s: float | None = None  # of "term pod": until SIGKILL
     back_s: float | None = 1.0  # of "kill pod" and "term pod": until it is made anew; None: never
-    workers: int | None = None  # of "scale": how many Worker replicas the job has from then on
     text: str = ""  # in the words typed: what people are shown
 
 
@@ -114,11 +121,6 @@ def _delete_pod(rehearsal: Rehearsed, fault: InjectedFault, pod: str | None) -> 
     return Effect(lambda: rehearsal.delete(name, grace_s, fault.back_s))
 
 
-def _scale(rehearsal: Rehearsed, fault: InjectedFault, pod: str | None) -> Effect:
-    _refuse_after_end(rehearsal)
-    return Effect(lambda: rehearsal.scale(fault.workers))
-
-
 def _partition(rehearsal: Rehearsed, fault: InjectedFault, pod: str | None) -> Effect:
     network = rehearsal.kubelet.network
     assert network is not None, "asked for before anything was started"
@@ -140,7 +142,6 @@ class FaultKind(Struct, frozen=True):
     bare: str = ""  # the key whose value may stand alone
     first: When = When(step=1)  # without at=
     is_of_job: bool = False  # of no single pod
-    scales: bool = False  # the number of pods
     needs_network: bool = False  # each pod has its own, in namespaces
 
 
@@ -150,8 +151,6 @@ KINDS: Mapping[str, FaultKind] = {
     "stop worker": FaultKind(_stop_worker, (*_POD, "worker", "for"), bare="for"),
     "kill pod": FaultKind(_delete_pod, (*_POD, "back")),
     "term pod": FaultKind(_delete_pod, (*_POD, "grace", "back")),
-    "add node": FaultKind(_scale, (), is_of_job=True, scales=True),
-    "scale": FaultKind(_scale, ("workers",), needs="workers", is_of_job=True, scales=True),
     "partition": FaultKind(_partition, (*_POD, "for"), bare="for", needs_network=True),
     "delay dns": FaultKind(
         _delay_dns, ("for",), needs="for", bare="for", first=When(at_s=0.0), is_of_job=True, needs_network=True
@@ -159,14 +158,10 @@ KINDS: Mapping[str, FaultKind] = {
 }
 
 
-def _refuse_after_end(rehearsal: Rehearsed) -> None:
-    if rehearsal.state.condition is not None or rehearsal.state.asked:
-        raise Never("the job has ended")
-
-
 def _living(rehearsal: Rehearsed, pod: str | None) -> str:
     state = rehearsal.state.states[pod or ""]
-    _refuse_after_end(rehearsal)
+    if rehearsal.state.condition is not None or rehearsal.state.asked:
+        raise Never("the job has ended")
     if state.is_over:
         raise Never(f"{pod} is {state.phase.value} and will not be created again")
     if state.phase is Phase.PENDING or state.stopping:
@@ -197,11 +192,6 @@ def nodes_of(drafts: Iterable[Draft]) -> tuple[str, ...]:
     return tuple(draft.hostname for draft in trainers or nodes or drafts)
 
 
-def workers_of(drafts: Iterable[Draft]) -> int:
-    """How many Worker replicas a job has."""
-    return sum(draft.role == "worker" for draft in drafts)
-
-
 def target(fault: InjectedFault, nodes: Sequence[str], pods: Sequence[str]) -> str | None:
     """The name of the pod; None for a fault of the whole job.
 
@@ -228,25 +218,8 @@ def target(fault: InjectedFault, nodes: Sequence[str], pods: Sequence[str]) -> s
     raise UsageError(f"{where}: the job has no pod {fault.pod}; {hint}")
 
 
-def check_targets(
-    faults: Sequence[InjectedFault], drafts: Sequence[Draft], grown: Callable[[int], Workload] | None
-) -> None:
-    """Check the faults against this job; `grown` makes it with so many more nodes, None where it cannot.
-
-    Raises:
-        UsageError: a fault is for a pod that the job has not, or scales a job of a fixed size.
-    """
-    scales = [fault for fault in faults if KINDS[fault.kind].scales]
-    if scales and grown is None:
-        raise UsageError(
-            f"--fault {shown(scales[0].text)} needs a job that can grow, and this one has a fixed number of nodes; "
-            "use a range such as --nodes 1:2, or with -f a job with Worker replicas"
-        )
-    if scales and grown is not None:
-        workers, added = workers_of(drafts), sum(fault.workers is None for fault in scales)
-        largest = grown(max(workers, *(fault.workers or 0 for fault in scales)) + added - workers)
-        check_size(largest)
-        drafts = largest.drafts
+def check_targets(faults: Sequence[InjectedFault], drafts: Sequence[Draft]) -> None:
+    """Check the faults against this job. Raises UsageError: a fault is for a pod that the job has not."""
     for fault in faults:
         target(fault, nodes_of(drafts), tuple(draft.hostname for draft in drafts))
 
@@ -335,7 +308,8 @@ class Faults:
     def _inject(self, fault: InjectedFault) -> None:
         rehearsal = self._rehearsal
         try:
-            pod = self._target(fault)
+            pods = rehearsal.state.pods
+            pod = target(fault, nodes_of(pod.draft for pod in pods.values()), tuple(pods))
             effect = KINDS[fault.kind].inject(rehearsal, fault, pod)
         except Never as problem:
             self._miss(fault, str(problem))
@@ -355,13 +329,6 @@ class Faults:
         if effect.undo is not None:
             until_s = None if fault.for_s is None else rehearsal.now_s() + fault.for_s
             self._lasting.append((until_s, fault, pod, effect.undo))
-
-    def _target(self, fault: InjectedFault) -> str | None:
-        pods = self._rehearsal.state.there
-        try:
-            return target(fault, nodes_of(pod.draft for pod in pods.values()), tuple(pods))
-        except UsageError as problem:  # a node that is to be added first
-            raise NotNow(str(problem)) from None
 
     def _end(self, fault: InjectedFault, pod: str | None, undo: Callable[[], None]) -> None:
         _log.warning("fault ended: %s", fault.text)
@@ -429,3 +396,123 @@ def wants_names(faults: Iterable[InjectedFault]) -> bool:
     return any(
         fault.kind in ("kill pod", "term pod") and fault.back_s is None and fault.node == 0 for fault in faults
     )
+
+
+def parse(text: str, where: str = "--fault") -> InjectedFault:
+    """The fault of a text, which messages call `where`.
+
+    Raises:
+        UsageError: the text is no fault, in one sentence that says what is wrong and what fits.
+    """
+    if len(text) > MAX_TEXT:
+        raise UsageError(f"{where} is longer than {MAX_TEXT} characters: {shown(text)}")
+    name = f"{where} {shown(text)}"
+    kind, words = _kind(split(text, where), name)
+    bare, takes = KINDS[kind].bare, (*KINDS[kind].keys, "at")
+    fitting = f"{kind} takes {', '.join(takes)}"
+    given: dict[str, str] = {}
+    for word in words:
+        key, equals, value = word.partition("=")
+        if not equals and bare and _VALUES[bare].parse(word) is not None:
+            key, value = bare, word
+        elif not equals:
+            raise UsageError(f"{name}: {shown(word)} is not KEY=VALUE; {fitting}")
+        if key not in takes:
+            hint = f"{did_you_mean(key, takes)} {fitting}".strip()
+            problem = f"{kind} has no {key}" if key in _VALUES else f"there is no {shown(key)}"
+            raise UsageError(f"{name}: {problem}; {fitting if key in _VALUES else hint}")
+        if key in given:
+            raise UsageError(f"{name}: {key} is given twice")
+        given[key] = value
+    needs = KINDS[kind].needs
+    if needs and needs not in given:
+        raise UsageError(f"{name}: {kind} needs {needs}={_VALUES[needs].example}")
+    if "node" in given and "pod" in given:
+        raise UsageError(f"{name}: node and pod exclude each other; give one of them")
+    fields: dict[str, Any] = {"when": KINDS[kind].first}
+    for key, value in given.items():
+        how = _VALUES[key]
+        fields[how.field] = None if (key, value) == ("back", "never") else how.parse(value)
+        if fields[how.field] is None and (key, value) != ("back", "never"):
+            raise UsageError(f"{name}: invalid value {shown(value)} for {key}=: expected {how.expected}")
+    return InjectedFault(kind=kind, text=" ".join((kind, *map(shlex.quote, words))), **fields)
+
+
+def split(text: str, where: str) -> list[str]:
+    """Split at blanks that stand in no quotes. Quotes go, all that is in them stays as it is, backslashes too."""
+    words = shlex.shlex(text, posix=True)
+    words.whitespace_split, words.escape, words.commenters = True, "", ""
+    try:
+        return list(words)
+    except ValueError:
+        raise UsageError(f"{where} {shown(text)} has an unclosed {words.state}") from None  # type: ignore[attr-defined]
+
+
+def _kind(words: list[str], name: str) -> tuple[str, list[str]]:
+    """The kind of fault, and the words behind it."""
+    for length in (2, 1):
+        kind = " ".join(words[:length])
+        if kind in KINDS:
+            return kind, words[length:]
+    if words[-1:] and words[-1].endswith((".yaml", ".yml")):
+        removed.refuse("--fault FILE.yaml", name)
+    kind = " ".join(takewhile(lambda word: "=" not in word, words[:2]))
+    removed.refuse(f"--fault {kind}", f"{name}: {kind}")
+    hint = did_you_mean(kind, KINDS) or f"expected one of: {', '.join(KINDS)}"
+    raise UsageError(f"{name}: unknown fault; {hint}" if kind else f"{name}: missing fault; {hint}")
+
+
+class _FaultValue(Struct, frozen=True):
+    """How the value of a key is read; `parse` gives None for one that does not fit."""
+
+    field: str
+    parse: Callable[[str], Any]
+    expected: str
+    example: str = ""
+
+
+def _duration(least_s: float, most_s: float) -> Callable[[str], float | None]:
+    def parsed(text: str) -> float | None:
+        seconds = value_parsers.parse_duration(text)
+        return seconds if seconds is not None and least_s <= seconds <= most_s else None
+
+    return parsed
+
+
+def _number(least: int, most: int) -> Callable[[str], int | None]:
+    return lambda text: parse_number(text, least, most)
+
+
+def _when(text: str) -> When | None:
+    word, colon, rest = text.partition(":")
+    if not colon:
+        seconds = _duration(0.0, MAX_S)(text)
+        return None if seconds is None else When(at_s=seconds)
+    if word == "step":
+        number = parse_number(rest, 0, MAX_STEP)
+        return None if number is None else When(step=number)
+    if word == "line" and 0 < len(rest) <= _MAX_PATTERN and "\n" not in rest and _is_pattern(rest):
+        return When(line=rest)
+    return None
+
+
+def _is_pattern(text: str) -> bool:
+    try:
+        return bool(re.compile(text))
+    except (re.error, OverflowError, RecursionError):
+        return False
+
+
+_VALUES = {
+    "node": _FaultValue("node", _number(0, MAX_COUNT), "the index of a pod, such as 1"),
+    "pod": _FaultValue("pod", lambda text: text if _POD_NAME.fullmatch(text) else None, "the name of a pod"),
+    "worker": _FaultValue("local_rank", _number(0, MAX_COUNT), "a worker's local rank, such as 0"),
+    "for": _FaultValue("for_s", _duration(0.001, MAX_S), DURATION, "10s"),
+    "grace": _FaultValue("grace_s", _duration(0.0, _MAX_GRACE_S), f"{DURATION}, one hour at most"),
+    "back": _FaultValue("back_s", _duration(0.0, MAX_S), f"{DURATION}, or never"),
+    "at": _FaultValue(
+        "when",
+        _when,
+        "a time with its unit (12s, 1m), step:NUMBER, or line:REGEX, in quotes if it has blanks",
+    ),
+}

@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 import contextlib
-import logging
 import os
 import shlex
-import shutil
 import sys
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Collection, Mapping
 from pathlib import Path
 
 import psutil
@@ -21,7 +19,7 @@ from trainer_launch.model import Process
 from trainer_launch.model.errors import NotRunnableError, UsageError
 from trainer_launch.model.value_parsers import MAX_COUNT, parse_number
 from trainer_launch.mpi import ssh_client
-from trainer_launch.planning.command import CommandKind, parse_command
+from trainer_launch.planning.command import parse_command
 from trainer_launch.planning.reading import check_command, recognise
 from trainer_launch.rehearsal import pod_isolation
 from trainer_launch.rehearsal.controllers import local_jobs, v1
@@ -32,7 +30,6 @@ from trainer_launch.rehearsal.controllers.pod_values import pods as pods_of
 from trainer_launch.rehearsal.pod_isolation import OwnNetwork
 
 _KEYS = "keys"  # folder of the job's own pair of keys
-_log = logging.getLogger(__name__)
 MARK = "TRAINER_LAUNCH_TERMINATION_LOG"  # different in each container, and inherited by all that it starts
 
 
@@ -42,7 +39,6 @@ class Setting(Struct, frozen=True, kw_only=True):
     launchers: Mapping[str, str]  # TRAINER_LAUNCH_* for our own launchers in them
     path: str  # where programs are looked for that a container does not say itself
     command: str | None = None  # run in place of what the containers that count would
-    folders: tuple[str, ...] = ()  # of the manifests: a script that is not here may lie beside them
     labels: bool = True  # whether lines are marked with their pod here; where not, the writer may
     own_network: bool = False  # whether each pod has a network, names and /dev/shm of its own
 
@@ -54,52 +50,44 @@ class Kubelet:
         self._scratch = scratch
         self._setting = setting
         self.network = OwnNetwork(scratch) if setting.own_network else None
-        self._ssh_port: int | None = None
         self._device = "lo" if self.network is None else pod_isolation.DEVICE
         self._running: frozenset[str] = frozenset()  # pods, as their controller sees them
         self._lives: dict[str, int] = {}  # by pod with a place of its own
-        # With networks of their own, names and ports are the job's.
-        self._local = LocalNetwork(pods={}, addresses={})
-        self._numbers: dict[str, int] = {}  # by pod, also by one that the job no longer has: its address stays
-        self.pods: tuple[Pod, ...] = ()
-        self.scale(workload)
+        if len(workload.drafts) > local_jobs.MAX_PODS:
+            raise UsageError(
+                f"the job has {len(workload.drafts)} pods; a rehearsal runs at most {local_jobs.MAX_PODS}"
+            )
+        address_of = local_jobs.address_of if self.network is None else pod_isolation.address_of
+        self.pods = self._equipped(pods_of(workload, address_of))
+        self._local = self._network_of(workload)
         machine = {"OMP_NUM_THREADS": str(threads(self.pods)), "GLOO_SOCKET_IFNAME": self._device}
         self._base = {**machine, **own_environment(os.environ), "PATH": setting.path}
         # Paddle's launcher takes the address of this machine's name, unless it has POD_IP.
         self._tells_address = workload.kind == "PaddleJob"
 
-    def scale(self, workload: Workload) -> tuple[Pod, ...]:
-        """Give every pod that the job has now what it needs on this machine; pods keep their addresses."""
-        local_jobs.check_size(workload)
-        address_of = local_jobs.address_of if self.network is None else pod_isolation.address_of
-        fresh = [draft.hostname for draft in workload.drafts if draft.hostname not in self._numbers]
-        self._numbers |= {name: number for number, name in enumerate(fresh, len(self._numbers))}
-        numbers = [self._numbers[draft.hostname] for draft in workload.drafts]
-        made = self._equipped(pods_of(workload, lambda place: address_of(numbers[place])))
-        self.pods = tuple(sorted(made, key=lambda pod: self._numbers[pod.name]))
+    def _network_of(self, workload: Workload) -> LocalNetwork:
+        """Where everything of the job is on this machine: names, ports, claims."""
+        local = LocalNetwork(pods={}, addresses={})  # with networks of their own, names and ports are the job's
         if self.network is None:
             if v1.MEETING_PORT in workload.ports:
                 first = next(pod for pod in self.pods if pod.name == workload.ports[v1.MEETING_PORT])
                 self.pods = tuple(local_jobs.with_meeting(pod, first.address) for pod in self.pods)
-            old, new = self._local, local_jobs.local_network_of(workload, self.pods)
-            local = replace(new, pods={**old.pods, **new.pods}, addresses={**old.addresses, **new.addresses})
-            ports = dict(old.ports)
-            for endpoint in sorted(local_jobs.endpoints(local, self.pods) - ports.keys()):
+            local = local_jobs.local_network_of(workload, self.pods)
+            ports: dict[local_jobs.Endpoint, int] = {}
+            for endpoint in sorted(local_jobs.endpoints(local, self.pods)):
                 ports[endpoint] = next(port for port in iter(network.free_port, 0) if port not in ports.values())
-            self._local = replace(local, ports=ports)
+            local = replace(local, ports=ports)
         else:
-            for pod in self.pods:
-                if pod.name in fresh:
-                    has_own = any(mount.path == "/dev/shm" for mount in pod.main.mounts)
-                    self.network.add(pod.name, self._numbers[pod.name], pod.draft.names, 0 if has_own else None)
+            for number, pod in enumerate(self.pods):
+                has_own = any(mount.path == "/dev/shm" for mount in pod.main.mounts)
+                self.network.add(pod.name, number, pod.draft.names, 0 if has_own else None)
         mounts: dict[str, str] = {}  # the folder of each path at which some pod of the job mounts a claim
         for pod in self.pods:
             shared = {name for name, kind in pod.draft.template.volumes.items() if kind.startswith("claim:")}
             folder_of = {name: self._folder(pod, name, 1) for name in shared}.get
             for container in pod.containers:
                 mounts = {**local_jobs.mounted(container, folder_of), **mounts}
-        self._local = replace(self._local, shared_mounts=mounts)
-        return self.pods
+        return replace(local, shared_mounts=mounts)
 
     def _equipped(self, made: tuple[Pod, ...]) -> tuple[Pod, ...]:
         """The pods with another command, and with keys and ports for ssh, as asked for."""
@@ -109,10 +97,8 @@ class Kubelet:
             typed = {"command": (), "args": words} if is_pythons else {"command": words, "args": ()}
             made = tuple(pod if local_jobs.is_worker(pod) else _with_main(pod, typed) for pod in made)
         if any(map(local_jobs.uses_ssh, made)):
-            if self._ssh_port is None:
-                ssh_client.make_key(str(self._scratch / _KEYS), ssh_client.find("ssh-keygen", self._setting.path))
-                self._ssh_port = network.free_port()
-            port, device = self._ssh_port, self._device
+            ssh_client.make_key(str(self._scratch / _KEYS), ssh_client.find("ssh-keygen", self._setting.path))
+            port, device = network.free_port(), self._device
             scratch = {pod.name: str(self._scratch / pod.name / "tmp") for pod in made}
             made = tuple(local_jobs.with_ssh(pod, port, scratch[pod.name], device) for pod in made)
         return made
@@ -125,8 +111,7 @@ class Kubelet:
                 process = self.process(pod, container.name, 1)
                 if process.argv not in checked:
                     checked.add(process.argv)
-                    here = self._localised(pod, container, 1)
-                    check(pod, here, process, str(self._scratch), self._setting.folders)
+                    check(pod, self._localised(pod, container, 1), process, str(self._scratch))
 
     def process(self, pod: Pod, name: str, life: int) -> Process:
         """A container of a pod in one of its lives, as a process of this machine."""
@@ -143,10 +128,7 @@ class Kubelet:
             MARK: str(self.termination_message(pod, name)),
             runtime_directory.VARIABLE: self.runtime_directory_of(pod),
         }
-        # The working directory: the container's own, or that of a manifest where a script lies beside it.
-        is_here = bool(here.workdir) and Path(here.workdir or "").is_dir()
-        beside = None if is_here else _beside(here, self._setting.folders)
-        cwd = here.workdir if is_here else beside and beside[0]
+        cwd = here.workdir if here.workdir and Path(here.workdir).is_dir() else None
         label = pod.name if name == pod.draft.main else f"{pod.name}/{name}"
         if not self._setting.labels:
             label = ""  # whole lines of one container at a time
@@ -277,14 +259,6 @@ def program_of(container: Container) -> tuple[str, ...]:
     return words[words.index("--") + 1 :] if words[1:2] == ("run",) and "--" in words else ()
 
 
-def _beside(container: Container, folders: Iterable[str]) -> tuple[str, str] | None:
-    """A folder among these, and a file that the command names and that lies there but not here."""
-    words = (name for word in program_of(container) for name in word.split())
-    missing = [name for name in words if "." in name and not os.path.isabs(name) and not os.path.exists(name)]
-    pairs = ((folder, name) for folder in folders for name in missing)
-    return next((pair for pair in pairs if os.path.isfile(os.path.join(*pair))), None)
-
-
 def words_of(command: str) -> tuple[str, ...]:
     """--command as words. Raises UsageError: it cannot be split, or there are none."""
     try:
@@ -319,17 +293,12 @@ def image_path() -> str:
     return os.pathsep.join([*folders[:at], os.path.dirname(sys.executable), *folders[at:]])
 
 
-def check(pod: Pod, container: Container, process: Process, scratch: str, folders: Iterable[str]) -> None:
+def check(pod: Pod, container: Container, process: Process, scratch: str) -> None:
     """Find the program of a container, which is given as this machine has it.
 
     Raises:
         UsageError: it is not there.
     """
-    beside = _beside(container, folders)
-    if beside is not None and beside[0] == process.cwd:
-        _log.warning(
-            "%s is not in this directory; the container %s runs in %s", beside[1], container.name, beside[0]
-        )
     words = program_of(container)
     is_ours = process.argv[0] == sys.executable
     if (is_ours or "torchrun" in words) and process.env.get("PET_NPROC_PER_NODE") == "gpu":
@@ -348,14 +317,6 @@ def check(pod: Pod, container: Container, process: Process, scratch: str, folder
         return  # of a volume, which is filled when the pod begins
     try:
         check_command(command, path)
-        if (
-            command.kind is CommandKind.SCRIPT
-            and not is_ours
-            and not command.python
-            and not shutil.which(words[0], path=path)
-        ):
-            text = f"{words[0]!r} is not an executable in PATH; start it with 'python {words[0]}'"
-            raise NotRunnableError(text, exists=os.path.exists(words[0]))
     except NotRunnableError as problem:
         exists = problem.exit_code == 126
         is_init = any(each.name == container.name for each in pod.init)

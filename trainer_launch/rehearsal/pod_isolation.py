@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import contextlib
 import os
-import resource
 import shutil
 import subprocess
 import sys
@@ -37,7 +36,6 @@ DEVICE = "eth0"  # in each pod
 ROUTER = "169.254.1.1"
 SHM_BYTES = 64 * MIB  # what a container's runtime gives a pod that asks for nothing else
 NETWORK = "10.77"
-_OTHERS = 256  # descriptors that all else takes
 _OPTIONS = {"net": "--net", "mnt": "--mount", "uts": "--uts", "ipc": "--ipc"}
 UNSHARE = tuple(_OPTIONS.values())
 _CAPABILITY_TEST = """set -e
@@ -165,7 +163,6 @@ class OwnNetwork:
         Raises:
             NodeError: this machine does not do it.
         """
-        _make_room(len(self._places) + 1)
         hosts = self._scratch / pod / "hosts"
         hosts.parent.mkdir(parents=True, exist_ok=True)
         hosts.touch()
@@ -290,16 +287,6 @@ def _run(argv: Argv, text: str = "") -> None:
     if done.code != 0:
         why = done.failure or shown(done.err.strip())
         raise NodeError(f"cannot set up the pods' network: {' '.join(argv)[:200]}: {why}")
-
-
-def _make_room(pods: int) -> None:
-    """Each pod takes some descriptors of ours, beside its containers' pipes."""
-    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    wanted = 2 * len(_OPTIONS) * pods + _OTHERS
-    if soft != resource.RLIM_INFINITY and soft < wanted:
-        resource.setrlimit(
-            resource.RLIMIT_NOFILE, (wanted if hard == resource.RLIM_INFINITY else min(wanted, hard), hard)
-        )
 
 
 def hosts_file(

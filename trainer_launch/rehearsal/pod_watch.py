@@ -20,8 +20,8 @@ from trainer_launch.host import process_tree
 from trainer_launch.observability import event_log, node_view, progress
 from trainer_launch.observability.progress import OutputScanner
 from trainer_launch.rehearsal.controllers.pod_values import Pod
+from trainer_launch.rehearsal.history import KEPT, HistoryEntry, What
 from trainer_launch.rehearsal.kubelet import MARK, Kubelet
-from trainer_launch.rehearsal.report.history import KEPT, HistoryEntry, What
 
 _RANKED = ("torch", "torchrun", "mpi", "horovodrun", "sshd")  # engines all of whose workers have a rank
 _LOCAL = ("LOCAL_RANK", "OMPI_COMM_WORLD_LOCAL_RANK", "MPI_LOCALRANKID", "HOROVOD_LOCAL_RANK")
@@ -43,7 +43,6 @@ class PodProcesses:
 
     def __init__(self, kubelet: Kubelet) -> None:
         self._kubelet = kubelet
-        self._marks: dict[tuple[int, int], str | None] = {}  # by pid and start: whose container it is
         self._launchers: list[RunningLauncher] = []
         self._looked_s = 0.0
 
@@ -75,7 +74,7 @@ class PodProcesses:
             for container in (*pod.init, *pod.containers)
         }
         for view in self._views(pods):
-            place = marks.get(self._mark(view.pid, view.started_ticks) or "")
+            place = marks.get((process_tree.environment(view.pid) or {}).get(MARK, ""))
             if place is not None:
                 yield RunningLauncher(*place, view)
 
@@ -89,12 +88,6 @@ class PodProcesses:
                 processes = self._kubelet.processes_of(pod, container.name)
                 pids = network.numbers_inside(process.pid for process in processes)
                 yield from node_view.find(self._kubelet.temporary_folders((pod,)), pids)
-
-    def _mark(self, pid: int, started: int) -> str | None:
-        if (pid, started) not in self._marks:
-            environment = process_tree.environment(pid)
-            self._marks[pid, started] = None if environment is None else environment.get(MARK)
-        return self._marks[pid, started]
 
 
 def _ranked(processes: Sequence[psutil.Process], local_rank: int) -> int | None:

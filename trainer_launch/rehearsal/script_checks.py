@@ -11,11 +11,8 @@ from enum import Enum
 from msgspec import Struct
 
 from trainer_launch.model import exit_codes
-from trainer_launch.model.units import counted
-from trainer_launch.rehearsal.report.history import HistoryEntry, What
-from trainer_launch.rehearsal.report.training import Attempt, Resume, Training
+from trainer_launch.rehearsal.history import Attempt, HistoryEntry, Resume, Training, What
 
-MAX_LOST_STEPS = 100  # the default of --max-lost-steps
 KILLED = 137  # 128 + SIGKILL
 _STEPS_UNKNOWN = (
     "whether the script resumes, because its steps are unknown. "
@@ -30,7 +27,6 @@ class ScriptCheck(str, Enum):
     """The checks of a script, in the words of their failure."""
 
     RESUME = "the script did not resume from its checkpoint"
-    STEPS = "a restart repeated too many steps"
     EXIT_CODE = "the script exited with 0 on SIGTERM"
     STOP_SIGNAL = "the script ignored the stop signal"
 
@@ -38,7 +34,6 @@ class ScriptCheck(str, Enum):
 _ADVICE = {
     ScriptCheck.RESUME: "load the newest checkpoint when the script starts. If it does so already, save earlier: "
     "there was no checkpoint yet",
-    ScriptCheck.STEPS: "save more often, and on SIGTERM. --max-lost-steps sets how many steps a restart may repeat",
     ScriptCheck.EXIT_CODE: "on SIGTERM, save and exit with another code, such as 143: a controller takes 0 "
     "for success. Under `trainer-launch run` the pod ends with 143 even if the script exits with 0",
     ScriptCheck.STOP_SIGNAL: "handle SIGTERM (or lifecycle.stopSignal): save after the current step, then exit. "
@@ -56,13 +51,11 @@ class FailedCheck(Struct, frozen=True, kw_only=True):
     advice: str  # what to do
 
 
-def judge(
-    entries: Sequence[HistoryEntry], training: Training, max_lost_steps: int
-) -> tuple[tuple[FailedCheck, ...], tuple[str, ...]]:
+def judge(entries: Sequence[HistoryEntry], training: Training) -> tuple[tuple[FailedCheck, ...], tuple[str, ...]]:
     """Check the script, if a fault was injected: which checks failed, and what could not be checked."""
     if all(entry.what is not What.FAULT for entry in entries):
         return (), ()
-    failed = [*_resume_checks(training, max_lost_steps), *_sigterm_checks(entries)]
+    failed = [*_resume_checks(training), *_sigterm_checks(entries)]
     return tuple(sorted(failed, key=lambda failure: failure.at_s)), tuple(_not_checked(entries, training))
 
 
@@ -70,8 +63,8 @@ def _failed(check: ScriptCheck, pods: Sequence[str], at_s: float, evidence: str)
     return FailedCheck(check=check, pods=tuple(pods), at_s=at_s, evidence=evidence, advice=_ADVICE[check])
 
 
-def _resume_checks(training: Training, max_lost_steps: int) -> Iterator[FailedCheck]:
-    """Each restart is judged once for its pods, as what is worst about it."""
+def _resume_checks(training: Training) -> Iterator[FailedCheck]:
+    """Each restart is judged once for its pods."""
     if not training.is_counted:
         return
     late = [(attempt, resume) for attempt, resume in training.restarts if _is_late(training, attempt)]
@@ -79,18 +72,10 @@ def _resume_checks(training: Training, max_lost_steps: int) -> Iterator[FailedCh
     for attempt in training.attempts[1:]:
         mine = [resume for other, resume in late if other is attempt]
         over = [resume for resume in mine if _starts_over(training, resume) and resume.pod not in loads]
-        costly = [resume for resume in attempt.resumes if resume not in over and resume.repeated > max_lost_steps]
         if over:
             worst = max(over, key=lambda resume: resume.repeated)
             evidence = f"training restarted at step {worst.last + 1}, after it had reached step {worst.before}"
             yield _failed(ScriptCheck.RESUME, *_where(over), f"{_since(attempt)} {evidence}")
-        if costly:
-            worst = max(costly, key=lambda resume: resume.repeated)
-            evidence = (
-                f"training resumed from step {worst.last}, after it had reached step {worst.before}: "
-                f"{counted(worst.repeated, 'repeated step')}, more than {max_lost_steps}"
-            )
-            yield _failed(ScriptCheck.STEPS, *_where(costly), f"{_since(attempt)} {evidence}")
 
 
 def _starts_over(training: Training, resume: Resume) -> bool:

@@ -22,8 +22,7 @@ from trainer_launch.planning.mpi import forwarded
 from trainer_launch.preflight import policy, registry, thresholds
 from trainer_launch.preflight.check import Where
 from trainer_launch.preflight.external_check import MAX_BYTES, ExternalReport
-from trainer_launch.rehearsal import fault_grammar, kubelet
-from trainer_launch.rehearsal.report import reporting
+from trainer_launch.rehearsal import faults, kubelet
 
 _LAST_WORDS = f"{FOLDER}/termination-log"
 
@@ -84,7 +83,6 @@ def option(data: bytes) -> None:
     attempt(forwarded, text, kinds=(UsageError,), names="--forward-env")
     seconds = value_parsers.parse_duration(text)
     assert seconds is None or seconds >= 0
-    attempt(reporting.parse_steps, text, kinds=(UsageError,), names="--max-lost-steps")
     words = attempt(kubelet.words_of, text, kinds=(LaunchError,), names="--command")
     assert isinstance(words, Refused) or words
 
@@ -128,4 +126,4 @@ def argv(data: bytes) -> None:
         attempt(rehearse._nodes, found.settings, names="--nodes")
         attempt(rehearse._nproc, found.settings, names="--nproc-per-node")
         for text in found.flags["fault"] or ():
-            attempt(fault_grammar.parse, text, kinds=(UsageError,), names="--")
+            attempt(faults.parse, text, kinds=(UsageError,), names="--")

@@ -9,7 +9,7 @@ from tests.fuzz.registry import target
 from trainer_launch.contracts.snapshot import pod_from_snapshot
 from trainer_launch.model.errors import UsageError
 from trainer_launch.model.value_parsers import parse_host
-from trainer_launch.rehearsal import controllers, fault_grammar
+from trainer_launch.rehearsal import controllers, faults
 from trainer_launch.rehearsal.controllers import documents, job_lifecycle, local_jobs, pod_values, workload_of
 from trainer_launch.rehearsal.controllers.pod_values import Workload
 
@@ -53,6 +53,6 @@ def _check(job: Workload) -> None:
 def fault(data: bytes) -> None:
     """A fault in words: what people are shown of it means the same."""
     text = data.decode("utf-8", "replace")
-    found = attempt(fault_grammar.parse, text, kinds=(UsageError,), names="--fault")
+    found = attempt(faults.parse, text, kinds=(UsageError,), names="--fault")
     if not isinstance(found, Refused):
-        assert fault_grammar.parse(found.text) == found
+        assert faults.parse(found.text) == found

@@ -12,7 +12,7 @@ from trainer_launch.model import redaction, value_parsers
 from trainer_launch.observability import html
 from trainer_launch.planning import interfaces, shared_memory
 from trainer_launch.preflight import network_checks
-from trainer_launch.rehearsal import fault_grammar
+from trainer_launch.rehearsal import faults
 from trainer_launch.rehearsal.controllers import pod_values
 
 _INTERFACES = (
@@ -78,9 +78,9 @@ def _quantity(text: str) -> None:
 def _duration(text: str) -> None:
     seconds = value_parsers.parse_duration(text)
     assert seconds is None or value_parsers.parse_duration(f"{seconds}s") == seconds
-    found = attempt(fault_grammar.split, text, "--fault", names="--fault")
+    found = attempt(faults.split, text, "--fault", names="--fault")
     if not isinstance(found, Refused):
-        assert fault_grammar.split(" ".join(map(shlex.quote, found)), "--fault") == found
+        assert faults.split(" ".join(map(shlex.quote, found)), "--fault") == found
 
 
 def _interfaces(text: str) -> None:

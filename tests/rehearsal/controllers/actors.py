@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from tests.rehearsal.controllers.manifests import documents_of, job_of
-from trainer_launch.rehearsal.controllers import job_lifecycle, scaled, workload_of
+from tests.rehearsal.controllers.manifests import job_of
+from trainer_launch.rehearsal.controllers import job_lifecycle
 from trainer_launch.rehearsal.controllers.pod_lifecycle import Action, Start, Stop
 from trainer_launch.rehearsal.controllers.pod_values import pods as pods
 
@@ -12,8 +12,6 @@ class Job:
     """The machine, and what it has asked for so far."""
 
     def __init__(self, *manifests: str) -> None:
-        self._manifests = manifests
-        self._added = 0
         workload = job_of(*manifests)
         self.ignored = workload.ignored
         self.now_s = 100.0
@@ -51,12 +49,6 @@ class Job:
     def delete(self, pod: str, grace_s: float = 0.0, back_s: float | None = 1.0) -> list[str]:
         """Somebody deletes a pod."""
         return self._step(job_lifecycle.PodDeleted(self.now_s, pod, grace_s, back_s))
-
-    def add(self, more: int = 1) -> list[str]:
-        """Somebody scales the job up by one worker, or by so many, or down."""
-        self._added += more
-        workload = workload_of(scaled(documents_of(*self._manifests), self._added))
-        return self._step(job_lifecycle.Scaled(self.now_s, pods(workload), workload.rules))
 
     def finish(self) -> None:
         """Whoever is asked to end does, with 0."""

@@ -74,13 +74,6 @@ def test_what_is_optional_may_be_missing_and_is_named_once() -> None:
     assert made.ignored == ("ConfigMap nil (optional, and not given)", "Secret s (optional, and not given)")
 
 
-def test_of_another_namespace_nothing_is_taken() -> None:
-    text = refused(
-        job("envFrom: [{configMapRef: {name: c}}]"), CONFIG.replace("name: c", "name: c, namespace: other")
-    )
-    assert "the ConfigMap 'c', which is in none of the files (found: none)" in text
-
-
 def test_a_secret_that_is_not_given_has_placeholders_and_is_named_once() -> None:
     """Whoever rehearses a job on a laptop need not have its credentials there."""
     env = (
@@ -139,18 +132,6 @@ def test_or_those_that_are_chosen_by_paths_of_their_own() -> None:
     }
 
 
-def test_a_projected_volume_has_several_of_them() -> None:
-    volume = (
-        "projected: {defaultMode: 0440, sources: [{configMap: {name: c, items: [{key: LR, path: lr}]}}, "
-        "{secret: {name: s}}]}"
-    )
-    assert files(volume) == {
-        "/in/lr": ("0.1", 0o440),
-        "/in/TOKEN": ("pass\nword", 0o440),
-        "/in/USER": ("me", 0o440),
-    }
-
-
 @pytest.mark.parametrize(
     ("volume", "part"),
     [
@@ -185,16 +166,6 @@ def test_what_kubernetes_would_not_take_is_refused_without_its_values(given: str
     text = refused(job("tty: false"), f"apiVersion: v1\n{given}\n")
     assert part in text
     assert "123" not in text
-
-
-def test_an_unknown_field_of_a_secret_is_named_without_its_value() -> None:
-    given = "apiVersion: v1\nkind: Secret\nmetadata: {name: s}\nstringdata: {pin: '123456'}\n"
-    (sentence,) = job_of(job("tty: false"), given).odd
-    assert sentence.endswith("(Secret s): unknown fields are ignored: stringdata (did you mean stringData?)")
-
-
-def test_one_that_stands_there_twice_is_refused() -> None:
-    assert "no other ConfigMap" in refused(job("tty: false"), CONFIG, CONFIG)
 
 
 # -- what is shown ----------------------------------------------------------------------------

@@ -5,13 +5,8 @@ from __future__ import annotations
 import pytest
 
 from trainer_launch.model.errors import UsageError
-from trainer_launch.rehearsal.controllers import local_jobs, pod_values
 from trainer_launch.rehearsal.controllers.flag_jobs import mpi_job, torch_job
-from trainer_launch.rehearsal.controllers.local_jobs import (
-    MAX_PODS,
-    address_of,
-    own_environment,
-)
+from trainer_launch.rehearsal.controllers.local_jobs import MAX_PODS, address_of, own_environment
 from trainer_launch.rehearsal.controllers.pod_values import pods as pods
 
 
@@ -57,22 +52,3 @@ def test_more_pods_than_a_laptop_has_room_for_are_refused(nodes: int) -> None:
         torch_job(nodes, "1", ("true",), 25.0)
     with pytest.raises(UsageError, match="--nodes"):
         mpi_job(nodes, 1, ("true",), 25.0)
-
-
-# -- MPI --------------------------------------------------------------------------------------
-
-
-def mpi_pods(nodes: int, slots: int) -> tuple[pod_values.Pod, ...]:
-    made = pods(mpi_job(nodes, slots, ("train",), 25.0), address_of)
-    return tuple(local_jobs.with_ssh(pod, 4022, f"/s/{pod.name}") for pod in made)
-
-
-def test_an_mpi_job_has_a_pod_with_sshd_for_each_node_and_a_launcher() -> None:
-    zero, one, launcher = mpi_pods(2, 4)
-    assert [pod.name for pod in (zero, one, launcher)] == ["local-node-0-0", "local-node-0-1", "local-launcher-0-0"]
-    assert (*one.main.command, *one.main.args)[1:] == ("sshd", "--ssh-port", "4022")
-    assert (*launcher.main.command, *launcher.main.args)[1:] == ("run", "--", "train")
-    envs = [pod.main.env for pod in (zero, one, launcher)]
-    assert {env["TRAINER_LAUNCH_SSH_PORT"] for env in envs} == {"4022"}
-    assert len({env["TRAINER_LAUNCH_SSH_DIR"] for env in envs}) == 1
-    assert len({env["TMPDIR"] for env in envs}) == 3

@@ -65,13 +65,6 @@ def test_an_argument_has_the_port_that_the_variable_in_it_has_unless_another_is_
         assert words == ("--at=127.0.0.2:40000", port, seed, f"--rank={rank}", "$(RANK)")
 
 
-def test_an_elastic_endpoint_is_mapped_with_its_port() -> None:
-    local, made = grounded(
-        pytorch(f"{{elasticPolicy: {{}}, pytorchReplicaSpecs: {{Worker: {replica('pytorch')}}}}}")
-    )
-    assert here(made[0].main, local).env["PET_RDZV_ENDPOINT"] == "127.0.0.2:40000"
-
-
 @pytest.mark.parametrize(
     ("text", "want"),
     [
@@ -112,17 +105,6 @@ def test_paths_of_volumes_and_files_are_folders_of_this_machine(text: str, want:
     mounts = (Mount("/data", "data", "part"), Mount("/dev/shm", "data"))
     container = Container(name="c", args=(text,), mounts=mounts, files={"/etc/mpi/hostfile": PodFile()})
     assert here(container, LocalNetwork(pods={}, addresses={})).args == (want,)
-
-
-@pytest.mark.parametrize("home", ["/s/files/home/mpiuser", None])
-def test_the_home_of_the_images_user_is_where_it_is_here(home: str | None) -> None:
-    """Kubeflow's SDK lets each MPI rank write the function to /home/mpiuser."""
-    files = {"/home/mpiuser/.ssh/id_rsa": PodFile(key="private")}
-    container = Container(name="c", args=('printf >"/home/mpiuser/f.py"', "/home/mpiuser/.ssh/id_rsa"), files=files)
-    folders = {FILES: "/s/files", "/home/mpiuser": home}
-    here_ = local_jobs.localised(container, LocalNetwork(pods={}, addresses={}), folders.get)
-    want = f'printf >"{home or "/home/mpiuser"}/f.py"'
-    assert here_.args == (want, "/s/files/home/mpiuser/.ssh/id_rsa")
 
 
 @pytest.mark.parametrize(
@@ -175,14 +157,6 @@ def test_a_variable_for_a_pods_own_name_has_the_name_and_one_for_its_host_the_ad
         name: env_here[name] for name in ("POD_NAME", "MY_HOST", "WANDB_NAME", "MASTER_ADDR") if name in env_here
     }
     assert values == {"POD_NAME": "job-worker-0", "MY_HOST": "127.0.0.2", "WANDB_NAME": "job-worker-0"}
-
-
-def test_addresses_go_on_beyond_one_block() -> None:
-    assert [local_jobs.address_of(number) for number in (0, 249, 250)] == [
-        "127.0.0.2",
-        "127.0.0.251",
-        "127.0.1.2",
-    ]
 
 
 @pytest.mark.parametrize("path", ["/etc/my conf", "/etc/a,b", "/etc/a:b", "/home/m/.é\ufffdssh"])

@@ -78,7 +78,7 @@ def test_a_published_manifest_is_rendered(name: str) -> None:
     policies = (
         policy for policy in ("torch", "jax", "xgboost") if f'"{policy}": {{' in json.dumps(MANIFESTS[name])
     )
-    kind = next(policies, "") if workload.kind == "TrainJob" and not workload.odd else workload.kind
+    kind = next(policies, "") if workload.kind == "TrainJob" else workload.kind
     for pod in pods(workload):
         told = {*pod.main.env, *pod.main.files}
         if workload.kind != "TrainJob" or pod.draft.role == "node":

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import contextlib
 import json
-import os
 import shutil
 import signal
 from pathlib import Path
@@ -14,13 +12,10 @@ import pytest
 
 from tests.cli.launching import launch, start
 from tests.conftest import require
-from tests.rehearsal.controllers.manifests import runtime, trainjob
-from tests.waiting import eventually
-from trainer_launch.model import Process
+from tests.rehearsal.controllers.manifests import replica, runtime, trainjob
 from trainer_launch.model.errors import UsageError
 from trainer_launch.rehearsal.controllers import read, workload_of
 from trainer_launch.rehearsal.kubelet import Kubelet, Setting, words_of
-from trainer_launch.supervisor.system import System
 
 pytestmark = pytest.mark.process
 
@@ -114,22 +109,6 @@ def test_a_failed_init_container_is_in_the_table_and_named_as_the_cause(tmp_path
     assert ended.stderr.splitlines()[-1] == (
         "Cause: job-worker-0 ended with exit code 30: init container check: the disk is full"
     )
-
-
-@pytest.mark.parametrize("closed", ["", "; exec >&-; sleep 0.2"], ids=["at once", "stderr later"])
-def test_of_two_streams_the_line_that_came_last_is_the_last_line(closed: str, tmp_path: Path) -> None:
-    """That a stream ends is no line."""
-    system = System()
-    with contextlib.closing(system):
-        script = "echo old >&2; until [ -e seen ]; do sleep 0.01; done; echo step 6; echo step 7"
-        argv = ("sh", "-c", script + closed)
-        pid = system.spawn(Process(name="one", argv=argv, env={"PATH": os.defpath}, label="one", cwd=str(tmp_path)))
-        eventually(lambda: system.last_line("one") == "old", "the first line is seen")
-        (tmp_path / "seen").touch()
-        while pid not in dict(system.wait(None).ended):  # a child of an earlier test may end meanwhile
-            pass
-        system.drain(5.0)
-        assert system.last_line("one") == "step 7"
 
 
 LIVES = (
@@ -232,22 +211,6 @@ def test_asked_to_stop_all_pods_end_and_the_code_says_so(tmp_path: Path) -> None
     assert "PyTorchJob job: stopped" in output
 
 
-def test_a_signal_that_asks_nobody_to_stop_reaches_every_pod() -> None:
-    text = "trap 'echo told; exit 0' USR1; echo ready; while :; do sleep 0.1; done"
-    with start("rehearse", "--nodes", "2", "--engine", "plain", "--", "sh", "-c", text) as rehearsal:
-        rehearsal.read_until("ready", 2)
-        rehearsal.signal(signal.SIGUSR1)
-        code, output = rehearsal.end()
-    assert code == 0, output
-    assert output.count(" told") == 2
-
-
-def test_a_manifest_and_a_command_behind_it_exclude_each_other(tmp_path: Path) -> None:
-    ended = launch("rehearse", "-f", job(tmp_path, pod(shell("true"))), "--", "true")
-    assert ended.returncode == 2
-    assert "--command" in ended.stderr
-
-
 @pytest.mark.parametrize(("command", "part"), [("'open", "cannot be split"), (" ", "--command is empty")])
 def test_a_command_that_is_no_command_is_refused(command: str, part: str) -> None:
     with pytest.raises(UsageError, match=part):
@@ -276,3 +239,27 @@ def test_mpirun_reaches_the_pods_of_mpi_operator_and_the_launchers_own_by_ssh(tm
     said = sorted(word for word in ended.stdout.replace("[job-launcher] ", "\n").splitlines() if word)
     assert said == [f"rank {rank} on {host}" for rank, host in enumerate(hosts)]
     assert rows(ended.stderr)["job-launcher"][0] == "Succeeded"
+
+
+HEAD = "apiVersion: kubeflow.org/v2beta1\nkind: MPIJob\nmetadata: {name: j}\n"
+
+
+WATCH = (
+    "f=/etc/mpi/discover_hosts.sh; sh $f; echo then; "
+    "for n in $(seq 300); do [ $(sh $f | wc -l) = 1 ] && break; sleep 0.1; done; sh $f; ls -l $f | cut -c1-10"
+)
+
+
+@pytest.mark.process
+def test_it_follows_the_pods(tmp_path: Path) -> None:
+    launcher = replica("l", f"command: [sh, -c, {json.dumps(WATCH)}]")
+    worker = replica("w", "command: [sleep, '1000']", "replicas: 2")
+    (tmp_path / "job.yaml").write_text(
+        HEAD + f"spec: {{slotsPerWorker: 2, runPolicy: {{cleanPodPolicy: Running}}, "
+        f"mpiReplicaSpecs: {{Launcher: {launcher}, Worker: {worker}}}}}"
+    )
+    fault = ("--fault", "kill pod node=1 at=1s back=never")
+    ended = launch("rehearse", "-f", str(tmp_path / "job.yaml"), *fault)
+    assert ended.returncode == 0, ended.stderr
+    said = [line.removeprefix("[j-launcher] ") for line in ended.stdout.splitlines()]
+    assert said == ["127.0.0.3", "127.0.0.4", "then", "127.0.0.3", "-r-xr-xr-x"]

@@ -82,24 +82,6 @@ def test_the_manifest_of_the_readme_is_whole(tmp_path: Path) -> None:
             assert json.loads(path.read_text())["env"]["PET_NODE_RANK"] == str(rank)
 
 
-def test_a_trainjob_whose_containers_are_told_nothing_is_said_to_be_odd() -> None:
-    assert job_of(trainjob(), runtime()).odd == ()
-    assert job_of(trainjob("{numNodes: 2}"), runtime("jax: {}")).odd == ()
-    alone = "apiVersion: trainer.kubeflow.org/v1alpha1\nkind: TrainJob\nmetadata: {name: job}\n"
-    untold = alone + "spec: {runtimeRef: {name: rt}}\n"
-    (told,) = job_of(untold, runtime()).odd
-    assert told.startswith(
-        "the container node gets no PET_NNODES and the like, because the TrainJob has no spec.trainer"
-    )
-    injected = "torch: {envInjection: {targets: [{jobName: node, containerNames: [node]}]}}"
-    assert job_of(untold, runtime(injected)).odd == ()
-    assert job_of(untold, runtime("")).odd == (), "PlainML gives no variables"
-    unnamed = "{name: node, template: {spec: {template: {spec: {containers: [{name: node, image: i}]}}}}}"
-    (told,) = job_of(trainjob(), runtime(jobs=unnamed)).odd
-    assert told.startswith("no container gets PET_NNODES")
-    assert "no replicatedJob has the label trainer.kubeflow.org/trainjob-ancestor-step: trainer" in told
-
-
 @pytest.mark.parametrize(
     ("command", "is_told"),
     [
@@ -127,37 +109,11 @@ def test_a_shim_called_torchrun_is_the_launcher(tmp_path: Path) -> None:
     assert without_launcher(job, str(tmp_path)) == ""
 
 
-def test_what_a_laptop_cannot_do_is_said_once(tmp_path: Path) -> None:
-    worker = (
-        "{replicas: 3, template: {spec: {nodeSelector: {a: b}, priorityClassName: high, volumes: [{name: d, "
-        "persistentVolumeClaim: {claimName: data}}], containers: [{name: pytorch, image: i, resources: {limits: "
-        "{nvidia.com/gpu: 8}}, env: [{name: CPUS, valueFrom: {fileKeyRef: {volumeName: d, path: f, key: k}}}]}]}}}"
-    )
-    job = write(tmp_path, "job.yaml", pytorch(f"{{pytorchReplicaSpecs: {{Worker: {worker}}}}}"))
-    ended = launch("rehearse", "-f", job, "--render", str(tmp_path / "pods"))
-    lines = [line for line in ended.stderr.splitlines() if "ignored" in line]
-    assert len(lines) == 1
-    for word in (
-        "nodeSelector",
-        "priorityClassName",
-        "volume d (persistentVolumeClaim)",
-        "nvidia.com/gpu",
-        "CPUS",
-    ):
-        assert lines[0].count(word) == 1, lines[0]
-
-
-def test_a_folder_that_holds_something_is_left_alone(tmp_path: Path) -> None:
-    job = write(tmp_path, "job.yaml", pytorch(f"{{pytorchReplicaSpecs: {{Worker: {replica('pytorch')}}}}}"))
-    ended = launch("rehearse", "-f", job, "--render", str(tmp_path))
-    assert ended.returncode == 2
-    assert "not empty" in ended.stderr
-
-
 @pytest.mark.parametrize(
     ("words", "part"),
     [
         (("-f", "nothing.yaml", "--render", "x"), "nothing.yaml cannot be read"),
+        (("-f", "nothing.yaml", "--", "true"), "use --command"),
         (("--render", "x", "--", "true"), "needs a manifest; add -f FILE"),
         (("--command", "x", "--", "true"), "needs a manifest; add -f FILE"),
     ],

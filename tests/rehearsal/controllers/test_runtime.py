@@ -125,73 +125,6 @@ def test_a_patch_is_merged_as_kubernetes_does(base: object, patch: object, want:
     assert merged(base, patch) == want
 
 
-def test_an_injected_container_of_another_job_has_that_jobs_own_index_as_rank() -> None:
-    target = "torch: {envInjection: {targets: [{jobName: worker, containerNames: [check]}]}}"
-    other = rjob("worker", init="{name: check, image: i}", count="parallelism: 2")
-    found = made("{numNodes: 3}", target, f"{rjob('node', step='trainer')}, {other}")
-    assert [found[f"job-worker-0-{index}"].init[0].env["PET_NODE_RANK"] for index in (0, 1)] == ["0", "1"]
-    assert found["job-worker-0-1"].init[0].env["PET_NNODES"] == "3"
-    assert "PET_NNODES" not in found["job-worker-0-1"].main.env
-
-
-def test_the_number_of_nodes_is_the_trainjobs_else_the_runtimes() -> None:
-    policy = "torch: {}"
-    assert len(made("{numNodes: 4}", policy)) == 4
-    several = job_of(trainjob(), runtime(policy).replace("numNodes: 1", "numNodes: 5"))
-    assert len(several.drafts) == 5
-
-
-@pytest.mark.parametrize(
-    ("nodes", "works", "hosts"), [(1, True, 2), (2, True, 2), (3, True, 3), (1, False, 1), (2, False, 2)]
-)
-def test_how_many_hosts_mpi_has(nodes: int, works: bool, hosts: int) -> None:
-    policy = f"mpi: {{mpiImplementation: OpenMPI, runLauncherAsNode: {str(works).lower()}}}"
-    found = made(f"{{numNodes: {nodes}}}", policy, f"{rjob('launcher', step='trainer')}, {rjob('node')}")
-    hostfile = found["job-launcher-0-0"].main.files["/etc/mpi/hostfile"].text
-    assert len(hostfile.splitlines()) == hosts
-    assert "job-launcher-0-1" not in found
-
-
-@pytest.mark.parametrize(("wish", "nodes"), [("", 1), ("numNodes: 2", 1), ("numNodes: 4", 3)])
-def test_an_mpi_launcher_has_as_many_pods_as_the_runtime_says_whatever_the_trainjob_says(
-    wish: str, nodes: int
-) -> None:
-    """kubeflow/trainer v2.0 to v2.3: only the replicatedJob called node is counted anew."""
-    policy = runtime("mpi: {runLauncherAsNode: true}", f"{rjob('launcher', step='trainer')}, {rjob('node')}")
-    found = job_of(trainjob(f"{{{wish}}}"), policy.replace("numNodes: 1", "numNodes: 2"))
-    names = [f"job-launcher-0-{index}" for index in range(2)] + [f"job-node-0-{index}" for index in range(nodes)]
-    assert [draft.hostname for draft in found.drafts] == names
-    hosts = pods(found)[0].main.files["/etc/mpi/hostfile"].text.splitlines()
-    assert hosts == [f"{name}.job slots=1" for name in names]
-
-
-def test_a_trainjobs_resources_are_merged_with_the_runtimes_and_count_alone() -> None:
-    """kubeflow/trainer v2.3 MergeResourceRequirements; processes are counted by resourcesPerNode itself."""
-    resources = "resources: {limits: {cpu: '8', nvidia.com/gpu: 2}, requests: {memory: 1Ki}}"
-    node = rjob("node", f"{{name: node, image: i, {resources}}}", "trainer")
-    main = made("{resourcesPerNode: {limits: {cpu: '3'}, requests: {memory: 2Ki}}}", jobs=node)["job-node-0-0"].main
-    assert (dict(main.limits), dict(main.requests)) == ({"cpu": "3", "nvidia.com/gpu": "2"}, {"memory": "2Ki"})
-    assert main.env["PET_NPROC_PER_NODE"] == "3"
-
-
-def test_the_first_of_launcher_and_node_tells_how_many_gpus_an_mpi_node_has() -> None:
-    gpus = "{name: node, image: i, resources: {limits: {nvidia.com/gpu: 4}}}"
-    first, second = rjob("node", gpus), rjob("launcher", step="trainer")
-    own = "{resourcesPerNode: {limits: {nvidia.com/gpu: 3}}}"
-    for trainer, jobs, slots in (
-        ("{}", f"{first}, {second}", "4"),
-        ("{}", f"{second}, {first}", "1"),
-        (own, f"{second}, {first}", "3"),
-    ):
-        launcher = made(trainer, policy="mpi: {numProcPerNode: 1}", jobs=jobs)["job-launcher-0-0"].main
-        assert launcher.env["OMPI_MCA_orte_set_default_slots"] == slots
-
-
-def test_no_gpus_are_no_reason_to_count_gpus() -> None:
-    trainer = "{resourcesPerNode: {limits: {cpu: '3', nvidia.com/gpu: 0}, requests: {cpu: '0'}}}"
-    assert made(trainer)["job-node-0-0"].main.env["PET_NPROC_PER_NODE"] == "3"
-
-
 def test_nodes_of_mpi_get_the_users_variables_only_where_the_launcher_is_a_node_too() -> None:
     trainer = "{numNodes: 2, command: [mpirun], env: [{name: A, value: a}]}"
     jobs = f"{rjob('launcher', step='trainer')}, {rjob('node', '{name: node, image: i, command: [sshd]}')}"
@@ -234,14 +167,6 @@ def test_references_that_grow_without_end_are_refused() -> None:
     worker = replica("pytorch", f"env: [{', '.join(items)}]")
     with pytest.raises(UsageError, match="longer than"):
         pods(job_of(pytorch(f"{{pytorchReplicaSpecs: {{Worker: {worker}}}}}")))
-
-
-def test_a_tfjob_whose_tf_config_no_container_could_be_given_is_refused() -> None:
-    worker = replica("tensorflow", spec="replicas: 4096")
-    head = "apiVersion: kubeflow.org/v1\nkind: TFJob\nmetadata: {name: a-long-name-of-a-job}\n"
-    text = f"{head}spec: {{tfReplicaSpecs: {{Worker: {worker}}}}}"
-    with pytest.raises(UsageError, match="TF_CONFIG would be longer"):
-        job_of(text)
 
 
 SERVES = "command: [/usr/sbin/sshd], args: [-De, -f, /home/mpiuser/.sshd_config]"

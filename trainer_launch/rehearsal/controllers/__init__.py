@@ -1,4 +1,4 @@
-"""A job's manifest to the pods that its controller would make, to another size of it, and to files for `explain`.
+"""A job's manifest to the pods that its controller would make, and to files for `explain`.
 
 KINDS lists the function that reads each kind.
 """
@@ -9,7 +9,7 @@ import json
 import logging
 import re
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 
 from msgspec.structs import replace
@@ -18,7 +18,7 @@ from trainer_launch.contracts import v1_table
 from trainer_launch.model import Json, NodeRange
 from trainer_launch.model.errors import UsageError
 from trainer_launch.model.suggestions import did_you_mean
-from trainer_launch.model.units import counted, grouped
+from trainer_launch.model.units import counted
 from trainer_launch.model.value_parsers import shown
 from trainer_launch.rehearsal.controllers import jobset, mpi_operator, trainer_v2, v1
 from trainer_launch.rehearsal.controllers.documents import (
@@ -39,7 +39,6 @@ KINDS: Mapping[str, tuple[str, Callable[[Field], Workload]]] = {
     "JobSet": ("jobset.x-k8s.io/v1alpha2", jobset.read),
     "Job": ("batch/v1", jobset.read),
 }
-MAX_FILES = 16
 _NAME_CHARS = 63  # of a host name, and of a Service's
 _WORKER, _LAUNCHER = "worker", "launcher"
 _NODES = ("master", "chief", _WORKER)  # replica types each of whose pods is a node
@@ -62,8 +61,6 @@ def read(paths: Sequence[str]) -> tuple[Field, ...]:
     Raises:
         UsageError: a file cannot be read, or what is in it does not fit.
     """
-    if len(paths) > MAX_FILES:
-        raise UsageError(f"-f is given {len(paths)} times; expected at most {MAX_FILES} files")
     return tuple(document for path in paths for document in read_documents(_text_of(path), path))
 
 
@@ -93,18 +90,12 @@ def workload_of(documents: tuple[Field, ...], *, shows_secrets: bool = True) -> 
     if not made.drafts:
         places = ", ".join(".".join(place) for place in _replicas(job))
         raise UsageError(f"{job.where}: the job has no pods; expected 1 or more in {places}")
-    unknown = grouped((where, text) for (where, _), text in configs.unknown.items())
     counts = Counter(map(_kind, others))
     objects = (kind if count == 1 else f"{count} {kind} objects" for kind, count in counts.items())
     return replace(
         made,
         ignored=tuple(dict.fromkeys((*configs.ignored, *objects))),
-        odd=(
-            *made.odd,
-            *_long_names(made),
-            *_without_sshd(made),
-            *(f"{where}: unknown fields are ignored: {', '.join(texts)}" for where, texts in unknown.items()),
-        ),
+        odd=(*made.odd, *_long_names(made), *_without_sshd(made)),
     )
 
 
@@ -227,20 +218,14 @@ def _with_nodes(job: Field, nodes: NodeRange) -> Field:
         )
     if kind == "TrainJob":
         return job.changed(("spec", "trainer", "numNodes"), nodes.max)
-    replicas = _replicas(job)
-    is_node = (*_NODES, *((_LAUNCHER,) if job.get("spec", "runLauncherAsWorker").flag() else ()))
-    others = [place[2] for place in replicas if place[2].lower() not in (*is_node, _LAUNCHER)]
-    if others:
-        raise UsageError(
-            f"--nodes does not apply to a job with {' and '.join(others)}; change replicas in the manifest"
-        )
-    rest = sum(n for place, n in replicas.items() if place[2].lower() in is_node and place[2].lower() != _WORKER)
-    place = _workers(replicas)
-    if place is None and nodes.max != rest:
-        raise UsageError(f"--nodes {nodes} needs Worker replicas, which the job does not have")
-    if nodes.max < rest:
-        raise UsageError(f"--nodes {nodes} is less than the job's pods without its Worker replicas")
-    return job if place is None else job.changed(place, nodes.max - rest)
+    replicas = {place[2].lower(): (place, count) for place, count in _replicas(job).items()}
+    starts_only = _LAUNCHER in replicas and not job.get("spec", "runLauncherAsWorker").flag()
+    place, _ = replicas.pop(_WORKER, (None, 0))
+    rest = sum(count for _, count in replicas.values()) - starts_only
+    if place is None or nodes.max < rest or not replicas.keys() <= {*_NODES, _LAUNCHER}:
+        given = " and ".join(replicas)
+        raise UsageError(f"--nodes {nodes} does not apply to a job with {given}; change replicas in the manifest")
+    return job.changed(place, nodes.max - rest)
 
 
 def _replicas(job: Field) -> dict[tuple[str, ...], int]:
@@ -253,10 +238,6 @@ def _replicas(job: Field) -> dict[tuple[str, ...], int]:
         for role, inner in specs.fields()
         if inner.given
     }
-
-
-def _workers(replicas: Iterable[tuple[str, ...]]) -> tuple[str, ...] | None:
-    return next((place for place in replicas if place[2].lower() == _WORKER), None)
 
 
 def retyped(workload: Workload, option: str, value: str) -> Workload:
@@ -308,23 +289,6 @@ def without_init(workload: Workload, names: Sequence[str]) -> Workload:
         return replace(template, init=init)
 
     return _with_templates(workload, skipped)
-
-
-def scaled(documents: tuple[Field, ...], more: int) -> tuple[Field, ...]:
-    """The same documents, the job among them with that many more workers.
-
-    Raises:
-        UsageError: the number of its pods is fixed once it runs.
-    """
-    job = _job(documents)
-    replicas = _replicas(job)
-    place = _workers(replicas)
-    if place is None:
-        raise UsageError(
-            "this job cannot grow: adding a node needs Worker replicas (an elastic PyTorchJob, an MPIJob, ...); "
-            "the number of nodes of a running TrainJob is fixed"
-        )
-    return _with_job(documents, job.changed(place, replicas[place] + more))
 
 
 def render(workload: Workload, folder: str) -> str:

@@ -9,7 +9,7 @@ import base64
 import binascii
 import re
 from collections.abc import Iterable, Iterator, Mapping
-from typing import Any
+from typing import Any, ClassVar
 
 from msgspec import Struct, field
 from msgspec.structs import replace
@@ -20,8 +20,6 @@ from trainer_launch.model.suggestions import did_you_mean
 from trainer_launch.model.value_parsers import MAX_COUNT, shown
 
 _NAME = re.compile(r"[A-Za-z0-9]([A-Za-z0-9.-]{0,251}[A-Za-z0-9])?")
-
-_OF_PODS = ("containers", "initContainers", "volumes", "restartPolicy", "terminationGracePeriodSeconds")
 
 
 class Field(Struct, frozen=True):
@@ -40,9 +38,8 @@ class Field(Struct, frozen=True):
 
     def _near_miss(self) -> str:
         """An unknown field beside this one that may be meant."""
-        place = self.where, self.path.rpartition(".")[0]
-        noted = ((where, path.rpartition(".")[0], text) for (where, path), text in self.configs.unknown.items())
-        hints = (text for where, above, text in noted if (where, above) == place and text.endswith(")"))
+        beside = f"{self.path.rpartition('.')[0]}."
+        hints = (text for text in self.configs.ignored if text.startswith(beside) and text.endswith("?)"))
         return next((f"; unknown field {text}" for text in hints), "")
 
     @property
@@ -97,18 +94,12 @@ class Field(Struct, frozen=True):
         """Note a field that has an effect in a cluster and none here."""
         self.configs.ignored[phrase] = None
 
-    def only(self, read: Iterable[str], ignored: Iterable[str] = (), whose: str = "") -> None:
-        """Note the fields that are ignored, those that are not read, and what a misspelled field may have meant."""
-        words = (*read, *ignored)
-        for key in self.mapping():
-            if key in ignored and self.get(key).given:
-                self.ignore(f"{key} {whose}".rstrip())
-            elif key not in words:
-                hint = did_you_mean(key, words)
-                if key in _OF_PODS and "replicatedJobs" in words:
-                    hint = "a pod's fields belong to replicatedJobs[].template.spec.template.spec"
-                path = self.get(key).path
-                self.configs.unknown[self.where, path] = f"{path} ({hint})" if hint else path
+    def only(self, read: Iterable[str], whose: str = "") -> None:
+        """Note the fields that are not read, of a misspelled field its place and what it may have meant."""
+        for key, inner in self.fields():
+            if key not in read and inner.given:
+                hint = did_you_mean(key, read)
+                self.ignore(f"{inner.path} ({hint})" if hint else f"{key} {whose}".rstrip())
 
     def text(self, default: str | None = None) -> str:
         """A text; without a default the field has to be there."""
@@ -168,10 +159,6 @@ def _in_words(value: object) -> str:
 CONFIG_KINDS = ("ConfigMap", "Secret")
 RUNTIMES = ("ClusterTrainingRuntime", "TrainingRuntime")
 PLACEHOLDER = "placeholder"  # the value of each key of a Secret that is not given
-_READ = {
-    "ConfigMap": ("apiVersion", "kind", "metadata", "data", "binaryData", "immutable"),
-    "Secret": ("apiVersion", "kind", "metadata", "data", "stringData", "type", "immutable"),
-}
 _KEY = re.compile(r"[-._a-zA-Z0-9]{1,253}")
 
 Values = Mapping[str, str]  # key -> text; bytes that are no UTF-8 survive as surrogates
@@ -185,7 +172,6 @@ class Configs(Struct, frozen=True):
 
     given: Mapping[tuple[str, str], Values] = field(default_factory=dict)
     ignored: dict[str, None] = field(default_factory=dict)  # phrases, each once
-    unknown: dict[tuple[str, str], str] = field(default_factory=dict)  # (document, path) -> the field in words
     runtimes: tuple[Field, ...] = ()  # of TrainJobs
 
     def __repr__(self) -> str:
@@ -229,7 +215,6 @@ def read_configs(documents: Iterable[Field], namespace: str, *, shows_secrets: b
         UsageError: a document is no ConfigMap or Secret as Kubernetes takes it, or is there twice.
     """
     given: dict[tuple[str, str], Values] = {}
-    unknown: dict[tuple[str, str], str] = {}
     for document in documents:
         kind, name = document.get("kind").text(), document.get("metadata", "name")
         if (document.get("metadata", "namespace").text("") or namespace) != namespace:
@@ -239,12 +224,10 @@ def read_configs(documents: Iterable[Field], namespace: str, *, shows_secrets: b
         values = dict(_values(document, kind))
         is_hidden = kind == "Secret" and not shows_secrets
         given[kind, name.text()] = dict.fromkeys(values, REDACTED) if is_hidden else values
-        unknown |= document.configs.unknown
-    return Configs(given, unknown=unknown)
+    return Configs(given)
 
 
 def _values(document: Field, kind: str) -> Iterator[tuple[str, str]]:
-    document.only(_READ[kind])
     plain, coded, hidden = ("stringData", "data", "there") if kind == "Secret" else ("data", "binaryData", "")
     for part in (coded, plain):  # of a key in both the plain text counts
         for key, text in document.get(part).fields():
@@ -273,7 +256,7 @@ def read_documents(text: str, name: str) -> tuple[Field, ...]:
     Raises:
         UsageError: PyYAML is missing, or the text is no YAML of objects, or too much of it.
     """
-    loaded = read_values(text, name)
+    loaded = _values_of(text, name)
     documents = [
         item for number, value in enumerate(loaded, 1) for item in _objects(value, f"{name}, document {number}")
     ]
@@ -282,12 +265,8 @@ def read_documents(text: str, name: str) -> tuple[Field, ...]:
     return tuple(documents)
 
 
-def read_values(text: str, name: str) -> list[Any]:
-    """The documents of any YAML file as plain values, within the same bounds; None for an empty document.
-
-    Raises:
-        UsageError: PyYAML is missing, or the text is no YAML, or too much of it.
-    """
+def _values_of(text: str, name: str) -> list[Any]:
+    """The documents as plain values; None for an empty document."""
     if len(text) > MAX_BYTES:
         raise UsageError(f"{name} is larger than {MAX_BYTES} bytes; expected the manifests of one job")
     try:
@@ -297,7 +276,7 @@ def read_values(text: str, name: str) -> list[Any]:
             f"{name} is YAML; install PyYAML to read it: pip install 'trainer-launch[local]'"
         ) from None
     try:
-        return list(yaml.load_all(text, Loader=_strict(yaml)))
+        return list(yaml.load_all(text, Loader=_loader(yaml)))
     except yaml.YAMLError as problem:
         mark = getattr(problem, "problem_mark", None)
         place = f" at line {mark.line + 1}, column {mark.column + 1}" if mark else ""
@@ -307,25 +286,16 @@ def read_values(text: str, name: str) -> list[Any]:
         raise UsageError(f"{name} is not valid YAML: {shown(str(problem))}") from None
 
 
-def _strict(yaml: Any) -> Any:
-    """A safe loader that takes no key twice, as Kubernetes does not, and leaves dates as they are written."""
+def _loader(yaml: Any) -> Any:
+    """A safe loader that leaves dates as they are written."""
 
-    class Strict(yaml.SafeLoader):  # type: ignore[misc]  # libyaml's dies of deep nests
-        def construct_mapping(self, node: Any, deep: bool = False) -> Any:
-            keys: set[str] = set()
-            for key, _ in node.value if isinstance(node, yaml.MappingNode) else ():
-                if str(key.value) in keys and key.tag != "tag:yaml.org,2002:merge":
-                    why = f"the key {key.value!r} stands twice"
-                    raise yaml.constructor.ConstructorError(None, None, why, key.start_mark)
-                keys.add(str(key.value))
-            return super().construct_mapping(node, deep)
+    class DatesAsText(yaml.SafeLoader):  # type: ignore[misc]  # libyaml's dies of deep nests
+        yaml_implicit_resolvers: ClassVar[dict[str, Any]] = {
+            first: [(tag, pattern) for tag, pattern in pairs if tag != "tag:yaml.org,2002:timestamp"]
+            for first, pairs in yaml.SafeLoader.yaml_implicit_resolvers.items()
+        }
 
-    implicit = yaml.SafeLoader.yaml_implicit_resolvers.items()
-    Strict.yaml_implicit_resolvers = {
-        first: [(tag, pattern) for tag, pattern in pairs if tag != "tag:yaml.org,2002:timestamp"]
-        for first, pairs in implicit
-    }
-    return Strict
+    return DatesAsText
 
 
 def _objects(value: Any, where: str) -> Iterator[Field]:

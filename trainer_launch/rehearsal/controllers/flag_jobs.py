@@ -55,25 +55,23 @@ def mpi_job(nodes: int, nproc_per_node: int, command: Sequence[str], grace_s: fl
 
 
 def elastic_job(
-    nodes: NodeRange,
-    started: int,
-    nproc_per_node: str,
-    command: Sequence[str],
-    grace_s: float,
-    *,
-    asked: bool = False,
+    nodes: NodeRange, nproc_per_node: str, command: Sequence[str], grace_s: float, *, asked: bool = False
 ) -> Workload:
-    """A torch job with a range of nodes: an elastic PyTorchJob that begins with `started` pods.
+    """A torch job with a range of nodes: an elastic PyTorchJob that begins with as many pods as it may have.
 
     Raises:
         UsageError: more nodes than a laptop has room for.
     """
     words, index = _run(command, nproc_per_node if asked else None), "training.kubeflow.org/replica-index"
     container = {"name": "pytorch", "command": words, "env": [_label(f"metadata.labels['{index}']")]}
-    workers = {"replicas": started, "restartPolicy": "Never", "template": {"spec": {"containers": [container]}}}
+    workers = {
+        "replicas": _checked(nodes.max),
+        "restartPolicy": "Never",
+        "template": {"spec": {"containers": [container]}},
+    }
     spec = {
         "nprocPerNode": nproc_per_node,
-        "elasticPolicy": {"minReplicas": nodes.min, "maxReplicas": _checked(nodes.max), "rdzvBackend": "c10d"},
+        "elasticPolicy": {"minReplicas": nodes.min, "maxReplicas": nodes.max, "rdzvBackend": "c10d"},
         "pytorchReplicaSpecs": {"Worker": workers},
     }
     made = v1.read(Field({"kind": "PyTorchJob", "metadata": {"name": JOB}, "spec": spec}, "", _OPTIONS))

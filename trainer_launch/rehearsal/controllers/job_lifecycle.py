@@ -70,8 +70,7 @@ class JobRecord(Struct, frozen=True, kw_only=True):
     """How the job stands."""
 
     kind: str
-    pods: Mapping[str, Pod]  # as they were made
-    made_of: Mapping[str, Pod]  # what the controller makes them of from now on: of a scaled job others
+    pods: Mapping[str, Pod]
     rules: JobRules
     states: Mapping[str, PodState]
     began_s: float
@@ -83,11 +82,6 @@ class JobRecord(Struct, frozen=True, kw_only=True):
     asked: int = 0  # how often we were asked to stop
     grace_s: float | None = None  # shorter than the pods' own, when asked
     now_s: float = 0.0  # when the controller looks
-
-    @property
-    def there(self) -> Mapping[str, Pod]:
-        """The pods that the job has, without those by which it was scaled down."""
-        return {name: pod for name, pod in self.pods.items() if not self.states[name].removed}
 
     @property
     def age_s(self) -> float:
@@ -175,7 +169,7 @@ def _cannot_run(job: JobRecord, *, is_retried: bool) -> Iterator[Condition]:
 def _crash_loops(job: JobRecord) -> Iterator[Decision]:
     """Pods that a cluster would start again for ever: a rehearsal gives up."""
     for name, state in job.states.items():
-        count = max(state.most_restarts, state.failures - job.counted)
+        count = max(*state.restarts.values(), 0, state.failures - job.counted)
         if count >= GIVE_UP and job.age_s < count * _SHORT_LIFE_S:
             text = f"{name} was restarted {count} times; a cluster would continue, the rehearsal gives up"
             yield failure_of(job, name, "CrashLoopBackOff", text)
@@ -310,25 +304,15 @@ class PodDeleted(Struct, frozen=True):
     back_s: float | None
 
 
-class Scaled(Struct, frozen=True):
-    """The job is scaled, up or down, by which its rules change as well."""
-
-    at_s: float
-    pods: tuple[Pod, ...]  # all that it has from now on
-    rules: JobRules
-
-
-Event = Exited | Due | StopAsked | PodDeleted | Scaled
+Event = Exited | Due | StopAsked | PodDeleted
 Step = tuple[JobRecord, list[Action], list[str]]  # and sentences for people
 
 
 def begin(workload: Workload, pods: tuple[Pod, ...], now_s: float) -> Step:
     """Start all pods that wait for no other Job."""
-    made_of = {pod.name: pod for pod in pods}
     state = JobRecord(
         kind=workload.kind,
-        pods=made_of,
-        made_of=made_of,
+        pods={pod.name: pod for pod in pods},
         rules=workload.rules,
         states={pod.name: PodState() for pod in pods},
         began_s=now_s,
@@ -355,33 +339,11 @@ def step(state: JobRecord, event: Event) -> Step:
             pod, state.states[pod.name], event.at_s, event.grace_s, event.back_s
         )
         state = _with(state, pod.name, changed)
-    elif isinstance(event, Scaled):
-        state, actions = _scaled(state, event)
     for name in state.pods:
         changed, more = pod_lifecycle.due(state.pods[name], state.states[name], event.at_s)
         state, actions = _with(state, name, changed), actions + more
     state, more, sentences = _settle(state, event.at_s)
     return state, actions + more, sentences
-
-
-def _scaled(state: JobRecord, event: Scaled) -> tuple[JobRecord, list[Action]]:
-    """Pods that are too many are deleted with their own grace period, missing ones are made (ReconcilePods)."""
-    actions: list[Action] = []
-    wanted = {pod.name: pod for pod in event.pods}
-    state = replace(state, rules=event.rules, pods={**wanted, **state.pods}, made_of={**state.made_of, **wanted})
-    for name, pod in state.pods.items():
-        old = state.states.get(name, PodState())
-        if name not in wanted and not old.removed:
-            old, more = pod_lifecycle.deleted(pod, old, event.at_s, pod.draft.template.grace_s, None)
-            actions += more
-            gone = old.phase is Phase.PENDING and not old.running
-            old = replace(old, removed=True, stop_as=Phase.GONE, phase=Phase.GONE if gone else old.phase)
-        elif name in wanted and old.removed and old.running:
-            old = replace(old, removed=False, stop_as=Phase.PENDING)
-        elif name in wanted and old.removed:
-            old = PodState(starts=old.starts, deleted=old.deleted)
-        state = _with(state, name, old)
-    return state, actions
 
 
 def _settle(state: JobRecord, now_s: float) -> Step:
@@ -446,10 +408,8 @@ def _start_ready(state: JobRecord, now_s: float) -> tuple[JobRecord, list[Action
         old = state.states[name]
         is_due = old.phase is Phase.PENDING and not old.running and now_s >= old.not_before_s
         if is_due and _may_start(pod, state.pods, state.states):
-            made = state.made_of[name]
-            born, more = pod_lifecycle.born(made, old)
-            state = _with(replace(state, pods={**state.pods, name: made}), name, born)
-            actions += more
+            born, more = pod_lifecycle.born(pod, old)
+            state, actions = _with(state, name, born), actions + more
     return state, actions
 
 
@@ -500,6 +460,6 @@ def _is_stuck(states: States, now_s: float) -> bool:
 
 def _without_the_lost(states: States) -> Condition:
     """The end of a job that is stuck."""
-    lost = [name for name, pod in states.items() if pod.phase is not Phase.SUCCEEDED and not pod.removed]
+    lost = [name for name, pod in states.items() if pod.phase is not Phase.SUCCEEDED]
     text = f"no pod runs any more, and the job cannot complete without {', '.join(lost)}"
     return Condition(False, "PodLost", text, exit_codes.INFRASTRUCTURE)

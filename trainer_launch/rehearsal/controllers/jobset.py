@@ -29,21 +29,15 @@ from trainer_launch.rehearsal.controllers.v1 import MAX_REPLICAS, MEETING_PORT, 
 INDEX = "batch.kubernetes.io/job-completion-index"
 NODE = "node"  # the container that counts, where a pod has one of this name
 _JOBSET = (
-    "replicatedJobs", "network", "successPolicy", "failurePolicy", "startupPolicy", "coordinator",
-    "volumeClaimPolicies",
+    "replicatedJobs", "network", "successPolicy", "failurePolicy", "coordinator", "volumeClaimPolicies",
 )  # fmt: skip
-_SET_IGNORED = ("suspend", "managedBy", "ttlSecondsAfterFinished")
 _NETWORK = ("enableDNSHostnames", "subdomain", "publishNotReadyAddresses")
 _REPLICATED = ("name", "replicas", "template", "dependsOn", "groupName")
 _JOB = (
     "parallelism", "completions", "completionMode", "backoffLimit", "podFailurePolicy", "template", "selector",
     "manualSelector",
 )  # fmt: skip
-_JOB_IGNORED = (
-    "ttlSecondsAfterFinished", "suspend", "successPolicy", "podReplacementPolicy", "managedBy",
-    "backoffLimitPerIndex", "maxFailedIndexes",
-)  # fmt: skip
-_DEADLINE = "activeDeadlineSeconds"
+_DEADLINE, _PER_INDEX = "activeDeadlineSeconds", "backoffLimitPerIndex"
 _RESTARTS = ("OnFailure", "Never")  # what a Job's pods may have
 _BACKOFF = 6  # a Job's own default
 _BOUNDLESS = 2**31 - 1
@@ -53,7 +47,6 @@ _OF_WHOLE_SET = {"RestartJob": _SET_ACTIONS[1], "RestartJobAndIgnoreMaxRestarts"
 _REASONS = (
     "BackoffLimitExceeded", "DeadlineExceeded", "FailedIndexes", "MaxFailedIndexesExceeded", "PodFailurePolicy",
 )  # fmt: skip
-_STRATEGIES = ("Recreate", "BlockingRecreate", "InPlaceRestart")
 _NARROWING = ("onJobFailureMessagePatterns", "targetReplicatedJobs")  # a rehearsal ignores rules with one of these
 _CONDITIONS = "onPodConditions"
 
@@ -123,7 +116,7 @@ def _jobset(document: Field) -> Workload:
 
 def replicated_jobs(spec: Field, name: str) -> list[Field]:
     """The replicatedJobs of the JobSet called `name`, each with volumes for the claims that JobSet makes for it."""
-    spec.only(_JOBSET, _SET_IGNORED)
+    spec.only(_JOBSET)
     spec.get("network").only(_NETWORK)
     jobs = spec.get("replicatedJobs").items()
     if not jobs:
@@ -158,7 +151,7 @@ def workload(jobset: JobSet, kind: str, deadline: Field | None = None) -> Worklo
     """The pods of a JobSet; `deadline` is that of the TrainJob that has made it."""
     drafts = tuple(draft for job in jobset.jobs for draft in _drafts(jobset, job))
     children = {
-        child: _child_rules(job.field.get("template", "spec"), job.restart, _JOB, (*_JOB_IGNORED, _DEADLINE))
+        child: _child_rules(job.field.get("template", "spec"), job.restart, _JOB)
         for job in jobset.jobs
         for child in jobset.children(job)
     }
@@ -216,8 +209,7 @@ def _labels(jobset: JobSet, job: ReplicatedJob, number: int, index: int) -> Mapp
 def _after(jobset: JobSet, job: ReplicatedJob) -> tuple[str, ...]:
     """The Jobs that a replicatedJob waits for, as JOB=Ready or JOB=Complete."""
     jobs = {each.name: each for each in jobset.jobs}
-    order = jobset.spec.get("startupPolicy", "startupPolicyOrder").choice(("AnyOrder", "InOrder"), "AnyOrder")
-    waits = [(each, "Ready") for each in jobset.before(job)[-1:] if order == "InOrder"]
+    waits: list[tuple[ReplicatedJob, str]] = []
     for dependency in job.field.get("dependsOn").items():
         name = dependency.get("name").choice(tuple(jobs))
         waits.append((jobs[name], dependency.get("status").choice(("Ready", "Complete"), "Complete")))
@@ -250,7 +242,7 @@ def _job(document: Field) -> Workload:
         )
 
     drafts = tuple(map(draft, range(count)))
-    children = {name: _child_rules(spec, restart, (*_JOB, _DEADLINE), _JOB_IGNORED)}
+    children = {name: _child_rules(spec, restart, (*_JOB, _DEADLINE))}
     nothing = Field(None, "", document.where)
     made = Workload(
         kind="Job",
@@ -273,11 +265,7 @@ def _count(batch: Field) -> int:
 
 def _indexed(batch: Field, default: str) -> bool:
     """Whether each pod of a Job has an index."""
-    mode, completions = batch.get("completionMode"), batch.get("completions")
-    is_indexed = mode.choice(("Indexed", "NonIndexed"), default) == "Indexed"
-    if is_indexed and batch.get("parallelism").given and not completions.given:
-        raise completions.bad("a number, as an Indexed Job needs one")
-    return is_indexed
+    return batch.get("completionMode").choice(("Indexed", "NonIndexed"), default) == "Indexed"
 
 
 def _nameless(made: Workload, advice: str) -> Workload:
@@ -292,10 +280,7 @@ def _rules(spec: Field, drafts: tuple[Draft, ...], children: Mapping[str, ChildR
     names = tuple(dict.fromkeys(draft.role for draft in drafts))
     success, failure = spec.get("successPolicy"), spec.get("failurePolicy")
     success.only(("operator", "targetReplicatedJobs"))
-    failure.only(("maxRestarts", "rules", "restartStrategy"))
-    strategy = failure.get("restartStrategy").choice(_STRATEGIES, "Recreate")
-    if strategy != "Recreate":
-        failure.ignore(f"restartStrategy {strategy}: pods are recreated as with Recreate")
+    failure.only(("maxRestarts", "rules"))
     chosen = [target.choice(names) for target in success.get("targetReplicatedJobs").items()] or names
     targets = dict.fromkeys(draft.child for draft in drafts if draft.role in chosen)
     return JobRules(
@@ -333,15 +318,15 @@ def _set_rule(rule: Field) -> SetRule:
     )
 
 
-def _child_rules(batch: Field, restart: str, read: tuple[str, ...], ignored: tuple[str, ...]) -> ChildRules:
+def _child_rules(batch: Field, restart: str, read: tuple[str, ...]) -> ChildRules:
     """The rules of a Job, of which these fields are read; `restart` is its pods' restartPolicy."""
-    batch.only(read, ignored, "of a Job")
+    batch.only((*read, _PER_INDEX), "of a Job")
+    if batch.get(_PER_INDEX).given:
+        batch.ignore(f"{_PER_INDEX} of a Job")
     if batch.get("completions").given and batch.get("completions").value != batch.get("parallelism").number(1):
         batch.ignore("completions of a Job: it has as many pods as its parallelism says")
     policy = batch.get("podFailurePolicy")
     policy.only(("rules",))
-    if policy.given and restart != "Never":
-        raise policy.bad("restartPolicy: Never in the pod, as Kubernetes wants it")
     return ChildRules(
         backoff_limit=batch.get("backoffLimit").number(_BACKOFF, most=_BOUNDLESS),
         exit_rules=tuple(

@@ -15,13 +15,7 @@ from trainer_launch.model.errors import UsageError
 from trainer_launch.model.value_parsers import parse_number
 from trainer_launch.planning.mpi_options import is_horovodrun, is_mpirun, parse
 from trainer_launch.rehearsal.controllers import pod_values, v1
-from trainer_launch.rehearsal.controllers.pod_values import (
-    HOSTFILE,
-    Container,
-    Pod,
-    Workload,
-    expanded,
-)
+from trainer_launch.rehearsal.controllers.pod_values import HOSTFILE, Container, Pod, Workload, expanded
 
 # Our own command line. Not -m: it would look for our modules, and for Python's own, in the user's folder first.
 RUN = "import sys; '' in sys.path and sys.path.remove(''); from trainer_launch.cli import main; main()"
@@ -189,12 +183,6 @@ def with_meeting(pod: Pod, first: str) -> Pod:
         return replace(container, env={**container.env, **meeting}) if is_node and not has_address else container
 
     return replace(pod, containers=tuple(map(changed, pod.containers)))
-
-
-def check_size(workload: Workload) -> None:
-    """Refuse what is too large for one machine. Raises UsageError: it has too many pods."""
-    if len(workload.drafts) > MAX_PODS:
-        raise UsageError(f"the job has {len(workload.drafts)} pods; a rehearsal runs at most {MAX_PODS}")
 
 
 def address_of(number: int) -> str:

@@ -61,7 +61,6 @@ class PodState(Struct, frozen=True, kw_only=True):
     starts: int = 0  # lives, this one counted
     deleted: int = 0  # how many of them a deletion of the pod has ended
     disrupted: bool = False  # this one, too
-    removed: bool = False  # the job was scaled down
     stopping: bool = False
     stop_as: Phase = Phase.GONE  # what it is when it has stopped
     kill_at_s: float | None = None
@@ -73,18 +72,13 @@ class PodState(Struct, frozen=True, kw_only=True):
 
     @property
     def is_lost(self) -> bool:
-        """Whether the pod was deleted for good, other than by scaling the job."""
-        return self.phase is Phase.GONE and self.disrupted and not self.removed
+        """Whether the pod was deleted for good."""
+        return self.phase is Phase.GONE and self.disrupted
 
     @property
     def is_active(self) -> bool:
         """Whether the pod has begun and was not asked to end."""
         return self.phase in (Phase.INIT, Phase.RUNNING) and not self.stopping
-
-    @property
-    def most_restarts(self) -> int:
-        """Restarts in place of the container that has most."""
-        return max(self.restarts.values(), default=0)
 
     @property
     def restart_count(self) -> int:

@@ -22,17 +22,10 @@ from trainer_launch.rehearsal.controllers.pod_values import (
 )
 
 RESTARTS = ("Always", "OnFailure", "Never")
-# What a pod may hold that changes nothing for a rehearsal, and what it would change but a laptop cannot do.
+# What a pod may hold that changes nothing for a rehearsal.
 _POD_SILENT = (
     "imagePullSecrets", "enableServiceLinks", "automountServiceAccountToken", "dnsPolicy", "dnsConfig",
     "subdomain", "setHostnameAsFQDN", "readinessGates", "os", "shareProcessNamespace",
-)  # fmt: skip
-_POD_IGNORED = (
-    "nodeSelector", "nodeName", "affinity", "tolerations", "topologySpreadConstraints", "schedulerName",
-    "schedulingGates", "priorityClassName", "priority", "preemptionPolicy", "runtimeClassName", "overhead",
-    "resourceClaims", "resources", "securityContext", "hostNetwork",
-    "hostPID", "hostIPC", "hostUsers", "activeDeadlineSeconds", "ephemeralContainers", "hostAliases",
-    "schedulingGroup",
 )  # fmt: skip
 _POD_READ = (
     "containers", "initContainers", "restartPolicy", "terminationGracePeriodSeconds", "volumes", "hostname",
@@ -41,9 +34,6 @@ _POD_READ = (
 _CONTAINER_SILENT = (
     "image", "imagePullPolicy", "stdin", "stdinOnce", "tty", "terminationMessagePath",
     "terminationMessagePolicy", "resizePolicy",
-)  # fmt: skip
-_CONTAINER_IGNORED = (
-    "livenessProbe", "readinessProbe", "startupProbe", "securityContext", "volumeDevices",
 )  # fmt: skip
 _CONTAINER_READ = (
     "name", "command", "args", "workingDir", "env", "resources", "volumeMounts", "restartPolicy", "ports",
@@ -64,7 +54,7 @@ def read_template(template: Field) -> Template:
     """A PodTemplateSpec."""
     template.only(("metadata", "spec"))
     spec = template.get("spec")
-    spec.only((*_POD_READ, *_POD_SILENT), _POD_IGNORED)
+    spec.only((*_POD_READ, *_POD_SILENT))
     containers = tuple(map(read_container, spec.get("containers").items()))
     if not containers:
         raise spec.get("containers").bad("at least one container")
@@ -94,7 +84,7 @@ def read_template(template: Field) -> Template:
 
 def read_container(field: Field) -> Container:
     """A container, main or init."""
-    field.only((*_CONTAINER_READ, *_CONTAINER_SILENT), _CONTAINER_IGNORED)
+    field.only((*_CONTAINER_READ, *_CONTAINER_SILENT))
     resources = field.get("resources")
     resources.only(("limits", "requests", "claims"))
     limits, requests = quantities(resources.get("limits")), quantities(resources.get("requests"))
@@ -120,7 +110,7 @@ def read_container(field: Field) -> Container:
 
 
 def _stop_signal(lifecycle: Field) -> str | None:
-    lifecycle.only(("stopSignal",), ("preStop", "postStart"), "of lifecycle")
+    lifecycle.only(("stopSignal",), "of lifecycle")
     signal = lifecycle.get("stopSignal")
     if signal.given and signal_policy.number_of(signal.text()) is None:
         raise signal.bad("the name of a signal, such as SIGTERM or SIGRTMIN+3")
@@ -144,8 +134,6 @@ def _restart_rule(rule: Field) -> ExitRule:
 
 def exit_rule(codes: Field, action: str) -> ExitRule:
     """A rule by exit codes, as containers and Jobs have it."""
-    if not codes.given:
-        raise codes.bad("an operator and values")
     codes.only(("containerName", "operator", "values"))
     return ExitRule(
         action=action,
@@ -216,7 +204,7 @@ def _mount(field: Field) -> Mount:
 def _volume(field: Field) -> str:
     """The owner of a volume: "pod", or a claim of all pods of the job."""
     name, kind = field.get("name").text(), next((key for key in field.mapping() if key != "name"), "emptyDir")
-    field.get("emptyDir").only(("medium",), ("sizeLimit",), f"of volume {name}")
+    field.get("emptyDir").only(("medium",), f"of volume {name}")
     if kind not in ("emptyDir", *_CONTENT):
         field.ignore(f"volume {name} ({kind}): an empty directory instead")
     if kind in _OWN_VOLUMES:

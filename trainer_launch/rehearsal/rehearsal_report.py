@@ -15,8 +15,16 @@ from trainer_launch.model import Json, exit_codes
 from trainer_launch.model.units import counted
 from trainer_launch.observability.html import clean, seconds
 from trainer_launch.rehearsal import script_checks
-from trainer_launch.rehearsal.report.history import History, HistoryEntry, PodResult, What
-from trainer_launch.rehearsal.report.training import FaultReport, downtime_s, fault_reports, training_of
+from trainer_launch.rehearsal.history import (
+    FaultReport,
+    History,
+    HistoryEntry,
+    PodResult,
+    What,
+    downtime_s,
+    fault_reports,
+    training_of,
+)
 from trainer_launch.rehearsal.script_checks import FailedCheck
 
 UNKNOWN = "-"
@@ -88,14 +96,14 @@ class RehearsalReport(Struct, frozen=True, kw_only=True):
         return "all" if pod is None else clean(pod.removeprefix(head) if is_shared else pod)[:_NAME_CHARS]
 
 
-def report_of(history: History, max_lost_steps: int = script_checks.MAX_LOST_STEPS) -> RehearsalReport:
+def report_of(history: History) -> RehearsalReport:
     """The report of a rehearsal that has ended."""
     training = training_of(history.entries)
     end = next((entry for entry in history.entries if entry.what is What.CONDITION), None)
     succeeded = None if end is None else end.code == exit_codes.SUCCEEDED
     ended_s = history.took_s if end is None else end.at_s
     faults = fault_reports(history.entries, training, ended_s, succeeded=bool(succeeded))
-    failed, not_checked = script_checks.judge(history.entries, training, max_lost_steps)
+    failed, not_checked = script_checks.judge(history.entries, training)
     pods = tuple(_pod(pod, history) for pod in history.pods)
     code = history.exit_code
     if code == exit_codes.SUCCEEDED and (failed or not all(fault.happened for fault in faults)):

@@ -1,3 +1,0 @@
-"""It ends with an error before its first step."""
-
-raise SystemExit(2)
