@@ -83,7 +83,7 @@ _CALLED = (
     coordination.Hello(coordination.VERSION, "job", 1, "n-1", "i1"),
     calling.PreflightWaiting(1, 2, ("a",), 3.0), calling.TimeIs(1.0, 2.0, 3.0), calling.Complete("salt", ("i0", "i1")),
     calling.Test(1, 0, "h", 1, "tok", 5.0), calling.Decided((_BAD,)),
-    calling.Refused("no", False), calling.Here("dns"),
+    calling.Refused("no", False),
 )  # fmt: skip
 
 

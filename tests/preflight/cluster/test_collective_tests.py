@@ -43,7 +43,7 @@ class Node:
     """One node's child and listener."""
 
     def __init__(self, **env: str) -> None:
-        self.listener = Listener(None, lambda: msg.Here("waiting"))
+        self.listener = Listener(None)
         self.collectives = Collectives((sys.executable,), {**ENV, **env})
 
     def close(self) -> None:
@@ -204,7 +204,7 @@ def test_a_python_that_is_not_there_is_told() -> None:
     made = Collectives(("/no/such/python",), ENV)
     assert "its process could not be started: No such file" in made.ability()
     test = msg.Test(0, 1, "127.0.0.1", 1, "t", 1.0, "gloo")
-    listener = Listener(None, lambda: msg.Here("waiting"))
+    listener = Listener(None)
     assert "could not be started" in made.run(test, listener)[0].why
     listener.close()
     made.close()

@@ -109,7 +109,7 @@ def test_every_survivor_prints_the_same_list_of_who_is_missing_and_why(tmp_path:
     assert loud(ended[0][1]) == [
         ("roll-call", "", 2),
         ("roll-call", "node 2 (job-node-0-2)", "refused"),
-        ("roll-call", "node 3 (job-node-0-3)", "silent"),
+        ("roll-call", "node 3 (job-node-0-3)", "listens"),
         ("roll-call", "node 4 (job-node-0-4)", "no DNS record"),
     ]
     listed = (tmp_path / "0" / "failing_nodes.txt").read_text()

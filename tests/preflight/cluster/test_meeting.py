@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import logging
-import os
 import resource
 import secrets
 import socket
@@ -155,24 +154,6 @@ def free_port_is(port: int) -> bool:
         return True
 
 
-@contextlib.contextmanager
-def no_descriptors() -> Iterator[socket.socket]:
-    """Leave this process one socket, and no room for another."""
-    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    with socket.socket() as last:
-        taken = []
-        resource.setrlimit(resource.RLIMIT_NOFILE, (last.fileno() + 1, hard))
-        try:
-            with contextlib.suppress(OSError):  # until there are none
-                while True:
-                    taken.append(os.dup(last.fileno()))
-            yield last
-        finally:
-            resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
-            for descriptor in taken:
-                os.close(descriptor)
-
-
 def test_a_mistake_of_this_program_is_told_as_one_and_blames_no_node(job: Callable[..., Job]) -> None:
     one = job(2)
     server = one.hold()
@@ -204,29 +185,14 @@ def test_room_is_made_for_a_large_job_as_far_as_the_hard_limit_goes() -> None:
         resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
 
 
-def test_without_descriptors_a_nodes_own_listener_does_not_spin() -> None:
-    listener = Listener(None, lambda: msg.Here("it waits"))
-    try:
-        with no_descriptors() as late:
-            late.connect(("127.0.0.1", listener.port))
-            before_s = time.process_time()
-            threading.Event().wait(1.5)
-            assert time.process_time() - before_s < 0.7
-            stage = look(Endpoint("127.0.0.1", listener.port), 0.1).stage  # no socket, no look
-        assert stage is not NodeStage.RUNS
-        assert look(Endpoint("127.0.0.1", listener.port), LATEST_S).stage is NodeStage.RUNS
-    finally:
-        listener.close()
-
-
 def test_with_a_port_range_a_node_listens_on_no_port_beside_it_and_says_so_when_there_is_none() -> None:
     low = free_port()
     among = PortRange(low, low)
-    listener = Listener(None, lambda: msg.Here("it waits"), among)
+    listener = Listener(None, among)
     try:
         assert listener.port == low
         with pytest.raises(NodeError, match=f"--port-range {among} is taken"):
-            Listener(None, lambda: msg.Here("it waits"), among)
+            Listener(None, among)
     finally:
         listener.close()
 
@@ -388,12 +354,12 @@ def test_a_pair_test_goes_by_name_unless_the_name_adds_nothing(
     assert meeting._findable(replace(test, rank=0)).host == "node-1", "who listens asks nobody"
 
 
-def test_looking_tells_no_name_refused_and_silent_apart() -> None:
+def test_looking_tells_no_name_refused_and_listening_apart() -> None:
     assert look(Endpoint("no-such-host.invalid", 1), 2.0).stage is NodeStage.NO_RECORD
     assert look(Endpoint("127.0.0.1", free_port()), 2.0).stage is NodeStage.REFUSED
     assert look_at_all([None], 1.0)[0].stage is NodeStage.UNNAMED
     with socket.create_server(("127.0.0.1", 0)) as mute:
-        assert look(Endpoint("127.0.0.1", mute.getsockname()[1]), 0.3).stage is NodeStage.SILENT
+        assert look(Endpoint("127.0.0.1", mute.getsockname()[1]), 0.3).stage is NodeStage.LISTENS
 
 
 def test_a_node_beside_node_0_leaves_it_the_port(job: Callable[..., Job]) -> None:

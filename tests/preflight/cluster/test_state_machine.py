@@ -38,12 +38,12 @@ def test_at_the_deadline_every_missing_node_is_named_with_its_stage() -> None:
 
 def test_who_falls_silent_is_missing_and_it_is_said_that_it_was_there() -> None:
     job = Simulation(3, deadline_s=60.0)
-    job.stages = {"10.0.0.1": NodeStage.SILENT}
+    job.stages = {"10.0.0.1": NodeStage.LISTENS}
     job.come(0, 2)
     job.wait(60, silent=[2])
     named = [found for found in job.loud() if found.scope is Scope.NODE]
     assert [found.subject for found in named] == ["node 1 (job-node-0-1.job)", "node 2 (job-node-0-2)"]
-    assert named[1].measured == "silent"
+    assert named[1].measured == "listens"
     assert "it was present before: no message from it for 6 s" in named[1].text
 
 

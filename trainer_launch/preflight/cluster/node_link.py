@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import itertools
-import selectors
 import socket
 import threading
 import time
@@ -43,69 +42,30 @@ _NO_CLOCK_S = 1e6  # so much may be wrong with an offset that was not measured
 _SILENT_KERNEL_S = 10.0
 _SEAT_PAUSE_S = 1.0  # before each seat is asked
 _SEAT_ANSWER_S = 1.0
-_SEND_S = 0.5  # for the listener to say that this node is here
-_WAKE_S = 1.0  # where closing does not end the wait
-_AGAIN_S = 0.5  # when the machine had no descriptor for a connection
 
 
 class Listener:
-    """A node's listener, on which pair tests accept, too; to all others it says `here`.
+    """A node's listener, on which its ends of pair tests accept; nobody else is answered.
 
     It takes the job's port if that is free, else one `among` those allowed.
 
     Raises NodeError where none of these is free.
     """
 
-    def __init__(self, port: int | None, here: Callable[[], msg.Here], among: PortRange | None = None) -> None:
-        self._here = here
+    def __init__(self, port: int | None, among: PortRange | None = None) -> None:
         self._sock = _opened(port, among)
         self.port = int(self._sock.getsockname()[1])
-        self._selector = selectors.DefaultSelector()
-        self._selector.register(self._sock, selectors.EVENT_READ)
         self._lock = threading.Lock()  # held by who may accept
-        self._closing = threading.Event()
-        self._thread = threading.Thread(target=self._run, name="listener", daemon=True)
-        self._thread.start()
 
     def close(self) -> None:
         """Free the port; once is enough."""
-        if not self._closing.is_set():
-            self._closing.set()
-            with contextlib.suppress(OSError):
-                self._sock.shutdown(socket.SHUT_RDWR)  # ends the thread's wait
-            self._thread.join()
-            self._selector.close()
-            self._sock.close()
+        self._sock.close()
 
     @contextlib.contextmanager
     def lent(self) -> Iterator[socket.socket]:
-        """Let somebody else accept what comes."""
+        """Let a test accept what comes."""
         with self._lock:
-            try:
-                yield self._sock
-            finally:
-                self._sock.setblocking(False)
-
-    def _run(self) -> None:
-        while not self._closing.is_set():
-            if self._selector.select(_WAKE_S) and self._lock.acquire(timeout=0.05):  # else it is lent
-                try:
-                    self._answer()
-                finally:
-                    self._lock.release()
-
-    def _answer(self) -> None:
-        try:
-            sock, _ = self._sock.accept()
-        except (BlockingIOError, InterruptedError, ConnectionAbortedError):
-            return
-        except OSError:  # out of descriptors or memory, and it would be so again at once
-            self._closing.wait(_AGAIN_S)
-            return
-        with sock, contextlib.suppress(OSError):
-            sock.settimeout(_SEND_S)
-            sock.sendall(msg.render(self._here()))
-            sock.shutdown(socket.SHUT_WR)
+            yield self._sock
 
 
 def _opened(port: int | None, among: PortRange | None) -> socket.socket:
@@ -157,7 +117,7 @@ class NodeLink(ReconnectingClient[msg.Message, msg.FromNode, News]):
         self.waiting: msg.PreflightWaiting | None = None  # node 0's latest word
         # Node 0's clock minus ours, and how much it may be off.
         self.offset: tuple[float, float] = (0.0, _NO_CLOCK_S)
-        self._listener = Listener(port, self._here, ports)
+        self._listener = Listener(port, ports)
         self._thread.start()
 
     @property
@@ -180,9 +140,6 @@ class NodeLink(ReconnectingClient[msg.Message, msg.FromNode, News]):
         """End all, and free the port."""
         super().close()
         self._listener.close()
-
-    def _here(self) -> msg.Here:
-        return msg.Here(self.stage)
 
     def _connect_once(self) -> bool:
         is_good = False
@@ -247,7 +204,7 @@ class NodeLink(ReconnectingClient[msg.Message, msg.FromNode, News]):
         """Leave the job's port to node 0 where both are on one machine, and it has not come yet."""
         if self._listener.port == self._home.port and network.is_here(self._home.host):
             self._listener.close()
-            self._listener = Listener(None, self._here, self._ports)
+            self._listener = Listener(None, self._ports)
 
     def _greet(self, sock: socket.socket, lines: Lines[msg.Message]) -> None:
         until_s = min(time.monotonic() + _ANSWER_S, max(self._until_s, time.monotonic() + 0.2))

@@ -116,15 +116,9 @@ class Decided(Tagged, frozen=True):
     findings: _Findings
 
 
-class Here(Tagged, frozen=True):
-    """Answer of a node's listener to any connection: how far it has come with the cluster preflight."""
-
-    stage: Text
-
-
 FromNode: TypeAlias = Hello | Renew | Time | NodeReport | Result | StatusQuery
 FromServer: TypeAlias = Challenge | PreflightWaiting | TimeIs | Complete | Test | Decided | Refused | JobStatus
-Message: TypeAlias = FromNode | FromServer | Here
+Message: TypeAlias = FromNode | FromServer
 
 
 _CODEC: Codec[Message] = Codec(Message)

@@ -12,13 +12,10 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from trainer_launch.host.dns import Resolving
-from trainer_launch.membership.client import Lines, LostError
-from trainer_launch.membership.protocol import Challenge
 from trainer_launch.model import Endpoint
 from trainer_launch.model.findings import Fault, Finding, Scope
-from trainer_launch.model.units import counted, grouped, printable
+from trainer_launch.model.units import counted, grouped
 from trainer_launch.preflight.check import Where, at_once, check
-from trainer_launch.preflight.cluster import preflight_messages as msg
 from trainer_launch.preflight.cluster.nodes import Cluster, ClusterSettings, JobNode, label, listed
 
 NAME = "roll-call"
@@ -35,8 +32,7 @@ class NodeStage(str, Enum):
     UNREACHABLE = "unreachable"
     REFUSED = "refused"
     TIMEOUT = "timeout"
-    SILENT = "silent"
-    RUNS = "cut off"
+    LISTENS = "listens"
 
 
 class Stuck(Struct, frozen=True):
@@ -65,11 +61,10 @@ _MEANING: Mapping[NodeStage, tuple[str, str]] = {
         "check the events and the init containers of its pod",
     ),
     NodeStage.TIMEOUT: ("packets to it are lost: a network policy, a firewall, or the machine is gone", _BOTH_WAYS),
-    NodeStage.SILENT: (
-        "its process is stopped or stuck: it accepts connections but does not answer",
-        "check what its process waits for; the machine may need a reboot",
+    NodeStage.LISTENS: (
+        "its preflight listens: it is stopped or stuck, or cannot reach node 0",
+        f"read its log, and {_BOTH_WAYS}; the machine may need a reboot",
     ),
-    NodeStage.RUNS: ("its preflight runs, but could not reach node 0", f"read its log, and {_BOTH_WAYS}"),
 }
 
 
@@ -80,7 +75,7 @@ def stuck_at(stage: NodeStage, evidence: str = "") -> Stuck:
 
 
 def look(place: Endpoint | None, limit_s: float) -> Stuck:
-    """Look a node up, connect, listen; None: nobody knows its name."""
+    """Look a node up, and connect; None: nobody knows its name."""
     if place is None:
         return stuck_at(NodeStage.UNNAMED)
     until_s = time.monotonic() + limit_s
@@ -92,25 +87,14 @@ def look(place: Endpoint | None, limit_s: float) -> Stuck:
     for address in addresses[:4]:
         at, left_s = str(Endpoint(address, place.port)), max(0.05, until_s - time.monotonic())
         try:
-            with socket.create_connection((address, place.port), timeout=left_s) as sock:
-                return _hear(sock, at, until_s)
+            with socket.create_connection((address, place.port), timeout=left_s):
+                return stuck_at(NodeStage.LISTENS, at)
         except TimeoutError:
             worst = stuck_at(NodeStage.TIMEOUT, at)
         except OSError as problem:
             stage = NodeStage.REFUSED if problem.errno == errno.ECONNREFUSED else NodeStage.UNREACHABLE
             worst = stuck_at(stage, f"{at}: {problem.strerror}")
     return worst
-
-
-def _hear(sock: socket.socket, at: str, until_s: float) -> Stuck:
-    """Whether somebody to whom there is a connection says anything."""
-    try:
-        message = Lines(sock, msg.parse, at).next(until_s)
-    except LostError as problem:
-        return stuck_at(NodeStage.SILENT, str(problem))
-    if isinstance(message, msg.Here):
-        return stuck_at(NodeStage.RUNS, f"it says: {printable(message.stage[:300], ' ')}")
-    return stuck_at(NodeStage.RUNS, f"{at} is a coordinator" if isinstance(message, Challenge) else at)
 
 
 def look_at_all(places: Sequence[Endpoint | None], limit_s: float) -> list[Stuck]:
@@ -166,7 +150,7 @@ def midway(node: JobNode) -> Finding:
     """A node that was lost after it had come."""
     how = node.lost or "it did not report the results of its own checks"
     text = f"{node.name} was lost during the cluster preflight: {how}"
-    more = {"measured": NodeStage.SILENT.value, "action": "see the log and the events of its pod"}
+    more = {"measured": "silent", "action": "see the log and the events of its pod"}
     return all_present.failed(Fault.NODE, text, subject=node.name, **more)
 
 
