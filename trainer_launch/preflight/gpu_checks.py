@@ -56,7 +56,7 @@ _OF_FACTS: tuple[tuple[str, str, tuple[str, ...], str], ...] = (
     ("gpu-nvlink", "The NVLinks between this node's GPUs are up, the same number on each GPU.", ("nvlinks",),
      "all NVLinks up"),
     ("gpu-xid",
-     "The driver reported no GPU error (XID) during the test, nor recently in the kernel's log, if it can be read.",
+     "The driver reported no GPU error (XID) during the test.",
      (f"{LOAD}xids",), "no XID error during our tests"),
 )
 # fmt: on
@@ -96,12 +96,10 @@ def _with_derived(subject: Subject) -> list[Gpu]:
     domains = [gpu.domain for gpu in facts.gpus if gpu.domain]
     made = []
     for gpu in facts.gpus:
-        place = str(gpu.facts.get("pci", "?"))
         links, memory = enumerate(gpu.facts.get("nvlinks", ())), in_units(gpu.facts.get("memory_total", 0))
         derived: dict[str, Any] = {"uuid": gpu.uuid, "memory": memory}
         derived["down_links"] = ", ".join(str(number) for number, is_up in links if not is_up)
         derived |= {"lost": gpu.lost} if gpu.lost else {}
-        derived["logged xids"] = {xid: ago_s for at, xid, ago_s in facts.log if place.startswith(at)}
         derived |= _links(gpu, most) if gpu in linked else {}
         if CLOCKS in gpu.facts:
             derived[CLOCKS] = {**gpu.facts[CLOCKS], "is_burned": subject.burn_s > 0}

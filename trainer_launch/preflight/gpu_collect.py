@@ -6,7 +6,6 @@ A fact that the driver does not give is unknown, and no fault of a card.
 from __future__ import annotations
 
 import contextlib
-import re
 import signal
 import subprocess
 import sys
@@ -14,7 +13,6 @@ import tempfile
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
-from datetime import datetime, timedelta, timezone
 from enum import Enum
 from pathlib import Path
 from types import MappingProxyType
@@ -25,7 +23,6 @@ from msgspec.structs import replace
 
 from trainer_launch.host import deadline_subprocess
 from trainer_launch.host.deadline_subprocess import Ended
-from trainer_launch.host.incident_facts import kernel_log
 from trainer_launch.model import codec
 from trainer_launch.model.errors import MALFORMED
 from trainer_launch.model.findings import Checksum, Measure
@@ -55,8 +52,6 @@ _NO_MEMORY = "out of memory"  # as CUDA and torch have it
 _NOT_OURS = frozenset(("NCCL_DEBUG_FILE", "RANK", "WORLD_SIZE", "LOCAL_RANK", "MASTER_ADDR", "MASTER_PORT"))
 _TALK = {"NCCL_DEBUG": "INFO", "NCCL_DEBUG_SUBSYS": "INIT,NET"}
 _STREAMS = deadline_subprocess.Streams(stdin=subprocess.PIPE, stderr=subprocess.DEVNULL)
-_XID = re.compile(r"(\S+ \S+) NVRM: Xid \(PCI:([0-9A-Fa-f:]+)[^)]*\): (\d+).*")
-_RECENT = timedelta(hours=2)
 _Env = Mapping[str, str]
 
 
@@ -137,7 +132,6 @@ class GpuFacts(Struct, frozen=True, kw_only=True):
     trouble: str  # why nothing is known of them
     driver: str = ""
     gpus: Annotated[tuple[Gpu, ...], Meta(max_length=64)] = ()
-    log: tuple[tuple[str, int, int], ...] = ()  # XID errors of two hours: place on the bus, number, seconds ago
     tests: tuple[GpuTest, ...] = ()
     load_trouble: str = ""  # why they were not put under load, or not watched there
 
@@ -256,7 +250,6 @@ def collect(
     """
     shown = env.get("CUDA_VISIBLE_DEVICES")
     facts = settled(asked(env, left_s(LEAST_S, FACTS_S), shown), env, shown, left_s(0.0, SETTLE_S))
-    facts = replace(facts, log=earlier_xids())
     if level not in LOAD_S:
         return facts
     argv = (python, BENCH, "--level", level, "--burn", str(burn_s))
@@ -275,21 +268,6 @@ def asked(env: _Env, limit_s: float, shown: str | None) -> GpuFacts:
         return GpuFacts(trouble=f"{where}: no answer within {limit_s:g} s")
     facts = parse_facts(ended.stdout)
     return replace(facts, gpus=visible(facts.gpus, shown))
-
-
-def earlier_xids(path: str = "/dev/kmsg") -> tuple[tuple[str, int, int], ...]:
-    """Errors of the last hours by the kernel's log, where a container may read it: place, number, seconds ago."""
-    try:
-        matches = [match for line in kernel_log(path).splitlines() if (match := _XID.fullmatch(line))]
-    except OSError:
-        return ()
-    now = datetime.now(timezone.utc)
-    ago = [now - datetime.strptime(f"{match[1]}+0000", "%Y-%m-%d %H:%M:%S%z") for match in matches]
-    return tuple(
-        (match[2].lower(), int(match[3]), round(since.total_seconds()))
-        for match, since in zip(matches, ago, strict=True)
-        if since < _RECENT
-    )
 
 
 def visible(gpus: Sequence[Gpu], shown: str | None) -> tuple[Gpu, ...]:

@@ -163,12 +163,6 @@ def _xids(xids: Iterable[int]) -> tuple[str, str]:
     return ", ".join(named), helps
 
 
-def _logged(log: Mapping[int, int]) -> str:
-    return ", ".join(
-        f"{_xids([xid])[0]} {ago_s / 60:.0f} min ago" for xid, ago_s in log.items() if xid not in _MILD_XIDS
-    )
-
-
 def _is_mending(fabric: Mapping[str, Any]) -> bool:
     return _is_health(_RECOVERING)(fabric) or _is_health(_TIMED_OUT)(fabric)
 
@@ -322,7 +316,6 @@ RULES = (
     Rule("gpu-xid", f"{LOAD}xids", _serious, _NODE, "{value[1]}", "had XID {value[0]} during our tests", _DRAIN,
          _xids),
     Rule("gpu-xid", f"{LOAD}xids", bool, _WARN, "", "had XID {value[0]} during our tests", _DRAIN, _xids),
-    Rule("gpu-xid", "logged xids", _serious, _WARN, "", "had XID {value}, by the kernel's log", _DRAIN, _logged),
 )
 # fmt: on
 

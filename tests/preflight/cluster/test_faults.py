@@ -121,10 +121,6 @@ def test_a_late_node_is_waited_for_and_half_unreachable_and_cut_off_ones_are_tol
     assert loud(ended[3][1]) == [("roll-call", name(0), "timeout")]
 
 
-def text_of(findings: Sequence[dict[str, Any]], subject: str) -> str:
-    return str(next(one["text"] for one in findings if one["subject"] == subject))
-
-
 @pytest.mark.parametrize("stage", ["record", "test"])
 def test_when_node_0_is_killed_in_the_middle_each_survivor_names_it_in_time(tmp_path: Path, stage: str) -> None:
     with hosts(*(f"job-node-0-{node}" for node in range(4))) as pods:

@@ -47,9 +47,7 @@ def healthy(gpus: int = GPUS) -> dict[str, Any]:
         "driver": "580.159.04",
         "bench": dict(_BENCH),
         "gpus": [
-            copy.deepcopy(_CARD)
-            | {"uuid": f"GPU-{number:04d}", "pci": f"00000000:{number:02X}:00.0"}
-            | {"load": dict(_LOAD), "bench": {}}
+            copy.deepcopy(_CARD) | {"uuid": f"GPU-{number:04d}"} | {"load": dict(_LOAD), "bench": {}}
             for number in range(gpus)
         ],
     }
