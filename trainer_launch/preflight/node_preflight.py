@@ -96,7 +96,6 @@ class NodeResult(Struct, frozen=True):
     names: Sequence[str] = ()  # of all nodes that came, on node 0
     machines: Mapping[str, str] = {}  # of their hosts
     all_nodes: Sequence[Finding] = ()  # what was decided there, with every name
-    elsewhere: str = ""  # the node whose log has the whole report, if that is another one
     is_cluster: bool = True  # there was a cluster preflight
 
 
@@ -201,9 +200,8 @@ def _together(
         decided = selection.kept(verdict.findings)
         own = (*early, *explained(selection.run(replace(subject, deadline_s=0.0), later), decided))
         report = Report(findings=merged(own, decided, part.own, registry.ids(Where.CLUSTER)))
-        is_elsewhere = verdict.is_shared and not subject.topology.is_coordinator
         if part.server is None:
-            return NodeResult(report, elsewhere=part.home if is_elsewhere else "")
+            return NodeResult(report)
         held = part.server.preflight
         return NodeResult(
             report,

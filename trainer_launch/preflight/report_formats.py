@@ -128,11 +128,8 @@ def summary(verdict: PreflightVerdict) -> str:
     return _WORDS[verdict][0]
 
 
-def screen(report: Report, place: ReportPlace, code: int, elsewhere: str = "") -> str:
-    """The whole report on one screen: the summary, what is wrong by severity, what is well in a line.
-
-    `elsewhere` is where the report of all nodes can be read, if not here.
-    """
+def screen(report: Report, place: ReportPlace, code: int) -> str:
+    """The whole report on one screen: the summary, what is wrong by severity, what is well in a line."""
     lines = [f"Preflight {summary(report.verdict)} (exit code {code})", f"  {place}: {tally(report)}"]
     blamed, findings = at_fault(report), loud(report.findings)
     lines += _wrapped(f"faulty: {blamed}", "  ", "    ") if blamed else []
@@ -148,26 +145,7 @@ def screen(report: Report, place: ReportPlace, code: int, elsewhere: str = "") -
     lines += [""]
     for word, checks in {**quiet, "silenced": report.silenced}.items():
         lines += _wrapped(f"{word}: {', '.join(dict.fromkeys(checks))}", "", "  ") if checks else []
-    lines += [f"report of all nodes: the log of {elsewhere}"] if elsewhere else []
     return "\n".join(lines) + "\n"
-
-
-def line(report: Report, place: ReportPlace, code: int, elsewhere: str) -> str:
-    """The single line of a healthy node whose whole report is elsewhere: the verdict, and the nodes at fault."""
-    blamed = at_fault(report)
-    own = [finding for finding in loud(report.findings) if place.name in finding.subject]
-    here = "no check failed on this node"
-    if own:
-        here += f" ({listed([*dict.fromkeys(f'{finding.status.value}: {finding.check}' for finding in own)], 4)})"
-    parts = [f"Preflight {summary(report.verdict)} (exit code {code})"]
-    parts += [f"faulty: {blamed}"] if blamed else []
-    return "; ".join((*parts, f"{here}; full report: the log of {elsewhere}")) + "\n"
-
-
-def is_involved(report: Report, place: ReportPlace) -> bool:
-    """Whether this node is named as faulty, or as one that differs from the others."""
-    own = [finding for finding in loud(report.findings) if place.name in finding.subject]
-    return any(finding.status is Status.FAIL or finding.basis is not None for finding in own)
 
 
 def at_fault(report: Report) -> str:

@@ -79,7 +79,6 @@ class ClusterVerdict(Struct, frozen=True):
     """The end: what was found, the same on every node that node 0 could tell it to."""
 
     findings: tuple[Finding, ...]
-    is_shared: bool = False  # node 0 has decided it, and tells it in its own log, too
 
 
 News: TypeAlias = msg.Complete | msg.PreflightWaiting | ClusterVerdict
@@ -131,10 +130,10 @@ class NodeLink(ReconnectingClient[msg.Message, msg.FromNode, News]):
         if now_s > max(self._until_s, self._deadline_at_s, self._heard_s + _SILENCE_S) + _LATE_S:
             self.end((present_nodes.cut_off(self._hello.host, self.stage, now_s - self._began_s),))
 
-    def end(self, findings: tuple[Finding, ...], *, is_shared: bool = False) -> None:
+    def end(self, findings: tuple[Finding, ...]) -> None:
         """End with these findings as the verdict, whatever node 0 may say."""
         self._is_over = True
-        self._tell(ClusterVerdict(findings, is_shared))
+        self._tell(ClusterVerdict(findings))
 
     def close(self) -> None:
         """End all, and free the port."""
@@ -242,7 +241,7 @@ class NodeLink(ReconnectingClient[msg.Message, msg.FromNode, News]):
 
                 threading.Thread(target=take_part, daemon=True).start()
             case msg.Decided(findings):
-                self.end(findings, is_shared=True)
+                self.end(findings)
             case msg.Refused(reason, _):
                 raise LostError(f"node 0 refuses for now: {reason}")
 
