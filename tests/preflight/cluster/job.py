@@ -10,7 +10,6 @@ from trainer_launch.model.findings import Fault, Finding, Measure, Scope, Status
 from trainer_launch.preflight.cluster import preflight_messages as msg
 from trainer_launch.preflight.cluster.cluster_preflight import TICK_S, ClusterPreflight, PreflightPhase
 from trainer_launch.preflight.cluster.nodes import ClusterSettings, Names
-from trainer_launch.preflight.cluster.present_nodes import NodeStage, stuck_at
 
 JOB = "job"
 HOME = Endpoint("job-node-0-0.job", 29500)
@@ -30,7 +29,7 @@ class Simulation:
         values: dict[str, object] = {"min_nodes": nodes, "max_nodes": nodes, "deadline_s": 120.0, **settings}
         self.settings = ClusterSettings(job=JOB, names=NAMES, salt="salt", **values)  # type: ignore[arg-type]
         self.now_s = 1000.0
-        self.hall = ClusterPreflight(self.settings, self.now_s, self._sent, self._looks)
+        self.hall = ClusterPreflight(self.settings, self.now_s, self._sent)
         self._unread: deque[tuple[int, msg.Message]] = deque()
         self._delivers = False
         self.outcome = outcome
@@ -44,7 +43,6 @@ class Simulation:
         self.blind: set[int] = set()  # cannot look into shared folders
         self.mute: set[int] = set()  # send no record and no result
         self.told: dict[int, list[msg.Message]] = {}
-        self.stages: Mapping[str, NodeStage] = {}
         self.rounds = 0
 
     def come(self, *ranks: int, host: str = "") -> None:
@@ -77,10 +75,6 @@ class Simulation:
         if message is not None:
             self.told.setdefault(peer, []).append(message)
             self._unread.append((peer, message))
-
-    def _looks(self, places: Sequence[Endpoint | None], limit_s: float) -> None:
-        stages = [self.stages.get(place.host if place else "", NodeStage.REFUSED) for place in places]
-        self.hall.looked([stuck_at(stage, "seen") for stage in stages])
 
     def _deliver(self) -> None:
         if not self._delivers:  # else an answer has led to this message

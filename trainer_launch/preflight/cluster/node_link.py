@@ -34,7 +34,6 @@ _NAME_S = 2.0  # less than the resolver's own time to ask again
 _ANSWER_S = 5.0
 _LATE_S = 4.0  # that a verdict may come after the deadline
 _SILENCE_S = 8.0  # of node 0, which says something every two seconds
-_LOOK_S = 3.0
 _COME_BACK_S = 10.0  # for node 0, when it is lost after all were there
 _GRACE_S = 2.0  # after the end that node 0 has named
 _CLOCK_TRIES = 3
@@ -109,8 +108,7 @@ class NodeLink(ReconnectingClient[msg.Message, msg.FromNode, News]):
         self._resolving = Resolving(home.host, home.port)
         self._began_s = time.monotonic()
         self._deadline_at_s = self._began_s + deadline_s
-        # The last seconds are for a look at node 0 from outside.
-        self._until_s = self._first_until_s = self._deadline_at_s - min(_LOOK_S, deadline_s / 3)
+        self._until_s = self._first_until_s = self._deadline_at_s
         self._refused: tuple[float, str] | None = None  # since when node 0 refuses this node for good, and why
         self.stage = "it has just started"
         self.waiting: msg.PreflightWaiting | None = None  # node 0's latest word
@@ -164,11 +162,8 @@ class NodeLink(ReconnectingClient[msg.Message, msg.FromNode, News]):
     def _give_up(self) -> None:
         if self._refused is not None:
             return self.end((present_nodes.refused(self._refused[1]),))
-        (stuck,) = present_nodes.look_at_all([self._home], _LOOK_S)
-        # Until then node 0 may look at this node from outside, and learn from it that it is only cut off.
-        self._closing.wait(self._deadline_at_s - time.monotonic())
         name = f"node 0 ({self._home.host})"
-        return self.end((present_nodes.no_coordinator(name, stuck, time.monotonic() - self._began_s),))
+        return self.end((present_nodes.no_coordinator(name, self.stage, time.monotonic() - self._began_s),))
 
     def _use_connection(self) -> None:
         with self._connect() as sock:

@@ -1,106 +1,19 @@
-"""Present and missing nodes in sentences; and a look from outside at how far a missing node has come."""
+"""Present and missing nodes in sentences."""
 
 from __future__ import annotations
 
-import errno
-import socket
-import time
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
-from enum import Enum
 
-from msgspec import Struct
 from msgspec.structs import replace
 
-from trainer_launch.host.dns import Resolving
-from trainer_launch.model import Endpoint
 from trainer_launch.model.findings import Fault, Finding, Scope
-from trainer_launch.model.units import counted, grouped
-from trainer_launch.preflight.check import Where, at_once, check
+from trainer_launch.model.units import grouped
+from trainer_launch.preflight.check import Where, check
 from trainer_launch.preflight.cluster.nodes import Cluster, ClusterSettings, JobNode, label, listed
 
 NAME = "roll-call"
 
-MAX_NAMED = 50  # missing nodes that have a finding each, and are looked at for it
 _MAX_OF_A_NODE = 20
-
-
-class NodeStage(str, Enum):
-    """How far a node has come, in the order of a pod's life."""
-
-    UNNAMED = "unnamed"
-    NO_RECORD = "no DNS record"
-    UNREACHABLE = "unreachable"
-    REFUSED = "refused"
-    TIMEOUT = "timeout"
-    LISTENS = "listens"
-
-
-class Stuck(Struct, frozen=True):
-    """A stage, what was seen and what it means in words, and what to do."""
-
-    stage: NodeStage
-    text: str
-    action: str
-
-
-_BOTH_WAYS = "check that network policies allow node 0's port in both directions"
-_MEANING: Mapping[NodeStage, tuple[str, str]] = {
-    NodeStage.UNNAMED: ("its host name is unknown", "check which pods of the job are not running"),
-    NodeStage.NO_RECORD: (
-        "its pod is not created, not scheduled, or its Service does not publish addresses of pods that are not "
-        "ready (publishNotReadyAddresses)",
-        "check whether its pod is scheduled (kubectl describe pod), and the job's headless Service",
-    ),
-    NodeStage.UNREACHABLE: (
-        "there is no route to its network",
-        "check the routes and the CNI of both machines",
-    ),
-    NodeStage.REFUSED: (
-        "its pod has an address, but its preflight is not running: the image is being pulled, an earlier init "
-        "container runs, or it has ended",
-        "check the events and the init containers of its pod",
-    ),
-    NodeStage.TIMEOUT: ("packets to it are lost: a network policy, a firewall, or the machine is gone", _BOTH_WAYS),
-    NodeStage.LISTENS: (
-        "its preflight listens: it is stopped or stuck, or cannot reach node 0",
-        f"read its log, and {_BOTH_WAYS}; the machine may need a reboot",
-    ),
-}
-
-
-def stuck_at(stage: NodeStage, evidence: str = "") -> Stuck:
-    """With the evidence, and what it means."""
-    meaning, action = _MEANING[stage]
-    return Stuck(stage, f"{stage.value}{f' ({evidence})' if evidence else ''}: {meaning}", action)
-
-
-def look(place: Endpoint | None, limit_s: float) -> Stuck:
-    """Look a node up, and connect; None: nobody knows its name."""
-    if place is None:
-        return stuck_at(NodeStage.UNNAMED)
-    until_s = time.monotonic() + limit_s
-    try:
-        addresses = Resolving(place.host, place.port).within(limit_s)
-    except OSError as problem:
-        return stuck_at(NodeStage.NO_RECORD, f"{place.host}: {problem.strerror or problem}")
-    worst = stuck_at(NodeStage.NO_RECORD, place.host)
-    for address in addresses[:4]:
-        at, left_s = str(Endpoint(address, place.port)), max(0.05, until_s - time.monotonic())
-        try:
-            with socket.create_connection((address, place.port), timeout=left_s):
-                return stuck_at(NodeStage.LISTENS, at)
-        except TimeoutError:
-            worst = stuck_at(NodeStage.TIMEOUT, at)
-        except OSError as problem:
-            stage = NodeStage.REFUSED if problem.errno == errno.ECONNREFUSED else NodeStage.UNREACHABLE
-            worst = stuck_at(stage, f"{at}: {problem.strerror}")
-    return worst
-
-
-def look_at_all(places: Sequence[Endpoint | None], limit_s: float) -> list[Stuck]:
-    """A look at each, side by side."""
-    stuck = at_once(range(len(places)), lambda number: look(places[number], limit_s), max(1, len(places)))
-    return list(stuck.values())
 
 
 @check(NAME, Where.CLUSTER)
@@ -113,44 +26,35 @@ def all_present(cluster: Cluster) -> Iterator[Finding]:
 
 
 def absent(
-    missing: Mapping[int, str],
-    looked: Mapping[int, Stuck],
-    lost: Mapping[int, str],
-    n_present: int,
-    settings: ClusterSettings,
-) -> list[Finding]:
-    """A finding for all nodes that did not come, then one for each; of many, the last is for all that are left.
+    missing: Mapping[int, str], lost: Mapping[int, str], n_present: int, settings: ClusterSettings
+) -> Finding:
+    """A finding about all nodes that did not come.
 
     `missing` has their names by rank, `lost` how those were lost that had come before.
     """
     names = list(missing.values())
+    before = {rank: f" (it was present before: {how})" for rank, how in lost.items()}
+    about = [f"{name}{before.get(rank, '')}" for rank, name in missing.items()]
     text = f"{n_present} of {settings.min_nodes} nodes were present after {settings.deadline_s:g} s; "
     n_missing = settings.min_nodes - n_present
-    text += f"missing: {listed(names)}" if names else f"{n_missing} are missing, and their names are unknown"
-    counts = {"measured": n_present, "expected": settings.min_nodes, "unit": "nodes"}
-    action = "check why these pods are not running, or wait longer with --wait-timeout"
-    findings = [all_present.failed(Fault.NODE, text, scope=Scope.JOB, action=action, **counts)]
-    for rank, name in list(missing.items())[:MAX_NAMED]:
-        stuck = looked.get(rank)
-        why = "" if stuck is None else f": {stuck.text}"
-        was_here = f"; it was present before: {lost[rank]}" if lost.get(rank) else ""
-        findings.append(_absent(name, stuck, f"{name} is missing{why}{was_here}"))
-    if rest := names[MAX_NAMED:]:
-        text = f"also missing: {counted(len(rest), 'more node')}: {listed(rest)}"
-        findings.append(_absent(", ".join(rest), None, text))
-    return findings
-
-
-def _absent(who: str, stuck: Stuck | None, text: str) -> Finding:
-    more = {} if stuck is None else {"measured": stuck.stage.value, "action": stuck.action}
-    return all_present.failed(Fault.NODE, text, subject=who, **more)
+    text += f"missing: {listed(about)}" if names else f"{n_missing} are missing, and their names are unknown"
+    return all_present.failed(
+        Fault.NODE,
+        text,
+        scope=Scope.NODE if names else Scope.JOB,
+        subject=", ".join(names),
+        measured=n_present,
+        expected=settings.min_nodes,
+        unit="nodes",
+        action="see these pods (kubectl describe pod) and their logs, or wait longer with --wait-timeout",
+    )
 
 
 def midway(node: JobNode) -> Finding:
     """A node that was lost after it had come."""
     how = node.lost or "it did not report the results of its own checks"
     text = f"{node.name} was lost during the cluster preflight: {how}"
-    more = {"measured": "silent", "action": "see the log and the events of its pod"}
+    more = {"action": "see the log and the events of its pod"}
     return all_present.failed(Fault.NODE, text, subject=node.name, **more)
 
 
@@ -178,9 +82,12 @@ def runs_already(host: str | None) -> Finding:
     return all_present.passed(text, scope=Scope.JOB, measured="at work")
 
 
-def no_coordinator(home: str, stuck: Stuck, waited_s: float) -> Finding:
-    """The verdict of each node on its own, where node 0 is missing."""
-    return _absent(home, stuck, f"{home} is missing after {waited_s:.0f} s: {stuck.text}")
+def no_coordinator(home: str, why: str, waited_s: float) -> Finding:
+    """The verdict of each node on its own, where node 0 is missing; `why` is what came of the last attempt."""
+    action = "see the pod of node 0 and its log, its headless Service, and network policies for its port"
+    return all_present.failed(
+        Fault.NODE, f"{home} is missing after {waited_s:.0f} s: {why}", subject=home, action=action
+    )
 
 
 def cut_off(host: str, doing: str, waited_s: float) -> Finding:
