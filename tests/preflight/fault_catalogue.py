@@ -478,7 +478,7 @@ def a_busy_moment(fleet: Fleet, folder: Path) -> None:
 
 def without_gpus(node: Node) -> None:
     node.change(host=_NO_GPU, adapters=(), has_rdma=False, env={"NCCL_IB_HCA": ""})
-    node.versions[pairs.FACT] = "gloo"
+    node.versions.pop(pairs.FACT, None)
 
 
 def without_rdma(node: Node) -> None:
@@ -624,7 +624,7 @@ HEALTHY_FLEETS: tuple[HealthyFleet, ...] = (
     ),
     HealthyFleet("racks between which it is a little slower", slow_racks),
     HealthyFleet("one pair is disturbed once", a_busy_moment),
-    HealthyFleet("no GPUs", each(without_gpus), {"pair_test": "socket"}),
+    HealthyFleet("no GPUs", each(without_gpus)),
     HealthyFleet("no RDMA", each(without_rdma)),
     HealthyFleet("consumer cards", each(consumer_cards)),
     HealthyFleet("two models of GPU in one pool", some(another_model)),

@@ -86,7 +86,6 @@ def test_a_stamp_of_a_future_time_is_not_believed_and_no_clock_is_asked(machine:
     [
         ({"node": "gpu-18"}, "another machine"),
         ({"level": "deep"}, "another level"),
-        ({"words": "threshold=gemm=0.9"}, "another policy or other settings"),
         ({"words": "only=gpu-load"}, "another policy or other settings"),
         ({"words": "external_check=dcgmi"}, "another policy or other settings"),
         ({"policy": Policy(rules={"gpu-clocks": "warn"})}, "another policy or other settings"),

@@ -54,7 +54,6 @@ def _main(parsed: Parsed, settings: Settings, doing: PreflightProgress) -> int:
         sys.stderr.write("preflight is off (--policy, TRAINER_LAUNCH_POLICY): nothing was checked\n")
         return exit_codes.SUCCEEDED
     external_check.command_of(settings.external_check)
-    thresholds.parse_flag(settings.threshold)
     thresholds.load_table(settings.reference)
     ports_of(settings)
     report_formats.check_ending(settings.report)

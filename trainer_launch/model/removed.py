@@ -32,6 +32,8 @@ SUCCESSORS: Mapping[str, str] = {
     "--skip": "use --policy CHECK=off",
     "--mode": "use --policy observe to run all checks and fail none, --policy off to run none",
     "--preflight": "use --policy observe to run all checks and fail none, --policy off to run none",
+    "--threshold": "use --policy CHECK=warn or off, or --reference FILE.json for what your GPUs reach",
+    "--pair-test": "remove it: pairs are tested over NCCL if all nodes have GPUs, else over sockets",
     "--plot": "use --report FILE.html, which shows the bandwidth of each pair of nodes",
     "--prometheus-file": "use --report FILE.json",
     "--image": "remove it: nodes whose versions differ are reported without it",

@@ -226,19 +226,11 @@ class Settings:
         description="depth of the checks. container: this container only; quick: also that all nodes are present; "
         "standard: also compare the nodes, test GPUs and pairs of nodes; deep: also all memory of each GPU",
     )
-    pair_test: Literal["auto", "socket", "gloo", "nccl"] = _option(
-        "auto", description="transport for the tests of node pairs; auto: NCCL if all nodes have GPUs, else sockets"
-    )
     gpu_burn: float = _option(
         0.0,
         least=0,
         most=86_400,
         description="seconds of full load that heat all GPUs before they are judged; 0: only a short load",
-    )
-    threshold: str | None = _option(
-        None,
-        description="limits for passing: gemm, hbm, pcie, allreduce as shares of the reference, peers as a share "
-        "of the peers' median, pair as a share of all pairs' median, pair-mbps in MB/s; as in pair=0.3",
     )
     reference: str | None = _option(
         None,

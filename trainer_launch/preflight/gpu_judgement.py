@@ -40,7 +40,7 @@ class _Card(Struct, frozen=True):
 
 def _slow_gpus(cluster: Cluster) -> list[Finding]:
     measures = [node.report.measures for node in cluster.nodes]
-    return findings(cluster.names, measures, cluster.settings.table, cluster.settings.kinds)
+    return findings(cluster.names, measures, cluster.settings.table)
 
 
 SPEED = tuple(
@@ -54,15 +54,13 @@ def gpu_checksum(cluster: Cluster) -> Iterator[Finding]:
     yield from differing({node.name: node.report.checksums for node in cluster.nodes})
 
 
-def findings(
-    names: Sequence[str], measures: Sequence[Sequence[Measure]], table: Table, kinds: Sequence[SpeedKind] = KINDS
-) -> list[Finding]:
+def findings(names: Sequence[str], measures: Sequence[Sequence[Measure]], table: Table) -> list[Finding]:
     """The findings about all nodes' measures; `names` say whose they are."""
     pairs = ((node, measure) for node, its in enumerate(measures) for measure in its)
     groups = grouped(((measure.name, measure.model, measure.unit), (node, measure)) for node, measure in pairs)
     results: list[Finding] = []
     for (name, model, _), members in groups.items():
-        kind, reference = kind_of(name, kinds), table.of(members[0][1])
+        kind, reference = kind_of(name), table.of(members[0][1])
         if kind is not None:
             cards = _cards(kind, members, reference)
             results += _judged(kind, cards, reference, names, has_references=table.has(model))

@@ -163,8 +163,7 @@ def _without_others(
     findings = [*before, *selection.run(subject, selection.at(Where.CONTAINER, Where.GPU))]
     figures, sums = node_facts.measured(subject.cards)
     if figures or sums:
-        table, (_, kinds) = thresholds.load_table(settings.reference), thresholds.parse_flag(settings.threshold)
-        slow = gpu_judgement.findings([subject.host.hostname], [figures], table, kinds)
+        slow = gpu_judgement.findings([subject.host.hostname], [figures], thresholds.load_table(settings.reference))
         findings += selection.kept([*gpu_judgement.differing({"": sums}), *slow])
     if mpi_hosts.concerns(subject):
         doing.waiting = lambda: f"waiting for the hosts {mpi_hosts.named(subject)}"

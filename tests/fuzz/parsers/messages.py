@@ -141,7 +141,7 @@ def cluster_preflight_talk(data: bytes) -> None:
         salt="salt",
         storage={"/ckpt": True} if flags & 8 else {},
     )
-    room, now_s = hall.ClusterPreflight(settings, 0.0, _sent, lambda places, limit_s: None), 0.0
+    room, now_s = hall.ClusterPreflight(settings, 0.0, _sent), 0.0
     for line in data[1:].split(b"\n")[:60]:
         if not line:
             continue

@@ -10,11 +10,10 @@ import pytest
 from msgspec.structs import replace
 
 from trainer_launch.model import Cpus, Endpoint, Gpus, Host, Job, Member, NodeRange
-from trainer_launch.model.errors import UsageError
 from trainer_launch.model.findings import Fault, Finding, Scope, Status
 from trainer_launch.planning.command import parse_command
 from trainer_launch.planning.job import place
-from trainer_launch.preflight import registry, thresholds
+from trainer_launch.preflight import registry
 from trainer_launch.preflight.check import Where
 from trainer_launch.preflight.cluster import node_facts, present_nodes
 from trainer_launch.preflight.cluster import preflight_messages as msg
@@ -268,19 +267,3 @@ def test_of_many_failing_nodes_each_is_listed_and_a_message_names_a_few() -> Non
     assert told.subject.endswith("node 7 (host-7) and 12 more")
     skewed = list(clocks([*names, "node 20 (x)"], [*[(60.0, 0.0)] * 10, *[(0.0, 0.0)] * 11]))
     assert len(failing_nodes(skewed, {}).splitlines()) == 10
-
-
-def test_thresholds_are_read_or_refused() -> None:
-    of_pairs, kinds = thresholds.parse_flag("pair=0.5, pair-mbps=200,gemm=0.8,peers=0.9")
-    assert (of_pairs.ratio, of_pairs.floor) == (0.5, 200e6)
-    assert {kind.name: (kind.share, kind.peers) for kind in kinds} == {
-        "gemm": (0.8, 0.9),
-        "hbm": (0.9, 0.9),
-        "pcie": (0.85, 0.9),
-        "allreduce": (0.75, 0.9),
-    }
-    for wrong in ("gem=1", "pair", "pair=x", "pair=-1", "pair=nan", "pair-mbps=1e99", "gemm", "hbm=inf"):
-        with pytest.raises(
-            UsageError, match=r"--threshold has .*the names are: gemm, hbm, pcie, allreduce, peers, pair"
-        ):
-            thresholds.parse_flag(wrong)

@@ -11,7 +11,7 @@ from trainer_launch.model.findings import Measure
 from trainer_launch.planning.torch import seats_by_index
 from trainer_launch.preflight.cluster import preflight_messages as msg
 from trainer_launch.preflight.fault_isolation import Faulty, Pair
-from trainer_launch.preflight.thresholds import KINDS, SpeedKind, Table, Thresholds
+from trainer_launch.preflight.thresholds import Table, Thresholds
 
 LEASE_S = 6.0  # a node that says nothing for so long is lost
 _SHOWN = 8
@@ -51,9 +51,6 @@ class ClusterSettings(Struct, frozen=True, kw_only=True):
     names: Names
     salt: str
     left_out: frozenset[str] = frozenset()  # checks
-    pair_test: str = "auto"  # or a way
-    thresholds: Thresholds = field(default_factory=Thresholds)
-    kinds: tuple[SpeedKind, ...] = KINDS  # how what GPUs measure is judged
     table: Table = field(default_factory=Table)  # what GPUs should deliver
     storage: Mapping[str, bool] = field(default_factory=dict)  # folders, and whether each has to be shared
     report_s: float = 60.0  # for the reports of all nodes
@@ -96,7 +93,6 @@ class Way(Struct, frozen=True):
 
     pairs: str = "socket"
     rails: int = 1
-    trouble: str = ""  # why it is not what was asked for
 
 
 class PairTests(Struct, frozen=True):

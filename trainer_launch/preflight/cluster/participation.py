@@ -169,7 +169,7 @@ def gathering(subject: Subject, settings: Settings, skipped: Collection[str]) ->
     """Take part until the block ends; a NodeError instead where the port for it cannot be opened.
 
     Raises:
-        UsageError: the job's secret, --threshold or --reference make no sense.
+        UsageError: the job's secret or --reference make no sense.
     """
     cluster = _cluster_settings(subject, settings, skipped)
     server = None
@@ -194,7 +194,6 @@ def _cluster_settings(subject: Subject, settings: Settings, skipped: Collection[
     home, nodes = topology.coordinator, topology.nodes
     if home is None or nodes is None or topology.node_rank is None:
         raise ValueError("there is no cluster preflight; `obstacle` gives the reason")
-    of_pairs, kinds = thresholds.parse_flag(settings.threshold)
     left_out = (*skipped, *(() if settings.level in _THOROUGH else _COMPARISONS))
     folders = () if shared_storage.NAME in left_out else subject.storage[:_MAX_FOLDERS]
     return ClusterSettings(
@@ -205,10 +204,7 @@ def _cluster_settings(subject: Subject, settings: Settings, skipped: Collection[
         names=names_of(subject.job, topology, home, subject.host.hostname),
         salt=secrets.token_hex(8),
         left_out=frozenset(left_out),
-        pair_test=settings.pair_test,
         storage={folder: folder in subject.shared for folder in folders},
-        thresholds=of_pairs,
-        kinds=kinds,
         table=thresholds.load_table(settings.reference),
         report_s=node_facts.report_s(subject),
     )
@@ -216,8 +212,7 @@ def _cluster_settings(subject: Subject, settings: Settings, skipped: Collection[
 
 def _collectives(subject: Subject, settings: Settings, left_out: Collection[str]) -> Collectives | None:
     """The child that imports torch, where it may be of use."""
-    on_gpus = settings.pair_test == "auto" and subject.host.gpus.cuda > 0
-    if pairs.NAME in left_out or not (on_gpus or settings.pair_test in (pairs.GLOO, pairs.NCCL)):
+    if pairs.NAME in left_out or not subject.host.gpus.cuda:
         return None
     command = subject.command
     python = command.python if command is not None and command.python else (sys.executable,)
