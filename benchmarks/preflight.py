@@ -31,7 +31,7 @@ JOB = "benchmark"
 LATEST_S = 120.0
 SIZES = (2, 8, 64, 512, 4096)
 REAL = (2, 8)  # two have a core each here, as pods of their own would
-WHOS = ("quick", "standard", "deep")
+WHOS = ("quick", "standard")
 SIMULATED = {"to the verdict": "s", "CPU of node 0": "s", "memory of node 0": "MB"}
 FACTS = {f"env NCCL_BENCHMARK_{number}": "x" * 40 for number in range(60)}  # about 4 KB, as a real node has
 

@@ -68,7 +68,7 @@ def test_checks_of_gpus_pass_and_tell_their_figures(tmp_path: Path, record_prope
         told = machine.environment(tmp_path, gpus=n_gpus)
         env = {name: told[name] for name in ("FAKE_NVML", "PYTHONPATH")} | {"FAKE_GPUS": str(n_gpus)}
     require(n_gpus, "needs an NVIDIA GPU")
-    words = ("--level", "deep", "--gpu-burn", "10s", "--only", ",".join((*OF_GPUS, *JUDGED)))
+    words = ("--gpu-burn", "10s", "--only", ",".join((*OF_GPUS, *JUDGED)))
     done = subprocess.run(
         (*launcher, "preflight", *words, "--report", str(report)),
         env=clean_env({**env, **job_env(0, 1, n_gpus, free_port())}),

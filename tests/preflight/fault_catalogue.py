@@ -328,7 +328,6 @@ FAULTS: tuple[FleetFault, ...] = (
     library("NVLink bandwidth at a quarter", "allreduce", on_node(rate=115.0)),
     library("a product does not repeat", "gpu-load", bench(1, different=3), "GPU 1"),
     library("a product differs from all others", "gpu-checksum", bench(1, checksum="f" * 16), "GPU 1"),
-    library("memory forgets (deep)", "gpu-load", bench(0, wrong=5), "GPU 0", level="deep"),
     library("sums are wrong between GPUs", "gpu-peers", on_node(adds_together=False)),
     library("a GPU's test dies", "gpu-load", bench(1, dies="gemm"), "GPU 1"),
     library("NCCL falls back to sockets", "gpu-network", on_node(network="Socket"), kind="rail"),

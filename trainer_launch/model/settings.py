@@ -221,10 +221,10 @@ class Settings:
         description="severity of checks: off, warn, fail (exit code 20) or fatal (30), as in clock=warn,cpu=off; "
         "or a file of them (.toml, .json); observe runs all checks and fails none, off runs none",
     )
-    level: Literal["container", "quick", "standard", "deep"] = _option(
+    level: Literal["container", "quick", "standard"] = _option(
         "standard",
         description="depth of the checks. container: this container only; quick: also that all nodes are present; "
-        "standard: also compare the nodes, test GPUs and pairs of nodes; deep: also all memory of each GPU",
+        "standard: also compare the nodes, test GPUs and pairs of nodes",
     )
     gpu_burn: float = _option(
         0.0,

@@ -15,7 +15,6 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from enum import Enum
 from pathlib import Path
-from types import MappingProxyType
 from typing import Annotated, Any
 
 from msgspec import Meta, Struct, field
@@ -42,7 +41,7 @@ STUCK = "the driver hangs"
 LEAST_S = 30.0  # that a driver is waited for, whatever the deadline
 FACTS_S = 60.0  # where the driver has to be loaded first, each GPU takes some seconds; and for ever where it hangs
 SETTLE_S = 20.0  # what others' memory may take to be given back: the driver does it after a process has ended
-LOAD_S: Mapping[str, float] = MappingProxyType({"standard": 60.0, "deep": 150.0})
+LOADED, LOAD_S = "standard", 60.0  # the level with a load
 WATCH_S = 3.0  # to print the facts
 MOST_HELD_BYTES = 1 << 30
 _FIRST_PAUSE_S = 0.5
@@ -118,8 +117,6 @@ class GpuTest(Struct, frozen=True, kw_only=True):
     checksum: str = ""
     repeats: int = 0
     different: int = 0  # of the repeats: those that did not come out as the first
-    tested_bytes: int = 0  # of memory, with patterns
-    wrong_words: int = 0
     network: str = ""  # what NCCL says that it uses between nodes, such as IB or Socket; "": it did not say
     gpudirect: str = ""  # of how many of its adapters NCCL says that they reach GPUs directly: all, some, none
     import_s: float = 0.0  # what `import torch` took
@@ -226,12 +223,12 @@ class Cards:
     @property
     def has_load(self) -> bool:
         """Whether the GPUs are put under load at this level."""
-        return self._level in LOAD_S
+        return self._level == LOADED
 
     @property
     def limit_s(self) -> float:
         """All that collecting may take: until the last child was killed."""
-        load_s = LOAD_S.get(self._level, 0.0) + self._burn_s + WATCH_S + 2 * deadline_subprocess.REAP_S
+        load_s = (LOAD_S if self.has_load else 0.0) + self._burn_s + WATCH_S + 2 * deadline_subprocess.REAP_S
         return 2 * (FACTS_S + deadline_subprocess.REAP_S) + SETTLE_S + load_s + 5.0
 
 
@@ -250,10 +247,10 @@ def collect(
     """
     shown = env.get("CUDA_VISIBLE_DEVICES")
     facts = settled(asked(env, left_s(LEAST_S, FACTS_S), shown), env, shown, left_s(0.0, SETTLE_S))
-    if level not in LOAD_S:
+    if level != LOADED:
         return facts
-    argv = (python, BENCH, "--level", level, "--burn", str(burn_s))
-    return loaded(facts, targets(facts, shown, count), env, argv, LOAD_S[level] + burn_s)
+    argv = (python, BENCH, "--burn", str(burn_s))
+    return loaded(facts, targets(facts, shown, count), env, argv, LOAD_S + burn_s)
 
 
 def asked(env: _Env, limit_s: float, shown: str | None) -> GpuFacts:

@@ -97,7 +97,7 @@ def why_not(now: Stamp, limit_s: float, folder: str) -> str:
     except codec.MessageError as problem:
         return f"the stamp cannot be read: {problem}"
     for name, words in _WORDS.items():
-        if getattr(stamp, name) != getattr(now, name) and not (name == "level" and stamp.level == "deep"):
+        if getattr(stamp, name) != getattr(now, name):
             return f"the stamp is of {words}"
     age_s = now.uptime_s - stamp.uptime_s
     if age_s < 0:

@@ -81,7 +81,7 @@ def test_a_fault_is_found_and_nothing_else(fault: str, tmp_path: Path) -> None:
     assert [one.check for one in found if one.status is Status.FAIL and not one.action] == []
 
 
-@pytest.mark.parametrize("level", ["quick", "deep"])
+@pytest.mark.parametrize("level", ["quick", "standard"])
 def test_healthy_cards_at_their_power_limit_give_no_warning(level: str, tmp_path: Path) -> None:
     found = findings(subject(machine.environment(tmp_path), level))
     assert loud(found) == []
@@ -219,11 +219,11 @@ def test_without_gpus_one_line_is_said_and_no_child_is_started(monkeypatch: pyte
 
     monkeypatch.setattr(deadline_subprocess, "RunningCommand", refuse)
     none = replace(HEALTHY, host=replace(HEALTHY.host, gpus=Gpus(count=0, reason="none")), cards=None)
-    assert with_gpus(none, "deep") is none
+    assert with_gpus(none, "standard") is none
     (found,) = findings(none)
     assert (found.check, found.status) == ("gpu-count", Status.SKIPPED)
     amd = replace(HEALTHY.host, gpus=Gpus(count=8, reason="8 AMD devices", is_nvidia=False))
-    (found,) = findings(with_gpus(replace(none, host=amd), "deep"))
+    (found,) = findings(with_gpus(replace(none, host=amd), "standard"))
     assert found.text == "8 AMD devices: only NVIDIA's GPUs are checked"
 
 

@@ -25,12 +25,10 @@ SEED = 20260720
 # Size of the square matrices; bytes of a block in memory, and of one that goes to the device and back.
 SIZES = {"cuda": (8192, 1 << 30, 1 << 28), "cpu": (128, 1 << 20, 1 << 20)}
 SECONDS = {"cuda": (0.2, 0.5), "cpu": (0.001, 0.01)}  # to warm up, to measure
-REPEATS = {"standard": 20, "deep": 200}  # of the product that must come out the same
+REPEATS = 20  # of the product that must come out the same
 _MEET_S, _PART_S = timedelta(seconds=30), timedelta(seconds=5)  # for all GPUs of the node
 _REDUCTIONS = 5
 _COPY_S = {"cuda": 0.1, "cpu": 0.005}
-_SHARE = 0.95  # of the memory that is free
-_PATTERNS = (0x55555555, -0x55555556)  # its complement
 _LIBRARY = re.compile(r"\S*/(libnccl|libcublas)\.so[^/\s]*$", re.MULTILINE)
 # What NCCL says that it uses between nodes, or else has.
 _NETWORKS = (
@@ -46,7 +44,6 @@ def main() -> None:
     """Do what the command line says."""
     words = argparse.ArgumentParser()
     words.add_argument("--device", choices=tuple(SIZES), default="cuda")
-    words.add_argument("--level", choices=tuple(REPEATS), default="standard")
     words.add_argument("--limit", type=float, default=60.0)
     words.add_argument("--peers", metavar="RANK:SIZE:FOLDER", default="0:1:")
     words.add_argument("--burn", type=float, default=0.0)
@@ -55,15 +52,15 @@ def main() -> None:
     out = os.dup(1)
     aside = os.memfd_create("aside")
     os.dup2(aside, 1)  # what libraries print is no word of ours
-    Bench(out, asked.device, asked.level, asked.peers, asked.burn).run(aside)
+    Bench(out, asked.device, asked.peers, asked.burn).run(aside)
     os._exit(0)  # all is said: libraries need not take leave, which takes time, or hangs
 
 
 class Bench:
     """All tests, one after the other; the first that fails is the last."""
 
-    def __init__(self, out: int, device: str, level: str, peers: str = "0:1:", burn_s: float = 0.0) -> None:
-        self._out, self._device, self._level, self._burn_s = out, device, level, burn_s
+    def __init__(self, out: int, device: str, peers: str = "0:1:", burn_s: float = 0.0) -> None:
+        self._out, self._device, self._burn_s = out, device, burn_s
         self._results: dict[str, Any] = {"figures": []}
         rank, size, self._folder = peers.split(":", 2)
         self._rank, self._size = int(rank), int(size)
@@ -83,7 +80,6 @@ class Bench:
                 "device": self._open,
                 "gemm": self._gemm,
                 "memory": self._copies,
-                **({"patterns": self._patterns} if self._level == "deep" else {}),
                 "peers" if self._size > 1 else self._backend: lambda: self._collective(aside),
             }
             for stage, test in tests.items():
@@ -156,7 +152,7 @@ class Bench:
         multiply()
         self._first = made.clone()
         self._say(checksum=checksum(torch, self._first))
-        for _ in range(REPEATS[self._level]):
+        for _ in range(REPEATS):
             self._repeat()
         self._say(stage="burn" if self._burn_s else "repeats")
         if self._burn_s:
@@ -200,25 +196,6 @@ class Bench:
             self._measured(name, self._sent * count / took_s / 1e9, "GB/s")
         if float(here.min()) != 1.0 or float(here.max()) != 1.0:
             raise RuntimeError("the data read back from the device differs from the data sent")
-
-    def _patterns(self) -> None:
-        """Nearly all memory, filled with a pattern, its complement and each word's own number, and read back."""
-        torch = self._torch
-        if self._device == "cuda":
-            torch.cuda.empty_cache()
-        free = torch.cuda.mem_get_info()[0] if self._device == "cuda" else 8 * self._block
-        count = max(1, int(free * _SHARE / self._block) - 1)  # a block is for comparing
-        blocks = [torch.empty(self._block // 4, dtype=torch.int32, device=self._device) for _ in range(count)]
-        numbers = torch.arange(self._block // 4, dtype=torch.int32, device=self._device)
-        wrong = 0
-        for pattern in _PATTERNS:
-            for block in blocks:
-                block.fill_(pattern)
-            wrong += sum(int((block != pattern).sum()) for block in blocks)
-        for number, block in enumerate(blocks):
-            torch.add(numbers, number, out=block)
-        wrong += sum(int((block.sub_(number) != numbers).sum()) for number, block in enumerate(blocks))
-        self._say(tested_bytes=count * self._block, wrong_words=wrong)
 
     def _collective(self, aside: int) -> None:
         """All GPUs of the node: NCCL finds its network and the ways between them, and adds right; how fast."""

@@ -33,7 +33,6 @@ from trainer_launch.preflight.cluster.nodes import ClusterSettings, label, names
 from trainer_launch.preflight.cluster.pair_tests import Collectives, bench
 from trainer_launch.preflight.cluster.shared_storage import Tokens
 
-_THOROUGH = ("standard", "deep")  # levels
 _COMPARISONS = (node_facts.FACTS, node_facts.CLOCK, shared_storage.NAME, pairs.NAME)
 _MAX_FOLDERS = 16
 _PORT_S = 3.0  # for the port to become free
@@ -194,7 +193,7 @@ def _cluster_settings(subject: Subject, settings: Settings, skipped: Collection[
     home, nodes = topology.coordinator, topology.nodes
     if home is None or nodes is None or topology.node_rank is None:
         raise ValueError("there is no cluster preflight; `obstacle` gives the reason")
-    left_out = (*skipped, *(() if settings.level in _THOROUGH else _COMPARISONS))
+    left_out = (*skipped, *(() if settings.level == "standard" else _COMPARISONS))
     folders = () if shared_storage.NAME in left_out else subject.storage[:_MAX_FOLDERS]
     return ClusterSettings(
         job=job_name(topology, subject.host.hostname, home),
