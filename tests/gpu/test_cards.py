@@ -38,7 +38,7 @@ Record = Callable[[str, object], None]
 DEADLINE_S = 200.0
 RUNS = 5
 OF_GPUS = [one.id for one in registry.at(Where.GPU)]
-JUDGED = ("gemm", "hbm", "pcie", "allreduce", "gpu-checksum")
+JUDGED = ("gemm", "hbm", "pcie", "allreduce")
 
 
 def findings(report: Path) -> dict[str, dict[str, Any]]:

@@ -327,7 +327,6 @@ FAULTS: tuple[FleetFault, ...] = (
     library("NVLink errors under load", "gpu-nvlink", loaded(1, nvlink_errors=[0, 5]), "GPU 1"),
     library("NVLink bandwidth at a quarter", "allreduce", on_node(rate=115.0)),
     library("a product does not repeat", "gpu-load", bench(1, different=3), "GPU 1"),
-    library("a product differs from all others", "gpu-checksum", bench(1, checksum="f" * 16), "GPU 1"),
     library("sums are wrong between GPUs", "gpu-peers", on_node(adds_together=False)),
     library("a GPU's test dies", "gpu-load", bench(1, dies="gemm"), "GPU 1"),
     library("NCCL falls back to sockets", "gpu-network", on_node(network="Socket"), kind="rail"),
@@ -508,12 +507,11 @@ def consumer_cards(node: Node) -> None:
 
 
 def another_model(node: Node) -> None:
-    """A pool of two models, each as fast as it should be, whose products come to other bits."""
+    """A pool of two models, each as fast as it should be."""
     tests = tuple(
         replace(
             test,
             facts={**test.facts, "model": "NVIDIA H100 80GB HBM3"},
-            checksum="0a1b2c3d4e5f6071",
             figures=tuple(
                 (name, value * (0.8 if name == "hbm-copy" else 1), unit) for name, value, unit in test.figures
             ),

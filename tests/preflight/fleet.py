@@ -162,7 +162,7 @@ def _gpus(rank: int, chance: random.Random, spread: float) -> GpuFacts:
     return replace(
         FACTS,
         gpus=tuple(replace(gpu, facts={**gpu.facts, "uuid": uuid(gpu.index)}) for gpu in cards),
-        tests=tuple(replace(test, checksum="0123456789abcdef") for test in tests),
+        tests=tuple(tests),
     )
 
 

@@ -24,7 +24,7 @@ from trainer_launch.host import deadline_subprocess
 from trainer_launch.host.deadline_subprocess import Ended
 from trainer_launch.model import codec
 from trainer_launch.model.errors import MALFORMED
-from trainer_launch.model.findings import Checksum, Measure
+from trainer_launch.model.findings import Measure
 from trainer_launch.model.units import in_ranges
 
 IMPORT = "import torch"  # the stage of a test before it touches the device
@@ -114,7 +114,6 @@ class GpuTest(Struct, frozen=True, kw_only=True):
     stage: str = ""  # the last one that was begun
     facts: Mapping[str, str] = field(default_factory=dict)  # torch, cuda, nccl, cublas, model ...
     figures: tuple[tuple[str, float, str], ...] = ()  # name, value, unit
-    checksum: str = ""
     repeats: int = 0
     different: int = 0  # of the repeats: those that did not come out as the first
     network: str = ""  # what NCCL says that it uses between nodes, such as IB or Socket; "": it did not say
@@ -145,21 +144,6 @@ class GpuFacts(Struct, frozen=True, kw_only=True):
             return tuple(of_cards)
         model = self.tests[0].facts.get("model", "")
         return (*of_cards, Measure(f"allreduce-{len(together)}", min(together), "GB/s", model, None))
-
-    @property
-    def checksums(self) -> tuple[Checksum, ...]:
-        """Only the same model with the same libraries and settings must come to the same bits."""
-        return tuple(
-            Checksum(test.gpu, test.uuid, self._kind(test.facts), test.checksum)
-            for test in self.tests
-            if test.checksum
-        )
-
-    def _kind(self, facts: Mapping[str, str]) -> str:
-        about = [
-            f"{name} {facts[name]}" for name in ("SMs", "settings", "torch", "cuda", "cublas") if facts.get(name)
-        ]
-        return ", ".join((facts.get("model", ""), f"driver {self.driver}", *about))[:120]
 
 
 def parse_facts(data: bytes) -> GpuFacts:

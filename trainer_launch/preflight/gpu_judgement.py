@@ -1,30 +1,29 @@
-"""Whether what GPUs deliver is enough: against a reference, against their peers, and bit by bit. Pure."""
+"""Whether what GPUs deliver is enough: against a reference and against their peers. Pure."""
 
 from __future__ import annotations
 
 import functools
 import statistics
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
 from msgspec import Struct
 
-from trainer_launch.model.findings import Basis, Checksum, Fault, Finding, Measure, Scope, Status
-from trainer_launch.model.units import all_of, counted, grouped, listed
-from trainer_launch.preflight.check import Check, Where, check
+from trainer_launch.model.findings import Basis, Fault, Finding, Measure, Scope, Status
+from trainer_launch.model.units import all_of, counted, grouped
+from trainer_launch.preflight.check import Check, Where
 from trainer_launch.preflight.cluster.nodes import Cluster
 from trainer_launch.preflight.rules import DRAIN
 from trainer_launch.preflight.thresholds import KINDS, Reference, SpeedKind, Table, kind_of
 
 _MAD_TO_SIGMA = 1.4826
 SIGMAS = 4.0  # a spread that the job has anyway accuses nobody
-_SHOWN, _GPUS_SHOWN = 6, 8
+_SHOWN = 6
 _MANY = 64
 _JOB_ACTION = (
     "the same everywhere: see power limits and clock policy; where this is what your machines give, save it with "
     "--report FILE.json and pass that as --reference"
 )
-_WRONG_ACTION = "do not train on it: have the card tested (dcgmi diag -r 3) or replaced"
 
 
 class _Card(Struct, frozen=True):
@@ -46,12 +45,6 @@ def _slow_gpus(cluster: Cluster) -> list[Finding]:
 SPEED = tuple(
     Check(id=kind.name, title=kind.title, run=_slow_gpus, where=Where.CLUSTER, needs_load=True) for kind in KINDS
 )
-
-
-@check("gpu-checksum", Where.CLUSTER, needs_load=True)
-def gpu_checksum(cluster: Cluster) -> Iterator[Finding]:
-    """The same kernels give the same bits on all GPUs of a model."""
-    yield from differing({node.name: node.report.checksums for node in cluster.nodes})
 
 
 def findings(names: Sequence[str], measures: Sequence[Sequence[Measure]], table: Table) -> list[Finding]:
@@ -166,35 +159,3 @@ def _judged(
 
 def _name(card: _Card, names: Sequence[str]) -> str:
     return names[card.node] if card.measure.gpu is None else f"{names[card.node]}, GPU {card.measure.gpu}"
-
-
-def differing(nodes: Mapping[str, Sequence[Checksum]]) -> Iterator[Finding]:
-    """A finding for each GPU that the majority of its kind contradicts; `nodes` by name, "" for this checksum."""
-    kinds = grouped((checksum.kind, (node, checksum)) for node, its in nodes.items() for checksum in its)
-    differing = [finding for kind, members in kinds.items() for finding in _of_kind(kind, members)]
-    yield from differing
-    count = sum(map(len, kinds.values()))
-    if count and not differing:
-        text = "one GPU: there is nothing to compare it with"
-        text = f"{count} GPUs compute identical results" if count > 1 else text
-        text += f", in {len(kinds)} kinds of card and libraries" if len(kinds) > 1 else ""
-        yield gpu_checksum.passed(text, scope=Scope.JOB, measured=count, unit="GPUs")
-
-
-def _of_kind(kind: str, members: Sequence[tuple[str, Checksum]]) -> Iterator[Finding]:
-    most, *others = sorted(grouped((member[1].value, member) for member in members).values(), key=len, reverse=True)
-    if not others:
-        return
-    more: dict[str, Any] = {"basis": Basis.PEER, "action": _WRONG_ACTION}
-    if 2 * len(most) <= len(members):
-        cards = [f"GPU {card.gpu}{f' of {node}' if node else ''} ({card.value[:8]})" for node, card in members]
-        text = f"the same product differs between GPUs of one kind ({kind}), and no value has a majority: one of "
-        text += f"{listed(cards, _GPUS_SHOWN)} computes wrong results"
-        yield gpu_checksum.failed(Fault.NODE, text, scope=Scope.JOB, **more)
-        return
-    for node, its in grouped(member for group in others for member in group).items():
-        where, gpus = f" of {node}" if node else "", ", ".join(f"GPU {card.gpu}" for card in its)
-        cards = [f"GPU {card.gpu}{where}{f' ({card.uuid})' if card.uuid else ''}" for card in its]
-        text = f"{', '.join(cards)} computes wrong results: {len(most)} others of its kind ({kind}) agree"
-        more |= {"scope": Scope.GPU, "subject": f"{node}, {gpus}" if node else gpus, "measured": its[0].value}
-        yield gpu_checksum.failed(Fault.NODE, f"{text} on another result", remedy=DRAIN, **more)

@@ -161,10 +161,10 @@ def _without_others(
     """Check this container with its GPUs, and an MPI launcher's hosts; `before` are earlier findings."""
     began_s = time.monotonic()
     findings = [*before, *selection.run(subject, selection.at(Where.CONTAINER, Where.GPU))]
-    figures, sums = node_facts.measured(subject.cards)
-    if figures or sums:
+    figures = node_facts.measured(subject.cards)
+    if figures:
         slow = gpu_judgement.findings([subject.host.hostname], [figures], thresholds.load_table(settings.reference))
-        findings += selection.kept([*gpu_judgement.differing({"": sums}), *slow])
+        findings += selection.kept(slow)
     if mpi_hosts.concerns(subject):
         doing.waiting = lambda: f"waiting for the hosts {mpi_hosts.named(subject)}"
         left_s = settings.wait_timeout - (time.monotonic() - began_s)

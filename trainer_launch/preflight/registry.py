@@ -39,7 +39,6 @@ CHECKS: tuple[Check[Any], ...] = (
     present_nodes.all_present,
     node_facts.facts,
     node_facts.clock,
-    gpu_judgement.gpu_checksum,
     *gpu_judgement.SPEED,
     shared_storage.shared_storage,
     pairs.pairs,
@@ -53,7 +52,7 @@ CHECKS: tuple[Check[Any], ...] = (
 REMOVED = frozenset(
     (
         *("program", "rank-collision", "shm-leftovers", "mtu", "gpu-persistence", "mpi-callback", "mpi-ring"),
-        *("subdomain", "ephemeral-ports", "gpu-temperature", "mpi-slots", "full-job"),
+        *("subdomain", "ephemeral-ports", "gpu-temperature", "mpi-slots", "full-job", "gpu-checksum"),
     )
 )
 

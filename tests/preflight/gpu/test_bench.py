@@ -61,7 +61,6 @@ def test_everything_is_measured_on_the_cpu_as_on_a_gpu() -> None:
     assert first.different == 0
     assert first.peers is not None
     assert first.peers.good
-    assert first.checksum == second.checksum != ""
     assert first.facts["torch"]
     assert first.facts["model"] == "CPU"
 

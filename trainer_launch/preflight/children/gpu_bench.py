@@ -10,7 +10,6 @@ from __future__ import annotations
 import argparse
 import contextlib
 import ctypes
-import hashlib
 import json
 import os
 import re
@@ -29,14 +28,11 @@ REPEATS = 20  # of the product that must come out the same
 _MEET_S, _PART_S = timedelta(seconds=30), timedelta(seconds=5)  # for all GPUs of the node
 _REDUCTIONS = 5
 _COPY_S = {"cuda": 0.1, "cpu": 0.005}
-_LIBRARY = re.compile(r"\S*/(libnccl|libcublas)\.so[^/\s]*$", re.MULTILINE)
 # What NCCL says that it uses between nodes, or else has.
 _NETWORKS = (
     re.compile(r"NCCL INFO.*(?:Using network|Assigned NET plugin) (\S+)"),
     re.compile(r"NCCL INFO NET/(\S+)\s*: Using \["),
 )
-# Variables by which a library chooses how to multiply: with others, other bits are right.
-_OF_PRODUCTS = ("CUBLAS", "NVIDIA_TF32_OVERRIDE", "TORCH_BLAS", "TORCH_ALLOW_TF32", "CUDA_MPS_ACTIVE_THREAD")
 _GPUDIRECT = re.compile(r"GPU Direct RDMA (Enabled|Disabled) for HCA")
 
 
@@ -107,12 +103,11 @@ class Bench:
                 raise RuntimeError(f"torch {torch.__version__}, built {built}, sees no GPU")
             properties = torch.cuda.get_device_properties(0)
             facts |= {"model": properties.name, "uuid": str(getattr(properties, "uuid", ""))}
-            facts["SMs"] = str(getattr(properties, "multi_processor_count", ""))
-        settings = sorted(f"{name}={value}" for name, value in os.environ.items() if name.startswith(_OF_PRODUCTS))
-        facts |= {"settings": hashlib.sha256("\n".join(settings).encode()).hexdigest()[:8]} if settings else {}
+            with contextlib.suppress(AttributeError, RuntimeError):  # a torch without NCCL
+                facts["nccl"] = ".".join(map(str, torch.cuda.nccl.version()))  # of what is really loaded
         torch.zeros(1, device=self._device)
         self._sync()
-        self._say(facts=facts | libraries())
+        self._say(facts=facts)
 
     def _sync(self) -> None:
         if self._device == "cuda":
@@ -151,7 +146,6 @@ class Bench:
         self._say(stage="repeats", repeats=0, different=0)
         multiply()
         self._first = made.clone()
-        self._say(checksum=checksum(torch, self._first))
         for _ in range(REPEATS):
             self._repeat()
         self._say(stage="burn" if self._burn_s else "repeats")
@@ -230,46 +224,6 @@ class Bench:
         with contextlib.suppress(RuntimeError):  # nobody leaves while another one still reads
             store.set(f"gone/{self._rank}", "")
             store.wait([f"gone/{rank}" for rank in range(size)], _PART_S)
-
-
-def checksum(torch: Any, made: Any) -> str:
-    """Of all bits in their places: whole numbers, so the order of adding does not matter."""
-    words = made.contiguous().view(torch.int32).reshape(made.shape[0], -1)
-    total = 0
-    for row in words.split(1024):
-        weights = torch.arange(1, 2 * row.numel(), 2, device=row.device, dtype=torch.int64)
-        total = (total * 31 + int((row.reshape(-1).to(torch.int64) * weights).sum())) % 2**64
-    return f"{total:016x}"
-
-
-def libraries() -> dict[str, str]:
-    """Versions of what is really loaded, by asking it; none where it is built in."""
-    with open("/proc/self/maps", encoding="utf-8", errors="replace") as file:
-        loaded = {match[1]: match[0] for match in _LIBRARY.finditer(file.read())}
-    versions = {}
-    for name, ask in (("libnccl", nccl_version), ("libcublas", cublas_version)):
-        with contextlib.suppress(OSError, AttributeError):
-            if name in loaded:
-                versions[name[len("lib") :]] = ask(ctypes.CDLL(loaded[name]))
-    return versions
-
-
-def nccl_version(library: Any) -> str:
-    """As ncclGetVersion has it: 22809 is 2.28.9; before 2.9, 2708 was 2.7.8."""
-    number = ctypes.c_int()
-    library.ncclGetVersion(ctypes.byref(number))
-    scale = 10_000 if number.value >= 10_000 else 1000
-    return f"{number.value // scale}.{number.value % scale // 100}.{number.value % 100}"
-
-
-def cublas_version(library: Any) -> str:
-    """Major, minor and patch."""
-    numbers = []
-    for part in range(3):
-        number = ctypes.c_int()
-        library.cublasGetProperty(part, ctypes.byref(number))
-        numbers.append(str(number.value))
-    return ".".join(numbers)
 
 
 def log_of(aside: int) -> str:

@@ -25,14 +25,12 @@ from trainer_launch.model import units
 from trainer_launch.model.codec import MessageError, decode
 from trainer_launch.model.findings import (
     Basis,
-    Checksum,
     Fault,
     Finding,
     Measure,
     Scope,
     Status,
     fitted,
-    fitted_checksums,
     within,
 )
 from trainer_launch.model.redaction import REDACTED, redact, redact_command
@@ -255,7 +253,7 @@ def collect(
     all_facts |= of_gpus(subject.cards, subject.host.gpus.count) | of_adapters(
         network_checks.used_adapters(subject)
     )
-    return msg.NodeReport(cut(all_facts), *clock, loud(findings), *measured(subject.cards), tokens)
+    return msg.NodeReport(cut(all_facts), *clock, loud(findings), measured(subject.cards), tokens)
 
 
 def loud(findings: Sequence[Finding]) -> tuple[Finding, ...]:
@@ -269,11 +267,9 @@ def report_s(subject: Subject) -> float:
     return _REPORT_S + max(gpus_s, resource_limits.storage.limit_s(subject) if subject.storage else 0.0)
 
 
-def measured(cards: Cards | None) -> tuple[tuple[Measure, ...], tuple[Checksum, ...]]:
-    """The measures and checksums of the GPUs."""
-    if cards is None or not cards.has_load:
-        return (), ()
-    return fitted(cards.facts().measures), fitted_checksums(cards.facts().checksums)
+def measured(cards: Cards | None) -> tuple[Measure, ...]:
+    """The measures of the GPUs."""
+    return () if cards is None or not cards.has_load else fitted(cards.facts().measures)
 
 
 def read_meanwhile(command: Command | None, limit_s: float = READ_S) -> Callable[[], Mapping[str, str]]:

@@ -17,7 +17,7 @@ from trainer_launch.membership.protocol import Hello as Hello
 from trainer_launch.membership.protocol import Refused as Refused
 from trainer_launch.membership.protocol import Renew as Renew
 from trainer_launch.model.codec import Codec, Count, Name, Port, Real, Tagged, Text, encode
-from trainer_launch.model.findings import Checksums, Finding, Measures, Severity, Status
+from trainer_launch.model.findings import Finding, Measures, Severity, Status
 from trainer_launch.model.units import counted, listed
 from trainer_launch.preflight.report_formats import single_line
 
@@ -60,7 +60,6 @@ class NodeReport(Tagged, frozen=True):
     error_s: Real = 0.0  # at most so much off
     findings: _Findings = ()
     measures: Measures = ()
-    checksums: Checksums = ()
     tokens: _Facts = field(default_factory=dict)  # whose this node found, by folder
     is_early: bool = False
 
