@@ -184,10 +184,6 @@ def own_name_on_loopback(fleet: Fleet, node: Node, folder: Path) -> None:
     node.change(env={"GLOO_SOCKET_IFNAME": ""})
 
 
-def not_shared(fleet: Fleet, node: Node, folder: Path) -> None:
-    fleet.sees = lambda folder, one, other: (one == node.rank) == (other == node.rank)
-
-
 def slow_dns(fleet: Fleet, node: Node, folder: Path) -> None:
     known = Names(names_of(SIZE))
 
@@ -396,7 +392,6 @@ FAULTS: tuple[FleetFault, ...] = (
         stage="fsync", timed_out=True))),
     in_fleet("disk", "data come back changed", "storage", tried("storage", replace(
         STORED, values={**STORED.values, "same": 0.0}))),
-    in_fleet("disk", "one node has another volume", "shared-storage", not_shared, storage={"/checkpoints": True}),
     alone("disk", "a full volume (mounted)", "storage", full, "--only", "storage", "--storage", "{}"),
     # names
     in_fleet("DNS", "node 0 has no name", "dns", resolver(home=None)),

@@ -365,7 +365,7 @@ _METAVARS = {  # and the settings that have it
     "LOW-HIGH": "port_range",
     "SIZE|auto|keep": "shm_size",
     "CHECK[,...]": "only",
-    "[shared:]PATH[,...]": "storage",
+    "PATH[,...]": "storage",
     "SECONDS|auto": "hang_timeout",
     "SECONDS|auto|off": "hang_report_after",
     "PATH|-": "events",

@@ -32,6 +32,7 @@ SUCCESSORS: Mapping[str, str] = {
     "--skip": "use --policy CHECK=off",
     "--mode": "use --policy observe to run all checks and fail none, --policy off to run none",
     "--preflight": "use --policy observe to run all checks and fail none, --policy off to run none",
+    "--storage shared:PATH": "use --storage PATH, which tests the directory on each node",
     "--level deep": "use --level standard, with --gpu-burn 5m for a longer load",
     "--threshold": "use --policy CHECK=warn or off, or --reference FILE.json for what your GPUs reach",
     "--pair-test": "remove it: pairs are tested over NCCL if all nodes have GPUs, else over sockets",

@@ -248,9 +248,7 @@ class Settings:
         description="skip the load tests of GPUs and --external-check if this machine has passed them within this "
         "time, such as 6h; its stamp needs a hostPath at /var/lib/trainer-launch",
     )
-    storage: str | None = _option(
-        None, description="directories of checkpoints to test; shared:PATH must be the same directory on all nodes"
-    )
+    storage: str | None = _option(None, description="directories of checkpoints to test")
     report: str | None = _option(
         None,
         description="file of preflight's report: .html is a page for people, .json is data for programs and "

@@ -189,7 +189,7 @@ def _together(
             doing.release()
             findings = (*before, *selection.run(replace(subject, deadline_s=0.0), checks))
             return NodeResult(Report(findings=findings))
-        doing.waiting, doing.undo = part.waiting, part.tokens.remove
+        doing.waiting = part.waiting
         doing.release()
         if subject.topology.is_coordinator:
             subject = replace(subject, port_problem=lambda port: None)  # it is the cluster preflight that has it

@@ -16,7 +16,7 @@ from trainer_launch.preflight import (
     resource_limits,
 )
 from trainer_launch.preflight.check import Check, Where
-from trainer_launch.preflight.cluster import node_facts, pairs, present_nodes, shared_storage
+from trainer_launch.preflight.cluster import node_facts, pairs, present_nodes
 
 CHECKS: tuple[Check[Any], ...] = (
     external_check.external,
@@ -40,7 +40,6 @@ CHECKS: tuple[Check[Any], ...] = (
     node_facts.facts,
     node_facts.clock,
     *gpu_judgement.SPEED,
-    shared_storage.shared_storage,
     pairs.pairs,
     mpi_hosts.mpi_hosts,
     mpi_hosts.mpi_ssh,
@@ -52,7 +51,15 @@ CHECKS: tuple[Check[Any], ...] = (
 REMOVED = frozenset(
     (
         *("program", "rank-collision", "shm-leftovers", "mtu", "gpu-persistence", "mpi-callback", "mpi-ring"),
-        *("subdomain", "ephemeral-ports", "gpu-temperature", "mpi-slots", "full-job", "gpu-checksum"),
+        *(
+            "subdomain",
+            "ephemeral-ports",
+            "gpu-temperature",
+            "mpi-slots",
+            "full-job",
+            "gpu-checksum",
+            "shared-storage",
+        ),
     )
 )
 

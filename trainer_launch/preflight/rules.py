@@ -323,7 +323,7 @@ RULES = (
 # machines by these words, so a finding whose cause is not certain has none: a missing node, a link, a slow machine.
 REMEDIES: Mapping[str, Mapping[Fault | None, str]] = {
     "nccl-ib-hca": {_JOB: FIX_JOB, _WARN: FIX_JOB, _NODE: DRAIN},
-    **{check: {_JOB: FIX_JOB} for check in ("roll-call", "shared-storage", "mpi-ssh")},
+    **{check: {_JOB: FIX_JOB} for check in ("roll-call", "mpi-ssh")},
     **{check: {_NODE: DRAIN} for check in ("clock", "pairs")},
     "mpi-programs": {_JOB: FIX_IMAGE, _WARN: FIX_IMAGE},
 }

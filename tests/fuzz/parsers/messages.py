@@ -139,7 +139,6 @@ def cluster_preflight_talk(data: bytes) -> None:
         deadline_s=20.0,
         names=names,
         salt="salt",
-        storage={"/ckpt": True} if flags & 8 else {},
     )
     room, now_s = hall.ClusterPreflight(settings, 0.0, _sent), 0.0
     for line in data[1:].split(b"\n")[:60]:

@@ -39,8 +39,6 @@ class Simulation:
         self.offsets: Mapping[int, float] = {}
         self.own: Mapping[int, Sequence[Finding]] = {}
         self.measures: Mapping[int, Sequence[Measure]] = {}
-        self.sees: Callable[[str, int, int], bool] = lambda folder, node, other: True
-        self.blind: set[int] = set()  # cannot look into shared folders
         self.mute: set[int] = set()  # send no record and no result
         self.told: dict[int, list[msg.Message]] = {}
         self.rounds = 0
@@ -90,10 +88,7 @@ class Simulation:
             facts = {"torch": "2.9.0", **self.facts.get(rank, {})}
             own = msg.fitted(self.own.get(rank, ()))
             measures = tuple(self.measures.get(rank, ()))
-            tokens = (
-                {} if rank in self.blind else {at: self.found(at, rank, message) for at in self.settings.storage}
-            )
-            self.say(rank, msg.NodeReport(facts, self.offsets.get(rank, 0.0), 0.001, own, measures, tokens=tokens))
+            self.say(rank, msg.NodeReport(facts, self.offsets.get(rank, 0.0), 0.001, own, measures))
         elif isinstance(message, msg.Test):
             self.rounds = max(self.rounds, message.round + 1)
             one, other = map(int, message.token.split("-")[-2:])
@@ -102,11 +97,6 @@ class Simulation:
             rails = range(message.rails)
             seen = [self.on_rail(rank, partner, rail) or self.outcome(rank, partner) for rail in rails]
             self.say(rank, msg.Result(message.round, tuple(msg.RailResult(*one) for one in seen)))
-
-    def found(self, folder: str, rank: int, complete: msg.Complete) -> str:
-        """The first of the tokens that this node sees there, or its own."""
-        sought = (token for token in complete.tokens if self.sees(folder, rank, int(token.partition("-")[0])))
-        return next(sought, f"{rank}-a")
 
     @property
     def is_over(self) -> bool:

@@ -32,7 +32,6 @@ NOT_YET = msg.Refused("node 0 is still in preflight; its coordinator starts afte
 _TOO_LATE = msg.Refused("the cluster preflight is over; the other nodes continue", retry=True)
 _GATHER_S = 2.0  # after the last that came, in a job that may have more nodes than it needs
 _SHOWN = 8
-_SOUGHT = 32  # nodes whose tokens all look for in shared folders
 _COME_BACK_S = 4.0  # for a node that was lost after all were there
 _SILENCE_S = 20.0  # until the kernel ends a connection whose other end does not answer
 _log = logging.getLogger(__name__)
@@ -170,7 +169,9 @@ class ClusterPreflight:
         self._nodes[rank] = self._peers[peer] = JobNode(hello, rank, at, peer, now_s)
         self._unreported.add(rank)
         self._last_came_s = now_s
-        return self._send(peer, self._news(now_s) if self.phase is PreflightPhase.CALLING else self._complete())
+        return self._send(
+            peer, self._news(now_s) if self.phase is PreflightPhase.CALLING else msg.Complete(self._settings.salt)
+        )
 
     def _refusal(self, rank: int, hello: msg.Hello, old: JobNode | None) -> msg.Refused | None:
         """Why a node is turned away, if it is: for good where it does not belong to this job."""
@@ -203,11 +204,6 @@ class ClusterPreflight:
         left_s = max(0.0, self._until_s - now_s) if is_calling else self._settings.report_s
         present = len(self._peers)
         return msg.PreflightWaiting(present, max(present, self._settings.min_nodes), missing, left_s)
-
-    def _complete(self) -> msg.Complete:
-        """All look for the tokens of the same nodes; incarnations are random, and so is the choice."""
-        tokens = sorted(node.hello.incarnation for node in self._nodes.values())[:_SOUGHT]
-        return msg.Complete(self._settings.salt, tuple(tokens if self._settings.storage else ()))
 
     def _missing(self) -> list[int]:
         here = {node.rank for node in self._peers.values()}
@@ -245,7 +241,7 @@ class ClusterPreflight:
             self._nodes = {node.rank: node for node in sorted(self._peers.values(), key=lambda node: node.rank)}
             self._lost.clear()
             self._unreported = {node.rank for node in self._nodes.values() if node.report.is_early}
-            complete = self._complete()
+            complete = msg.Complete(settings.salt)
             for peer in list(self._peers):
                 self._send(peer, complete)
         elif now_s >= self._until_s:

@@ -245,7 +245,6 @@ def collect(
     facts: Mapping[str, str],
     findings: Sequence[Finding],
     clock: tuple[float, float],
-    tokens: Mapping[str, str],
     key: bytes,
 ) -> msg.NodeReport:
     """The report; `facts` took longer to find out, `key` is for hashes of secrets."""
@@ -253,7 +252,7 @@ def collect(
     all_facts |= of_gpus(subject.cards, subject.host.gpus.count) | of_adapters(
         network_checks.used_adapters(subject)
     )
-    return msg.NodeReport(cut(all_facts), *clock, loud(findings), measured(subject.cards), tokens)
+    return msg.NodeReport(cut(all_facts), *clock, loud(findings), measured(subject.cards))
 
 
 def loud(findings: Sequence[Finding]) -> tuple[Finding, ...]:

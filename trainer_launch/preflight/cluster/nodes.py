@@ -52,7 +52,6 @@ class ClusterSettings(Struct, frozen=True, kw_only=True):
     salt: str
     left_out: frozenset[str] = frozenset()  # checks
     table: Table = field(default_factory=Table)  # what GPUs should deliver
-    storage: Mapping[str, bool] = field(default_factory=dict)  # folders, and whether each has to be shared
     report_s: float = 60.0  # for the reports of all nodes
 
 
@@ -113,7 +112,7 @@ class PairTests(Struct, frozen=True):
 
 
 class Cluster(Struct, frozen=True, kw_only=True):
-    """All nodes, for the checks that look at all of them: their reports, tokens and measures."""
+    """All nodes, for the checks that look at all of them: their reports and measures."""
 
     settings: ClusterSettings
     nodes: Sequence[JobNode]  # that have told what they are, in the order of their ranks

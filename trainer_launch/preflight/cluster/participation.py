@@ -25,16 +25,14 @@ from trainer_launch.planning.task import ports_of
 from trainer_launch.planning.torch import job_name
 from trainer_launch.preflight import network_checks, registry, thresholds
 from trainer_launch.preflight.check import Subject, Where
-from trainer_launch.preflight.cluster import node_facts, pairs, present_nodes, shared_storage
+from trainer_launch.preflight.cluster import node_facts, pairs, present_nodes
 from trainer_launch.preflight.cluster import preflight_messages as msg
 from trainer_launch.preflight.cluster.cluster_preflight import PreflightServer
 from trainer_launch.preflight.cluster.node_link import ClusterVerdict, NodeLink, look_out
 from trainer_launch.preflight.cluster.nodes import ClusterSettings, label, names_of
 from trainer_launch.preflight.cluster.pair_tests import Collectives, bench
-from trainer_launch.preflight.cluster.shared_storage import Tokens
 
-_COMPARISONS = (node_facts.FACTS, node_facts.CLOCK, shared_storage.NAME, pairs.NAME)
-_MAX_FOLDERS = 16
+_COMPARISONS = (node_facts.FACTS, node_facts.CLOCK, pairs.NAME)
 _PORT_S = 3.0  # for the port to become free
 _SAY_AGAIN_S = 10.0
 _POLL_S = 2.0
@@ -98,9 +96,6 @@ class Gathering:
         if self._collectives is not None:
             undo.callback(self._collectives.close)
         incarnation = secrets.token_hex(8)
-        self.tokens = Tokens(tuple(cluster.storage), incarnation, subject.try_out)
-        undo.callback(self.tokens.remove)
-        self.tokens.leave(settings.wait_timeout / 4)  # before this node is present: when all are, all can look
         self.link = NodeLink(
             home if server is None else Endpoint("localhost", home.port),
             msg.Hello(msg.VERSION, cluster.job, rank, hostname, incarnation, machine=machine_of(subject)),
@@ -132,9 +127,9 @@ class Gathering:
                     self.link.hurry()
                 case ClusterVerdict() as verdict:
                     return verdict
-                case msg.Complete(salt, tokens):
+                case msg.Complete(salt):
                     self._looking.set()
-                    self.link.send(self._report(salt, tokens, findings))
+                    self.link.send(self._report(salt, findings))
                 case msg.PreflightWaiting() as news if news.present < news.wanted:
                     if time.monotonic() - logged_s >= _SAY_AGAIN_S:
                         logged_s = time.monotonic()
@@ -149,13 +144,12 @@ class Gathering:
             return f"waiting for nodes: {_waiting(news)}"
         return f"comparing and testing {counted(news.present, 'node')}"
 
-    def _report(self, salt: str, tokens: Sequence[str], findings: Sequence[Finding]) -> msg.NodeReport:
+    def _report(self, salt: str, findings: Sequence[Finding]) -> msg.NodeReport:
         facts = dict(self._read_slowly())
         if self._collectives is not None:
             facts[pairs.FACT] = self._collectives.ability()
         key = salt.encode() + (self._secret or b"")
-        tokens_here = self.tokens.seek(tokens)
-        return node_facts.collect(self._subject, facts, findings, self.link.offset, tokens_here, key)
+        return node_facts.collect(self._subject, facts, findings, self.link.offset, key)
 
 
 def _waiting(news: msg.PreflightWaiting) -> str:
@@ -194,7 +188,6 @@ def _cluster_settings(subject: Subject, settings: Settings, skipped: Collection[
     if home is None or nodes is None or topology.node_rank is None:
         raise ValueError("there is no cluster preflight; `obstacle` gives the reason")
     left_out = (*skipped, *(() if settings.level == "standard" else _COMPARISONS))
-    folders = () if shared_storage.NAME in left_out else subject.storage[:_MAX_FOLDERS]
     return ClusterSettings(
         job=job_name(topology, subject.host.hostname, home),
         min_nodes=nodes.min,
@@ -203,7 +196,6 @@ def _cluster_settings(subject: Subject, settings: Settings, skipped: Collection[
         names=names_of(subject.job, topology, home, subject.host.hostname),
         salt=secrets.token_hex(8),
         left_out=frozenset(left_out),
-        storage={folder: folder in subject.shared for folder in folders},
         table=thresholds.load_table(settings.reference),
         report_s=node_facts.report_s(subject),
     )

@@ -60,7 +60,6 @@ class NodeReport(Tagged, frozen=True):
     error_s: Real = 0.0  # at most so much off
     findings: _Findings = ()
     measures: Measures = ()
-    tokens: _Facts = field(default_factory=dict)  # whose this node found, by folder
     is_early: bool = False
 
 
@@ -92,7 +91,6 @@ class Complete(Tagged, frozen=True):
     """All are there: send the report. Secrets are compared by hashes with this salt."""
 
     salt: Name
-    tokens: tuple[Name, ...]  # the incarnations of the nodes to look for in folders for checkpoints
 
 
 class Test(Tagged, frozen=True):
