@@ -111,14 +111,6 @@ NODES: list[tuple[str, Subject, str]] = [
         subject(lookup=Names(ADDRESSES | {"job-node-0-0.job": None}, socket.EAI_MEMORY)),
         "job-node-0-0.job: the resolver failed",
     ),
-    (
-        "dns",
-        subject(
-            lookup=of_names(node_0=frozenset({"fd00::6"})),
-            interfaces=(LO, replace(ETH0, addresses=("10.0.0.7", "fe80::7"))),
-        ),
-        "job-node-0-0.job: only IPv6 addresses (fd00::6), and this node has only IPv4",
-    ),
     ("storage", stored(Tried(stage="fsync", timed_out=True)), "/checkpoints hangs at fsync, after 20 s"),
     (
         "storage",

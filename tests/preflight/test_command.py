@@ -127,6 +127,7 @@ def test_the_kill_switch_checks_nothing() -> None:
     ("words", "sentence"),
     [
         (("--mode", "warn"), "--mode was removed in 0.3; use --policy observe to run all checks and fail none"),
+        (("--storage", "shared:/ckpt"), "--storage shared:PATH was removed in 0.3; use --storage PATH"),
         (("--report", "/nowhere/r.json"), "--report /nowhere/r.json cannot be written: No such file or directory"),
         (
             ("--report", "r.txt"),

@@ -79,7 +79,7 @@ INNOCENT: dict[tuple[str, str], Subject] = {
     ("storage", "refused"): storing(Tried(problem="no child could be started")),
     ("storage", "fails"): storing(replace(STORED, values={**STORED.values, "free_bytes": 1e6})),
     ("own-name", "wrong"): subject(lookup=lambda name: frozenset({"127.0.1.1"})),  # GLOO_SOCKET_IFNAME is set
-    ("dns", "other family"): subject(lookup=lambda name: frozenset({"10.0.0.6", "fd00::6"})),
+
     ("dns", "never there"): subject(job=replace(HEALTHY.job, contract="mpijob-v1"), lookup=lambda name: _refuse()),
     ("dns", "absent"): subject(job=replace(HEALTHY.job, contract="tfjob-v1"), lookup=lambda name: _refuse()),
     ("gloo-socket-ifname", "wrong"): subject(env={"GLOO_SOCKET_IFNAME": "eth9"}),  # NCCL does the work

@@ -7,7 +7,6 @@ Trainer v2 sees to that; the older operators do not, so there an init container 
 from __future__ import annotations
 
 import errno
-import ipaddress
 import os
 import time
 from collections.abc import Mapping, Sequence
@@ -65,8 +64,7 @@ def dns(subject: Subject) -> Observed:
         return _absent(subject, home, answers, time.monotonic() - began_s)
     good = f"{home} resolves to {', '.join(sorted(answer))}"
     slow = f"{good}, but a look-up takes {look_s:.1f} s" if look_s > _SLOW_S else ""
-    facts = {"other family": _of_another_family(subject, home, answer), "slow": slow, "action": _SLOW}
-    return Observed(facts=facts, good=good)
+    return Observed(facts={"slow": slow, "action": _SLOW}, good=good)
 
 
 def _wait(subject: Subject, home: str) -> tuple[Mapping[str, Addresses | Answer], float]:
@@ -108,22 +106,6 @@ def _absent(subject: Subject, home: str, answers: Mapping[str, Addresses | Answe
     text = f"node 0's name does not resolve after {waited_s:.0f} s: {reasons}"
     action = _BOTH_ABSENT if are_both else _ABSENT if home in denied else _NO_DNS
     return Observed(facts={"never there" if is_settled else "absent": text, "action": action})
-
-
-def _of_another_family(subject: Subject, home: str, addresses: Addresses) -> str:
-    """Why this node cannot connect to these addresses; empty: it can."""
-    up = (address for interface in subject.interfaces if interface.is_up for address in interface.addresses)
-    here = {":" in address for address in up if _leads_on(address)}
-    if not here or not here.isdisjoint(":" in address for address in addresses):
-        return ""
-    theirs, ours = ("IPv6", "IPv4") if False in here else ("IPv4", "IPv6")
-    return f"{home}: only {theirs} addresses ({', '.join(sorted(addresses))}), and this node has only {ours}"
-
-
-def _leads_on(address: str) -> bool:
-    """Every interface has a link-local address of IPv6, and nobody in the cluster is reached by it."""
-    parsed = ipaddress.ip_address(address)
-    return not (parsed.is_loopback or parsed.is_link_local)
 
 
 @check("own-name")

@@ -218,8 +218,6 @@ RULES = (
     Rule("tmpdir", "wrong", bool, _WARN, FIX_JOB, "{value}"),
     Rule("own-name", "wrong", bool, _JOB, FIX_JOB, "{value}"),
     Rule("own-name", "doubtful", bool, _WARN, FIX_JOB, "{value}"),
-    Rule("dns", "other family", bool, _NODE, "", "{value}",
-         "give all pods of the job the same IP family (ipFamilyPolicy of the Service, the CNI)"),
     Rule("dns", "slow", bool, _WARN, "", "{value}"),
     Rule("dns", "never there", bool, _JOB, FIX_JOB, "{value}"),
     Rule("dns", "absent", bool, _NODE, "", "{value}"),
