@@ -24,7 +24,7 @@ from trainer_launch.model import Endpoint, Seats
 from trainer_launch.model.findings import Finding, Status
 from trainer_launch.preflight.cluster import preflight_messages as msg
 from trainer_launch.preflight.cluster.cluster_preflight import PreflightServer
-from trainer_launch.preflight.cluster.nodes import ClusterSettings, Names
+from trainer_launch.preflight.cluster.present_nodes import ClusterSettings, Names
 from trainer_launch.rehearsal.controllers.local_jobs import address_of, own_environment
 
 JOB = "benchmark"

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from trainer_launch.model.findings import Basis, Fault, Finding, Measure, Scope, Status
-from trainer_launch.preflight.gpu_judgement import findings
+from trainer_launch.preflight.gpu_checks import slow_gpus as findings
 from trainer_launch.preflight.thresholds import Reference, Table, load_table, table
 
 H200, UNKNOWN = "NVIDIA H200", "Some Other GPU"

@@ -15,7 +15,7 @@ from trainer_launch.host.deadline_subprocess import Ended, Tried
 from trainer_launch.host.network import AdapterPort
 from trainer_launch.model import NodeRange
 from trainer_launch.model.findings import Fault, Finding, Status
-from trainer_launch.preflight import network_checks, registry
+from trainer_launch.preflight import container_checks, registry
 from trainer_launch.preflight.check import Subject, Where
 from trainer_launch.preflight.cluster import node_facts
 from trainer_launch.preflight.gpu_collect import LOAD, Cards, Gpu, GpuTest, LoadEnding, Peers, parse_test
@@ -79,7 +79,6 @@ INNOCENT: dict[tuple[str, str], Subject] = {
     ("storage", "refused"): storing(Tried(problem="no child could be started")),
     ("storage", "fails"): storing(replace(STORED, values={**STORED.values, "free_bytes": 1e6})),
     ("own-name", "wrong"): subject(lookup=lambda name: frozenset({"127.0.1.1"})),  # GLOO_SOCKET_IFNAME is set
-
     ("dns", "never there"): subject(job=replace(HEALTHY.job, contract="mpijob-v1"), lookup=lambda name: _refuse()),
     ("dns", "absent"): subject(job=replace(HEALTHY.job, contract="tfjob-v1"), lookup=lambda name: _refuse()),
     ("gloo-socket-ifname", "wrong"): subject(env={"GLOO_SOCKET_IFNAME": "eth9"}),  # NCCL does the work
@@ -225,7 +224,7 @@ def test_ports_that_nobody_needs_may_be_down(rates: list[str], gpus: int, spec: 
 
 def among(*nodes: Subject) -> list[tuple[str, Fault | None]]:
     """What the comparison of these nodes says, of whom."""
-    ports = [network_checks.used_adapters(node) for node in nodes]
+    ports = [container_checks.used_adapters(node) for node in nodes]
     told = [{"python": "3.12", **node_facts.of_adapters(its)} for its in ports]
     found = node_facts.differences([f"node {number}" for number in range(len(nodes))], told)
     return [(one.subject, one.fault) for one in found if one.status is not Status.PASS]

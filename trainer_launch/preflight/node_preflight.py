@@ -25,7 +25,6 @@ from trainer_launch.observability import live
 from trainer_launch.preflight import (
     external_check,
     gpu_checks,
-    gpu_judgement,
     mpi_hosts,
     policy,
     registry,
@@ -36,7 +35,7 @@ from trainer_launch.preflight import (
 from trainer_launch.preflight.check import Check, Subject, Where, run, with_gpus
 from trainer_launch.preflight.check import states as check_states
 from trainer_launch.preflight.cluster import node_facts, participation, present_nodes
-from trainer_launch.preflight.cluster.nodes import PairTests
+from trainer_launch.preflight.cluster.present_nodes import PairTests
 from trainer_launch.preflight.policy import Policy
 from trainer_launch.preflight.report_formats import ReportPlace
 from trainer_launch.preflight.rules import with_remedy
@@ -163,7 +162,7 @@ def _without_others(
     findings = [*before, *selection.run(subject, selection.at(Where.CONTAINER, Where.GPU))]
     figures = node_facts.measured(subject.cards)
     if figures:
-        slow = gpu_judgement.findings([subject.host.hostname], [figures], thresholds.load_table(settings.reference))
+        slow = gpu_checks.slow_gpus([subject.host.hostname], [figures], thresholds.load_table(settings.reference))
         findings += selection.kept(slow)
     if mpi_hosts.concerns(subject):
         doing.waiting = lambda: f"waiting for the hosts {mpi_hosts.named(subject)}"

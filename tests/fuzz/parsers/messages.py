@@ -30,7 +30,7 @@ from trainer_launch.observability.training_judge import TrainingJudge
 from trainer_launch.preflight import report_formats
 from trainer_launch.preflight.cluster import cluster_preflight as hall
 from trainer_launch.preflight.cluster import preflight_messages as calling
-from trainer_launch.preflight.cluster.nodes import ClusterSettings, Names
+from trainer_launch.preflight.cluster.present_nodes import ClusterSettings, Names
 
 _SETTINGS = (
     states.CoordinatorSettings(job="job", min_nodes=2, max_nodes=3, max_restarts=3),

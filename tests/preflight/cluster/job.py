@@ -9,7 +9,7 @@ from trainer_launch.model import Endpoint, Seats
 from trainer_launch.model.findings import Fault, Finding, Measure, Scope, Status
 from trainer_launch.preflight.cluster import preflight_messages as msg
 from trainer_launch.preflight.cluster.cluster_preflight import TICK_S, ClusterPreflight, PreflightPhase
-from trainer_launch.preflight.cluster.nodes import ClusterSettings, Names
+from trainer_launch.preflight.cluster.present_nodes import ClusterSettings, Names
 
 JOB = "job"
 HOME = Endpoint("job-node-0-0.job", 29500)

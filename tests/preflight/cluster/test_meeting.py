@@ -30,7 +30,7 @@ from trainer_launch.preflight.cluster import node_link as meeting
 from trainer_launch.preflight.cluster import preflight_messages as msg
 from trainer_launch.preflight.cluster.cluster_preflight import PreflightServer
 from trainer_launch.preflight.cluster.node_link import ClusterVerdict, Listener, NodeLink
-from trainer_launch.preflight.cluster.nodes import ClusterSettings, Names
+from trainer_launch.preflight.cluster.present_nodes import ClusterSettings, Names
 
 JOB = "job"
 LATEST_S = 30.0

@@ -8,7 +8,7 @@ from tests.preflight.cluster.job import Simulation
 from trainer_launch.model.findings import Finding, Measure, Scope, Status
 from trainer_launch.preflight.cluster import pairs
 from trainer_launch.preflight.cluster import preflight_messages as msg
-from trainer_launch.preflight.cluster.nodes import Way
+from trainer_launch.preflight.cluster.present_nodes import Way
 from trainer_launch.preflight.thresholds import load_table
 
 NCCL_8 = "nccl on 8 GPUs"

@@ -30,8 +30,8 @@ from trainer_launch.model.settings import Settings
 from trainer_launch.preflight.cluster import node_link, participation, present_nodes
 from trainer_launch.preflight.cluster import preflight_messages as msg
 from trainer_launch.preflight.cluster.node_link import ClusterVerdict, NodeLink, look_out
-from trainer_launch.preflight.cluster.nodes import ClusterSettings
 from trainer_launch.preflight.cluster.pair_tests import run
+from trainer_launch.preflight.cluster.present_nodes import ClusterSettings
 
 JOB = "job"
 CLAIM = Claim(3, 1, "0-2", sure=True)

@@ -23,8 +23,15 @@ from trainer_launch.preflight import registry
 from trainer_launch.preflight.check import Where
 from trainer_launch.preflight.cluster import pairs, present_nodes
 from trainer_launch.preflight.cluster import preflight_messages as msg
-from trainer_launch.preflight.cluster.nodes import LEASE_S, Cluster, ClusterSettings, JobNode, PairTests, label
 from trainer_launch.preflight.cluster.pairs import Rounds
+from trainer_launch.preflight.cluster.present_nodes import (
+    LEASE_S,
+    Cluster,
+    ClusterSettings,
+    JobNode,
+    PairTests,
+    label,
+)
 
 TICK_S = 0.25
 NEWS_S = 2.0  # between two words to those who wait, which show that this node lives

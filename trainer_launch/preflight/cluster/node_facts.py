@@ -36,10 +36,10 @@ from trainer_launch.model.findings import (
 from trainer_launch.model.redaction import REDACTED, redact, redact_command
 from trainer_launch.model.units import counted, grouped
 from trainer_launch.planning.command import Command
-from trainer_launch.preflight import network_checks, resource_limits
+from trainer_launch.preflight import container_checks
 from trainer_launch.preflight.check import Subject, Where, check
 from trainer_launch.preflight.cluster import preflight_messages as msg
-from trainer_launch.preflight.cluster.nodes import Cluster, listed
+from trainer_launch.preflight.cluster.present_nodes import Cluster, listed
 from trainer_launch.preflight.gpu_collect import Cards
 
 FACTS, CLOCK = "facts", "clock"
@@ -250,7 +250,7 @@ def collect(
     """The report; `facts` took longer to find out, `key` is for hashes of secrets."""
     all_facts = quick_facts(subject.env, subject.command, subject.topology.local_world_size, key) | dict(facts)
     all_facts |= of_gpus(subject.cards, subject.host.gpus.count) | of_adapters(
-        network_checks.used_adapters(subject)
+        container_checks.used_adapters(subject)
     )
     return msg.NodeReport(cut(all_facts), *clock, loud(findings), measured(subject.cards))
 
@@ -263,7 +263,7 @@ def loud(findings: Sequence[Finding]) -> tuple[Finding, ...]:
 def report_s(subject: Subject) -> float:
     """The time that node 0 gives all nodes to report: a GPU or a folder that hangs is found out late."""
     gpus_s = 0.0 if subject.cards is None else subject.cards.limit_s
-    return _REPORT_S + max(gpus_s, resource_limits.storage.limit_s(subject) if subject.storage else 0.0)
+    return _REPORT_S + max(gpus_s, container_checks.storage.limit_s(subject) if subject.storage else 0.0)
 
 
 def measured(cards: Cards | None) -> tuple[Measure, ...]:

@@ -25,7 +25,7 @@ from trainer_launch.model.findings import Finding
 from trainer_launch.model.value_parsers import is_address
 from trainer_launch.preflight.cluster import preflight_messages as msg
 from trainer_launch.preflight.cluster import present_nodes
-from trainer_launch.preflight.cluster.nodes import LEASE_S
+from trainer_launch.preflight.cluster.present_nodes import LEASE_S
 
 _PAUSE_S = 0.1
 _LONGEST_PAUSE_S = 1.0

@@ -14,10 +14,10 @@ from msgspec.structs import replace
 
 from trainer_launch.model.findings import Basis, Fault, Finding, Measure, Scope
 from trainer_launch.model.units import counted, grouped
-from trainer_launch.preflight import fault_isolation, gpu_judgement
+from trainer_launch.preflight import fault_isolation, gpu_checks
 from trainer_launch.preflight.check import Where, check
 from trainer_launch.preflight.cluster import preflight_messages as msg
-from trainer_launch.preflight.cluster.nodes import (
+from trainer_launch.preflight.cluster.present_nodes import (
     Cluster,
     ClusterSettings,
     JobNode,
@@ -208,7 +208,7 @@ def _slowest_allowed(thresholds: Thresholds, rates: Sequence[int]) -> float:
     if len(rates) < _ENOUGH:
         return FLOOR
     middle = statistics.median(rates)
-    least = middle - gpu_judgement.SIGMAS * gpu_judgement.deviation(rates, middle)
+    least = middle - gpu_checks.SIGMAS * gpu_checks.deviation(rates, middle)
     return max(FLOOR, min(thresholds.share * middle, least))
 
 

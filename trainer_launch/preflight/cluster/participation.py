@@ -23,14 +23,14 @@ from trainer_launch.model.settings import Settings
 from trainer_launch.model.units import counted
 from trainer_launch.planning.task import ports_of
 from trainer_launch.planning.torch import job_name
-from trainer_launch.preflight import network_checks, registry, thresholds
+from trainer_launch.preflight import container_checks, registry, thresholds
 from trainer_launch.preflight.check import Subject, Where
 from trainer_launch.preflight.cluster import node_facts, pairs, present_nodes
 from trainer_launch.preflight.cluster import preflight_messages as msg
 from trainer_launch.preflight.cluster.cluster_preflight import PreflightServer
 from trainer_launch.preflight.cluster.node_link import ClusterVerdict, NodeLink, look_out
-from trainer_launch.preflight.cluster.nodes import ClusterSettings, label, names_of
 from trainer_launch.preflight.cluster.pair_tests import Collectives, bench
+from trainer_launch.preflight.cluster.present_nodes import ClusterSettings, label, names_of
 
 _COMPARISONS = (node_facts.FACTS, node_facts.CLOCK, pairs.NAME)
 _PORT_S = 3.0  # for the port to become free
@@ -57,7 +57,7 @@ def obstacle(subject: Subject, settings: Settings, chosen: Collection[str], skip
         return _UNKNOWN_PLACE
     if subject.job.engine not in (None, "torchrun", "plain"):
         return "the nodes of this job do not connect to node 0"
-    if subject.job.contract in network_checks.HIDING and "level" not in settings.model_fields_set:
+    if subject.job.contract in container_checks.HIDING and "level" not in settings.model_fields_set:
         return _HIDDEN
     return None
 
@@ -244,7 +244,7 @@ def failing_nodes(findings: Sequence[Finding], machines: Mapping[str, str]) -> s
     hosts: dict[str, str] = {}
     for finding in findings:
         if finding.proves_a_fault:
-            is_proven = finding.check not in (present_nodes.NAME, network_checks.dns.id)
+            is_proven = finding.check not in (present_nodes.NAME, container_checks.dns.id)
             for host in _HOST.findall(finding.subject):
                 hosts[host] = hosts.get(host) or (machines.get(host, "") if is_proven else "")
     shared = {machine for machine, count in Counter(machines.values()).items() if count > 1 and machine}
