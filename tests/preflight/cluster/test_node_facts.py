@@ -56,24 +56,6 @@ def test_the_node_that_differs_is_named_and_only_what_must_be_alike_fails(
     assert (found.subject, found.measured, found.expected) == (NODES[odd], "b", "a")
 
 
-@pytest.mark.parametrize(
-    ("usual", "odd", "workers", "fault"),
-    [
-        pytest.param("8 of NVIDIA H100", "7 of NVIDIA H100", "7", Fault.NODE, id="a card is lost"),
-        pytest.param("8 of NVIDIA H100", "7 of NVIDIA H100", "8", None, id="all workers have their cards"),
-        pytest.param("4 of NVIDIA H100", "8 of NVIDIA H100", "8", None, id="a larger machine"),
-        pytest.param("8 of NVIDIA H100", "4 of NVIDIA L40S", "4", None, id="a machine of another kind"),
-        pytest.param("0", "1", "1", None, id="a machine with a card that the others have not"),
-    ],
-)
-def test_a_node_with_other_gpus_is_at_fault_only_where_it_has_lost_some(
-    usual: str, odd: str, workers: str, fault: Fault | None
-) -> None:
-    reports = [*[{"gpus": usual, "nproc_per_node": "8"}] * 4, {"gpus": odd, "nproc_per_node": workers}]
-    told = {found.text.partition(" differs")[0]: found for found in differences(NODES, reports)}
-    assert (told["the GPUs"].fault, told["the GPUs"].subject) == (fault, NODES[4])
-
-
 def test_a_variable_that_one_node_lacks_is_a_difference() -> None:
     (found,) = differences(NODES, [*[{"env NCCL_ALGO": "Ring"}] * 4, {}])
     assert found.text == "NCCL_ALGO differs: Ring on 4 nodes, (unset) on node 4 (host-4)"

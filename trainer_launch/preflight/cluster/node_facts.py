@@ -89,7 +89,6 @@ class PeerRule(Struct, frozen=True):
     remedy: str = ""  # the action for programs; "": the cause is not certain
 
 
-_LOST = PeerRule("the GPUs", Fault.NODE, "check which devices that machine has lost (nvidia-smi -L), or drain it")
 _SLOWER = PeerRule(
     "the RDMA ports that are up", Fault.NODE, "check that machine's adapters and cables, or drain it"
 )
@@ -153,21 +152,18 @@ def differences(names: Sequence[str], reports: Sequence[Mapping[str, str]]) -> I
         text = f"the versions of Python and torch could not be determined in time on {listed(unread)}"
         yield facts.unknown(text, subject=listed(unread))
     for key, values in differing.items():
-        is_short = key == GPUS and WORKERS in differing  # else each node has enough for its workers
-        yield _difference(key, grouped((value, name) for name, value in values.items()), is_short=is_short)
+        yield _difference(key, grouped((value, name) for name, value in values.items()))
     if not differing and not unread:
         n_alike = sum(all(key in report for report in reports) for key in keys)
         yield facts.passed(f"{counted(n_alike, 'fact')} alike on all {len(names)} nodes", scope=Scope.JOB)
 
 
-def _difference(key: str, groups: Mapping[str, Sequence[str]], *, is_short: bool) -> Finding:
+def _difference(key: str, groups: Mapping[str, Sequence[str]]) -> Finding:
     name = key.removeprefix(ENV)
     rule = RULES.get(key, PeerRule(name, None, "is it meant to differ? It is set by hand or by an image"))
     ordered = sorted(groups.items(), key=lambda group: (-len(group[1]), group[0]))
     most, others = ordered[0], ordered[1:]
     has_majority = 2 * len(most[1]) > sum(map(len, groups.values()))
-    if is_short and has_majority and all(_has_lost_gpus(value, most[0]) for value, _ in others):
-        rule = _LOST
     slower = [group for group in others if key == "adapters" and has_majority and is_slower(group[0], most[0])]
     if slower:  # who has more is not accused
         rule, others = _SLOWER, slower
@@ -187,12 +183,6 @@ def _difference(key: str, groups: Mapping[str, Sequence[str]], *, is_short: bool
         action=rule.action,
         remedy=rule.remedy,
     )
-
-
-def _has_lost_gpus(value: str, most: str) -> bool:
-    """Whether they are of the same model and fewer: machines of another kind have lost none."""
-    (count, _, model), (usual, _, usual_model) = value.partition(" of "), most.partition(" of ")
-    return model == usual_model and count.isdigit() and usual.isdigit() and int(count) < int(usual)
 
 
 def clocks(names: Sequence[str], offsets: Sequence[tuple[float, float]]) -> Iterator[Finding]:
