@@ -399,8 +399,8 @@ FAULTS: tuple[FleetFault, ...] = (
     in_fleet("DNS", "each answer takes 3 s", "dns", slow_dns),
     in_fleet("DNS", "the own name is on loopback", "own-name", own_name_on_loopback),
     alone("DNS", "a server that knows no name (real)", "dns", denied, *_NODE_1, "--only", "dns"),
-    alone("environment", "another program has the port (real)", "ports", taken, "--nodes", "2", "--node-rank", "0",
-          "--master-addr", "job-0", "--only", "ports"),
+    alone("environment", "another program has the port (real)", "roll-call", taken,
+          "--nodes", "2", "--node-rank", "0", "--master-addr", "job-0", "--only", "roll-call"),
 )
 # fmt: on
 

@@ -81,21 +81,11 @@ JOBS: list[tuple[str, Subject, str]] = [
     ("own-name", of_own_name("127.0.1.1", TWO_WAYS), "resolves to 127.0.1.1, which other nodes cannot reach"),
     ("gloo-socket-ifname", subject(host=CPU_ONLY, env={"GLOO_SOCKET_IFNAME": "eth"}), "names eth, which is not"),
     ("nccl-socket-ifname", subject(env={"NCCL_SOCKET_IFNAME": "lo"}), "leaves only lo (127.0.0.1)"),
-    (
-        "ports",
-        subject(topology=COORDINATOR, port_problem=lambda port: (errno.EACCES, "")),
-        "cannot be opened here: Permission denied",
-    ),
     ("storage", stored(Tried(stage="create", errno=errno.ENOENT)), "No such file or directory at create"),
 ]
 
 
 NODES: list[tuple[str, Subject, str]] = [
-    (
-        "ports",
-        subject(topology=COORDINATOR, port_problem=lambda port: (errno.EADDRINUSE, "pid 7 (sshd)")),
-        "port 29500 of node 0 cannot be opened here: Address already in use, pid 7 (sshd) has it",
-    ),
     (
         "nccl-ib-hca",
         subject(adapters=(AdapterPort("mlx5_0", 1, False),)),
@@ -156,7 +146,7 @@ def test_a_healthy_container_passes_every_check() -> None:
     report = run_all(HEALTHY)
     assert report.verdict is PreflightVerdict.PASS
     skipped = [finding.check for finding in report.findings if finding.status is Status.SKIPPED]
-    assert skipped == ["ports"]  # it is not the coordinator
+    assert skipped == []
     assert [finding.check for finding in report.findings] == list(registry.ids(Where.CONTAINER, Where.GPU))
 
 
@@ -347,7 +337,6 @@ def test_names_by_which_a_pod_is_alone_are_not_looked_up() -> None:
     assert {f.check for f in report.findings if f.status is Status.SKIPPED} == {
         "dns",
         "nccl-ib-hca",
-        "ports",
     }
 
 

@@ -298,9 +298,9 @@ def test_a_port_that_is_taken_is_told_with_who_has_it() -> None:
         "sys.exit(subprocess.run(sys.argv[1:]).returncode)"
     )
     wrap = ("unshare", "-n", sys.executable, "-c", taken)
-    done = wrapped(wrap, "--nodes", "2", "--node-rank", "0", "--master-addr", "job-0", "--only", "ports")
+    done = wrapped(wrap, "--nodes", "2", "--node-rank", "0", "--master-addr", "job-0", "--only", "roll-call")
     assert done.returncode == 20
-    assert "Address already in use, pid " in loud(done)["ports"]["text"]
+    assert "Address already in use by pid " in loud(done)["roll-call"]["text"]
 
 
 def test_a_terminal_shows_what_is_under_way_and_a_pod_does_not_load_rich(tmp_path: Path) -> None:

@@ -87,8 +87,6 @@ INNOCENT: dict[tuple[str, str], Subject] = {
     ),
     ("nccl-ib-hca", "all down"): with_ports(NDR, ""),
     ("nccl-ib-hca", "left out"): with_ports(NDR, NDR, env={"NCCL_IB_HCA": "=mlx5_1,mlx5_7"}),
-    ("ports", "may not"): subject(port_problem=lambda port: (13, "")),  # another node opens it
-    ("ports", "taken"): subject(port_problem=lambda port: (98, "pid 7 (sshd)")),
     ("gpu-count", "hangs"): subject(cards=Cards(lambda: replace(FACTS, trouble="no library", gpus=()))),
     ("gpu-count", "shown"): subject(
         env={"CUDA_VISIBLE_DEVICES": "MIG-1,MIG-2,MIG-3"}, host={"gpus": replace(HEALTHY.host.gpus, count=3)}
@@ -147,7 +145,7 @@ def test_every_remedy_is_a_word_of_the_schema_and_a_node_is_drained_only_for_wha
     words = {rule.remedy for rule in RULES} - {"", "{value[1]}"}
     assert words <= {"RESET", "REBOOT", "DRAIN", "RMA", "FIX_JOB", "FIX_IMAGE"}
     blameless = {rule.check for rule in RULES if rule.fault is Fault.NODE and not rule.remedy}
-    assert blameless == {"storage", "dns", "ports"}  # a file server, a cluster's DNS, another pod
+    assert blameless == {"storage", "dns"}  # a file server, a cluster's DNS
     assert all(rule.remedy in ("FIX_JOB", "FIX_IMAGE") for rule in RULES if rule.fault is Fault.JOB)
 
 

@@ -144,7 +144,6 @@ class Subject(Struct, frozen=True, kw_only=True):
     cards: Cards | None = None  # NVIDIA's GPUs, which children look at; None: there is none
 
     lookup: dns.Lookup = dns.lookup
-    port_problem: Callable[[int], tuple[int, str] | None] = network.port_error
     write_problem: Callable[[int], int | None] = shm.write_error
     count_errors: Callable[[], Mapping[tuple[str, int, str], int]] = network.port_errors
     try_out: Callable[[str, str, float], deadline_subprocess.Tried] = deadline_subprocess.try_out

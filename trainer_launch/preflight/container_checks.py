@@ -435,19 +435,3 @@ def rdma_errors(subject: Subject) -> Observed:
     grown = [(at, now[at] - before.get(at, 0)) for at in sorted(now) if at[:2] in taken]
     text = ", ".join(f"{device}:{port} {name} +{more}" for (device, port, name), more in grown if more > 0)
     return Observed(facts={"errors": text}, good=f"no new errors on {counted(len(taken), 'port')}")
-
-
-@check("ports")
-def ports(subject: Subject) -> Observed:
-    """The port where the nodes meet is free on the node that opens it."""
-    coordinator = subject.topology.coordinator
-    if coordinator is None or not subject.has_peers or not subject.topology.is_coordinator:
-        return Observed(skipped="this node opens no port that others know")
-    problem = subject.port_problem(coordinator.port)
-    if problem is None:
-        return Observed(good=f"port {coordinator.port} is free")
-    number, holder = problem
-    text = f"port {coordinator.port} of node 0 cannot be opened here: {os.strerror(number)}"
-    text += f", {holder} has it" if holder else ""
-    fact = "may not" if number in (errno.EACCES, errno.EPERM) else "taken"
-    return Observed(facts={fact: text}, more={"measured": coordinator.port})

@@ -184,14 +184,13 @@ def _together(
     later = [check for check in checks if check.is_late]
     doing.hold()
     with participation.gathering(subject, settings, selection.policy.off) as part:
-        if isinstance(part, NodeError):  # the check of the port says so
+        if isinstance(part, NodeError):
             doing.release()
-            findings = (*before, *selection.run(replace(subject, deadline_s=0.0), checks))
+            taken = selection.kept([present_nodes.port_taken(str(part))])
+            findings = (*taken, *before, *selection.run(replace(subject, deadline_s=0.0), checks))
             return NodeResult(Report(findings=findings))
         doing.waiting = part.waiting
         doing.release()
-        if subject.topology.is_coordinator:
-            subject = replace(subject, port_problem=lambda port: None)  # it is the cluster preflight that has it
         early = (*before, *selection.run(subject, at_once))
         subject = replace(subject, port_errors=subject.count_errors())
         verdict = part.finish(early)

@@ -27,7 +27,6 @@ CHECKS: tuple[Check[Any], ...] = (
     container_checks.nccl_socket_ifname,
     container_checks.nccl_ib_hca,
     container_checks.rdma_errors,
-    container_checks.ports,
     *gpu_checks.CHECKS,
     present_nodes.all_present,
     node_facts.facts,
@@ -52,6 +51,7 @@ REMOVED = frozenset(
             "full-job",
             "gpu-checksum",
             "shared-storage",
+            "ports",
         ),
     )
 )

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import errno
+import os
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 
 from msgspec import Struct, field
@@ -220,6 +222,13 @@ def cut_off(host: str, doing: str, waited_s: float) -> Finding:
     """Finding of a node whose own resolver or network hangs."""
     text = f"{host} could not ask node 0 within {waited_s:.0f} s: its resolver or network hangs ({doing})"
     return all_present.failed(Fault.NODE, text, action="check DNS and the network of this node")
+
+
+def port_taken(problem: str) -> Finding:
+    """Node 0 cannot open the port where the nodes meet."""
+    fault = Fault.JOB if os.strerror(errno.EACCES) in problem else Fault.NODE
+    text, _, action = problem.partition("; ")
+    return all_present.failed(fault, text, action=action)
 
 
 def refused(reason: str) -> Finding:
