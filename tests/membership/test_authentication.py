@@ -268,7 +268,7 @@ def takes_part(one: _Link) -> None:
     while not isinstance(news := one.receive(60.0), ClusterVerdict | None):
         if isinstance(news, preflight_messages.Complete):
             one.send(preflight_messages.NodeReport({"torch": "2"}, *one.offset))
-    one.is_decided = news is not None and news.is_shared
+    one.is_decided = news is not None and all(finding.fault is None for finding in news.findings)
 
 
 # -- one end of a connection ---------------------------------------------------------------------
