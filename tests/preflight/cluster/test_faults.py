@@ -52,10 +52,10 @@ def other_torch(folder: Path) -> Sequence[str]:
 def test_each_of_seven_nodes_with_a_fault_of_its_own_is_named_with_it_and_the_eighth_with_nothing(
     tmp_path: Path,
 ) -> None:
-    env = {"PET_NPROC_PER_NODE": "2", "TRAINER_LAUNCH_THRESHOLD": "pair=0.001,pair-mbps=0.01"}
+    env = {"PET_NPROC_PER_NODE": "2"}
     tiny = ("unshare", "-m", "sh", "-c", 'mount -t tmpfs -o size=1m tmpfs /dev/shm && exec "$0" "$@"')
     with limited(*MEMORY) as enter, hosts(*NAMES, shm_bytes=1 << 30) as pods:
-        job = Pods(pods, tmp_path, deadline_s=60)
+        job = Pods(pods, tmp_path, deadline_s=60, words=("--policy", "cpu=off,pairs=off"))
         job.start(0, env=env)
         job.start(1, env=env, inside=tiny)
         job.start(2, env=env, inside=("prlimit", "--nofile=64:64"))
@@ -80,8 +80,7 @@ def test_each_of_seven_nodes_with_a_fault_of_its_own_is_named_with_it_and_the_ei
     assert told["facts"]["text"].startswith("torch differs: ")
     assert "1.13.1 on node 6 (job-node-0-6)" in told["facts"]["text"]
     assert told["clock"]["measured"] == pytest.approx(45, abs=1)
-    tells_all = [node for node in range(8) if "\n  faulty: " in job.said[node]]
-    assert tells_all == [0, 1, 2, 5, 6, 7], "node 0 and each faulty node; nodes 3 and 4 have but a warning"
+    assert all("\n  faulty: " in job.said[node] for node in range(8))
 
 
 def block(host: Host, rule: str) -> None:

@@ -111,18 +111,6 @@ def test_every_survivor_prints_the_same_list_of_who_is_missing_and_why(tmp_path:
     assert set(machines.values()) == {"unknown"}, "no machine is quarantined for a pod that is missing"
 
 
-def test_without_node_0_each_of_the_others_says_at_which_stage_it_is(tmp_path: Path) -> None:
-    with hosts("job-node-0-0", "job-node-0-1", "job-node-0-2") as pods:
-        pods[2].knows({pods[2].name: pods[2].address})
-        job = Pods(pods, tmp_path, deadline_s=3)
-        for node in (1, 2):
-            job.start(node, level="quick")
-        (first, of_first), (second, of_second) = job.end(1), job.end(2)
-    assert (first, second) == (20, 20)
-    assert loud(of_first) == [("roll-call", "node 0 (job-node-0-0)", None)]
-    assert loud(of_second) == [("roll-call", "node 0 (job-node-0-0)", None)]
-
-
 def test_the_node_that_differs_is_named_and_a_secret_is_not_told(tmp_path: Path) -> None:
     for name, text in (("same", "print(1)"), ("other", "print(2)")):
         (tmp_path / name).mkdir()
