@@ -158,7 +158,7 @@ def test_a_driver_that_hangs_is_given_up_at_the_deadline(tmp_path: Path, monkeyp
 
 
 def test_a_card_that_hangs_under_load_is_killed_and_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(collect, "LOAD_S", {"standard": 6.0})
+    monkeypatch.setattr(collect, "LOAD_S", 6.0)
     found = findings(subject(machine.environment(tmp_path, benching(2, hangs="gemm"))))
     assert loud(found) == [("gpu-load", NODE, "GPU 2")]
     text = next(one.text for one in found if one.check == "gpu-load")
@@ -170,7 +170,7 @@ def test_a_card_is_not_blamed_for_what_happens_before_it_is_touched(
     change: dict[str, str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """On a slow disk, or with a broken torch."""
-    monkeypatch.setattr(collect, "LOAD_S", {"standard": 4.0})
+    monkeypatch.setattr(collect, "LOAD_S", 4.0)
     found = findings(subject(machine.environment(tmp_path, benching(2, **change))))
     assert loud(found) == [("gpu-load", UNKNOWN, "")]
     assert "GPU 2: not tested: its test " in next(one.text for one in found if one.status is Status.UNKNOWN)
@@ -179,7 +179,7 @@ def test_a_card_is_not_blamed_for_what_happens_before_it_is_touched(
 @pytest.mark.filterwarnings("ignore:subprocess .* is still running:ResourceWarning")  # so it is meant
 def test_a_child_that_not_even_sigkill_ends_is_a_finding(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Simulated: the signal is not sent."""
-    monkeypatch.setattr(collect, "LOAD_S", {"standard": 6.0})
+    monkeypatch.setattr(collect, "LOAD_S", 6.0)
     monkeypatch.setattr(deadline_subprocess, "REAP_S", 0.2)
     spared: list[int] = []
     kill = process_tree.kill
