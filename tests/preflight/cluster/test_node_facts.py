@@ -35,7 +35,6 @@ NODES = tuple(f"node {number} (host-{number})" for number in range(5))
         ("the kernel", "kernel", None),
         ("Python", "python", None),
         ("the command line", "command", None),
-        ("the image", "image", None),
         *((name, f"env {name}", Fault.JOB) for name in ("GLOO_DEVICE_TRANSPORT", "UCX_TLS", "FI_PROVIDER")),
         *(
             (name, f"env {name}", Fault.JOB)

@@ -50,7 +50,7 @@ ENV = "env "  # how a variable's fact begins
 GPUS, WORKERS = "gpus", "nproc_per_node"
 _SHOWN = 8
 _VERSIONS = "python"  # where this is missing, so is all that is found out with it
-_ALWAYS_REPORTED = ("image", WORKERS, "command", "adapters", "pair tests")  # or there is none
+_ALWAYS_REPORTED = (WORKERS, "command", "adapters", "pair tests")  # or there is none
 # Of the variables, these change what nodes send each other: where they differ, a collective hangs or fails.
 _MUST_AGREE = frozenset(
     (
@@ -77,7 +77,6 @@ _PREFIXES = (
 _NAMES = frozenset(("PYTHONHASHSEED", "PYTHONPATH", "LD_PRELOAD"))
 # Each node has its own, by what they are for.
 _OWN = frozenset(("CUDA_VISIBLE_DEVICES", "NCCL_HOSTID"))
-_IMAGE_VARIABLE = "FLYTE_INTERNAL_IMAGE"  # its name, which a container does not know elsewhere
 
 
 class PeerRule(Struct, frozen=True):
@@ -108,7 +107,6 @@ RULES: Mapping[str, PeerRule] = {
     GPUS: PeerRule("the GPUs", None, "give all nodes the same GPUs, unless they are meant to differ"),
     "adapters": PeerRule("the RDMA ports that are up", None, "check that machine's adapters and cables (ibstat)"),
     WORKERS: PeerRule("the number of workers", None, "give all nodes the same nproc_per_node", "FIX_JOB"),
-    "image": PeerRule("the image", None, _IMAGE, "FIX_IMAGE"),
     "python": PeerRule("Python", None, _IMAGE, "FIX_IMAGE"),
     "driver": PeerRule("the GPU driver", None, "bring the machines to one driver version"),
     "pair tests": PeerRule("what can test pairs", None, "start all nodes with the same GPUs and the same torch"),
@@ -137,7 +135,7 @@ def clock(cluster: Cluster) -> Iterator[Finding]:
 def differences(names: Sequence[str], reports: Sequence[Mapping[str, str]]) -> Iterator[Finding]:
     """A finding for each fact that is not the same on all nodes; `names` say whose facts they are."""
     keys = dict.fromkeys(key for report in reports for key in sorted(report))
-    # A node whose value could not be read is left out; no variable, no image and no adapter are values.
+    # A node whose value could not be read is left out; no variable and no adapter are values.
     values_by_key = {
         key: {
             name: report.get(key, UNSET)
@@ -318,7 +316,7 @@ def quick_facts(
     env: Mapping[str, str], command: Command | None, workers: int | None, salt: bytes
 ) -> dict[str, str]:
     """The facts that take no time to read."""
-    values = {"image": env[_IMAGE_VARIABLE]} if env.get(_IMAGE_VARIABLE) else {}
+    values = {}
     if workers is not None:
         values[WORKERS] = str(workers)
     if command is not None:
