@@ -168,12 +168,27 @@ def test_a_device_says_itself_what_helps(facts: dict[str, Any], remedy: str) -> 
     assert [finding.remedy for finding in every if finding.status is Status.FAIL] == [remedy]
 
 
+def in_cliques(*cliques: int) -> Subject:
+    """A node whose cards are in these cliques of an NVLink fabric."""
+    fabrics = [{"fabric": {**FABRIC, "clique": clique}} for clique in cliques]
+    cards = (replace(gpu, facts={**gpu.facts, **fabric}) for gpu, fabric in zip(FACTS.gpus, fabrics, strict=True))
+    return with_gpus(tuple(cards))
+
+
+NO_GPUDIRECT = replace(FACTS.tests[0], gpudirect="none")
 NO_ROOM = "NCCL error: Error while creating shared memory segment /dev/shm/nccl-1: No space left on device"
 HARD: list[tuple[Subject, str, str]] = [
     *((of_gpu(fabric={**FABRIC, "health": health}), "gpu-nvlink", "fail") for health in (0xA9, 0x9A)),
     (of_gpu(fabric={**FABRIC, "health": 0xA6}), "gpu-nvlink", "warn"),
     (of_gpu(fabric={**FABRIC, "state": 2}), "gpu-nvlink", "warn"),
+    (of_gpu(fabric={**FABRIC, "status": 999}), "gpu-nvlink", "fail"),
     (of_gpu(nvlinks=[0] * 18), "gpu-nvlink", "fail"),
+    (of_gpu(spent_banks=2), "gpu-remap", "warn"),
+    (of_gpu(**{f"{LOAD}pcie_generation": [4, 5]}), "gpu-pcie", "warn"),
+    (of_gpu(**{f"{LOAD}xids": [94, 63]}), "gpu-xid", "warn"),
+    (in_cliques(1, 8), "gpu-nvlink", "warn"),
+    (with_tests(ending=LoadEnding.DIED, stage="peers", peers=None, why="its test died"), "gpu-peers", "fail"),
+    (subject(cards=Cards(lambda: replace(FACTS, tests=(NO_GPUDIRECT,)))), "gpu-network", "warn"),
     *((of_gpu(**{CLOCKS: {"looks": 9, "times": {bit: 9}}}), "gpu-clocks", "fail") for bit in ("8", "32")),
     (with_tests(ending=LoadEnding.FAILED, stage="device", why="CUDA error: unknown"), "gpu-load", "fail"),
     (with_tests(**APART, why="NCCL error: Bootstrap : no socket interface found"), "gpu-peers", "fail"),
