@@ -292,17 +292,6 @@ def test_a_preflight_that_is_asked_to_stop_while_it_joins_says_so_once_joined(nu
     assert "went on" not in done.stdout
 
 
-def test_a_port_that_is_taken_is_told_with_who_has_it() -> None:
-    taken = (
-        "import socket, subprocess, sys; s = socket.create_server(('', 29500)); "
-        "sys.exit(subprocess.run(sys.argv[1:]).returncode)"
-    )
-    wrap = ("unshare", "-n", sys.executable, "-c", taken)
-    done = wrapped(wrap, "--nodes", "2", "--node-rank", "0", "--master-addr", "job-0", "--only", "roll-call")
-    assert done.returncode == 20
-    assert "Address already in use by pid " in loud(done)["roll-call"]["text"]
-
-
 def test_a_terminal_shows_what_is_under_way_and_a_pod_does_not_load_rich(tmp_path: Path) -> None:
     words = ("preflight", "--wait-timeout", "2", "--nodes", "2", "--node-rank", "0", "--master-addr", "127.0.0.1")
     command = shlex.join([*LAUNCHER, *words, "--master-port", str(free_port())])
