@@ -161,7 +161,7 @@ def absent(
     `missing` has their names by rank, `lost` how those were lost that had come before.
     """
     names = list(missing.values())
-    before = {rank: f" (it was present before: {how})" for rank, how in lost.items()}
+    before = {rank: f" (it was present before: {how})" for rank, how in lost.items() if how}
     about = [f"{name}{before.get(rank, '')}" for rank, name in missing.items()]
     text = f"{n_present} of {settings.min_nodes} nodes were present after {settings.deadline_s:g} s; "
     n_missing = settings.min_nodes - n_present
