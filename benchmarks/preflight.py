@@ -22,21 +22,18 @@ from trainer_launch.host import network
 from trainer_launch.membership.protocol import Challenge
 from trainer_launch.model import Endpoint, Seats
 from trainer_launch.model.findings import Finding, Status
-from trainer_launch.preflight.cluster import pairs
 from trainer_launch.preflight.cluster import preflight_messages as msg
 from trainer_launch.preflight.cluster.cluster_preflight import PreflightServer
-from trainer_launch.preflight.cluster.nodes import ClusterSettings, Names
+from trainer_launch.preflight.cluster.present_nodes import ClusterSettings, Names
 from trainer_launch.rehearsal.controllers.local_jobs import address_of, own_environment
 
 JOB = "benchmark"
 LATEST_S = 120.0
 SIZES = (2, 8, 64, 512, 4096)
 REAL = (2, 8)  # two have a core each here, as pods of their own would
-WHOS = ("quick", "standard", "deep")
+WHOS = ("quick", "standard")
 SIMULATED = {"to the verdict": "s", "CPU of node 0": "s", "memory of node 0": "MB"}
-FACTS = {pairs.FACT: "gloo"} | {
-    f"env NCCL_BENCHMARK_{number}": "x" * 40 for number in range(60)
-}  # about 4 KB, as a real node has
+FACTS = {f"env NCCL_BENCHMARK_{number}": "x" * 40 for number in range(60)}  # about 4 KB, as a real node has
 
 
 class Node:
@@ -186,7 +183,6 @@ def rehearsed(n_nodes: int, level: str, row: str, *more: str) -> Mapping[str, fl
 
 
 _REAL = {n: f"{n} real nodes: from the first start to the last end" for n in REAL}
-_GLOO = {n: f"{n} real nodes, pairs tested by gloo: likewise" for n in REAL}
 
 
 @contextlib.contextmanager
@@ -202,9 +198,6 @@ def opened() -> Iterator[Setup]:
         for n, row in _REAL.items()
         for level in WHOS
     ]
-    for n, row in _GLOO.items():
-        by_gloo = functools.partial(rehearsed, n, "standard", row, "--pair-test", "gloo")
-        cases.append(Case("standard", {row: "s"}, by_gloo, LATEST_S, 8.0))
     yield Setup(cases)
 
 
@@ -215,7 +208,7 @@ SECTION = Section(
     is_on_page=False,
     shows=(
         *("4,096 nodes: to the verdict", "4,096 nodes: memory of node 0"),
-        *("8 real nodes: from the first start to the last end", "8 real nodes, pairs tested by gloo: likewise"),
+        "8 real nodes: from the first start to the last end",
     ),
     open=opened,
     versions=lambda: {name: version_here(name) for name in ("trainer-launch", "torch")},

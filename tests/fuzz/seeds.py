@@ -79,12 +79,12 @@ _FROM_SERVER = (
 )  # fmt: skip
 _CALLED = (
     calling.Hello(calling.VERSION, "job", 0, "n-0", "i0", listens=4000), calling.Hello(calling.VERSION, "job", 1, "n-1", "i1", listens=1),
-    calling.Time(1.5), calling.NodeReport({"torch": "2.13", "ENV NCCL_X": "1"}, 0.1, 0.1, (_BAD,), tokens={"/ckpt": "i0"}),
+    calling.Time(1.5), calling.NodeReport({"torch": "2.13", "ENV NCCL_X": "1"}, 0.1, 0.1, (_BAD,)),
     calling.Result(1, (calling.RailResult("", 10**9),)), calling.NodeReport(findings=(_BAD,), is_early=True), calling.Renew(),
     coordination.Hello(coordination.VERSION, "job", 1, "n-1", "i1"),
-    calling.PreflightWaiting(1, 2, ("a",), 3.0), calling.TimeIs(1.0, 2.0, 3.0), calling.Complete("salt", ("i0", "i1")),
+    calling.PreflightWaiting(1, 2, ("a",), 3.0), calling.TimeIs(1.0, 2.0, 3.0), calling.Complete("salt"),
     calling.Test(1, 0, "h", 1, "tok", 5.0), calling.Decided((_BAD,)),
-    calling.Refused("no", False), calling.Here("dns"),
+    calling.Refused("no", False),
 )  # fmt: skip
 
 

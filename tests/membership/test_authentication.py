@@ -27,8 +27,8 @@ from trainer_launch.model.errors import NodeError
 from trainer_launch.preflight.cluster import preflight_messages
 from trainer_launch.preflight.cluster.cluster_preflight import PreflightServer
 from trainer_launch.preflight.cluster.node_link import ClusterVerdict, NodeLink
-from trainer_launch.preflight.cluster.nodes import ClusterSettings, Names
 from trainer_launch.preflight.cluster.pair_tests import run
+from trainer_launch.preflight.cluster.present_nodes import ClusterSettings, Names
 
 SECRET = b"right"
 Alter = Callable[[bytes], "list[bytes]"]
@@ -268,7 +268,7 @@ def takes_part(one: _Link) -> None:
     while not isinstance(news := one.receive(60.0), ClusterVerdict | None):
         if isinstance(news, preflight_messages.Complete):
             one.send(preflight_messages.NodeReport({"torch": "2"}, *one.offset))
-    one.is_decided = news is not None and news.is_shared
+    one.is_decided = news is not None and all(finding.fault is None for finding in news.findings)
 
 
 # -- one end of a connection ---------------------------------------------------------------------

@@ -23,8 +23,8 @@ from trainer_launch.membership.state import CoordinatorSettings, Looked
 from trainer_launch.model import Endpoint, Hosting, NodeRange, Seats
 from trainer_launch.observability import event_log
 from trainer_launch.preflight.cluster.cluster_preflight import PreflightServer as RollCall
-from trainer_launch.preflight.cluster.nodes import ClusterSettings as Calling
-from trainer_launch.preflight.cluster.nodes import Names
+from trainer_launch.preflight.cluster.present_nodes import ClusterSettings as Calling
+from trainer_launch.preflight.cluster.present_nodes import Names
 
 JOB = "job"
 

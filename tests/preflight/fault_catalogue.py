@@ -184,10 +184,6 @@ def own_name_on_loopback(fleet: Fleet, node: Node, folder: Path) -> None:
     node.change(env={"GLOO_SOCKET_IFNAME": ""})
 
 
-def not_shared(fleet: Fleet, node: Node, folder: Path) -> None:
-    fleet.sees = lambda folder, one, other: (one == node.rank) == (other == node.rank)
-
-
 def slow_dns(fleet: Fleet, node: Node, folder: Path) -> None:
     known = Names(names_of(SIZE))
 
@@ -327,8 +323,6 @@ FAULTS: tuple[FleetFault, ...] = (
     library("NVLink errors under load", "gpu-nvlink", loaded(1, nvlink_errors=[0, 5]), "GPU 1"),
     library("NVLink bandwidth at a quarter", "allreduce", on_node(rate=115.0)),
     library("a product does not repeat", "gpu-load", bench(1, different=3), "GPU 1"),
-    library("a product differs from all others", "gpu-checksum", bench(1, checksum="f" * 16), "GPU 1"),
-    library("memory forgets (deep)", "gpu-load", bench(0, wrong=5), "GPU 0", level="deep"),
     library("sums are wrong between GPUs", "gpu-peers", on_node(adds_together=False)),
     library("a GPU's test dies", "gpu-load", bench(1, dies="gemm"), "GPU 1"),
     library("NCCL falls back to sockets", "gpu-network", on_node(network="Socket"), kind="rail"),
@@ -398,7 +392,6 @@ FAULTS: tuple[FleetFault, ...] = (
         stage="fsync", timed_out=True))),
     in_fleet("disk", "data come back changed", "storage", tried("storage", replace(
         STORED, values={**STORED.values, "same": 0.0}))),
-    in_fleet("disk", "one node has another volume", "shared-storage", not_shared, storage={"/checkpoints": True}),
     alone("disk", "a full volume (mounted)", "storage", full, "--only", "storage", "--storage", "{}"),
     # names
     in_fleet("DNS", "node 0 has no name", "dns", resolver(home=None)),
@@ -406,8 +399,8 @@ FAULTS: tuple[FleetFault, ...] = (
     in_fleet("DNS", "each answer takes 3 s", "dns", slow_dns),
     in_fleet("DNS", "the own name is on loopback", "own-name", own_name_on_loopback),
     alone("DNS", "a server that knows no name (real)", "dns", denied, *_NODE_1, "--only", "dns"),
-    alone("environment", "another program has the port (real)", "ports", taken, "--nodes", "2", "--node-rank", "0",
-          "--master-addr", "job-0", "--only", "ports"),
+    alone("environment", "another program has the port (real)", "roll-call", taken,
+          "--nodes", "2", "--node-rank", "0", "--master-addr", "job-0", "--only", "roll-call"),
 )
 # fmt: on
 
@@ -478,7 +471,7 @@ def a_busy_moment(fleet: Fleet, folder: Path) -> None:
 
 def without_gpus(node: Node) -> None:
     node.change(host=_NO_GPU, adapters=(), has_rdma=False, env={"NCCL_IB_HCA": ""})
-    node.versions[pairs.FACT] = "gloo"
+    node.versions.pop(pairs.FACT, None)
 
 
 def without_rdma(node: Node) -> None:
@@ -509,12 +502,11 @@ def consumer_cards(node: Node) -> None:
 
 
 def another_model(node: Node) -> None:
-    """A pool of two models, each as fast as it should be, whose products come to other bits."""
+    """A pool of two models, each as fast as it should be."""
     tests = tuple(
         replace(
             test,
             facts={**test.facts, "model": "NVIDIA H100 80GB HBM3"},
-            checksum="0a1b2c3d4e5f6071",
             figures=tuple(
                 (name, value * (0.8 if name == "hbm-copy" else 1), unit) for name, value, unit in test.figures
             ),
@@ -624,7 +616,7 @@ HEALTHY_FLEETS: tuple[HealthyFleet, ...] = (
     ),
     HealthyFleet("racks between which it is a little slower", slow_racks),
     HealthyFleet("one pair is disturbed once", a_busy_moment),
-    HealthyFleet("no GPUs", each(without_gpus), {"pair_test": "socket"}),
+    HealthyFleet("no GPUs", each(without_gpus)),
     HealthyFleet("no RDMA", each(without_rdma)),
     HealthyFleet("consumer cards", each(consumer_cards)),
     HealthyFleet("two models of GPU in one pool", some(another_model)),

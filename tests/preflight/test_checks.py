@@ -19,7 +19,7 @@ from trainer_launch.host.deadline_subprocess import Tried
 from trainer_launch.host.network import AdapterPort, Interface
 from trainer_launch.model import Cpus, Endpoint, Gpus, Member, Mpi, NodeRange
 from trainer_launch.model.findings import Fault, Finding, PreflightVerdict, Status
-from trainer_launch.preflight import check, network_checks, registry, resource_limits
+from trainer_launch.preflight import check, container_checks, registry
 from trainer_launch.preflight.check import Subject, Where
 from trainer_launch.preflight.cluster import node_facts
 from trainer_launch.preflight.gpu_collect import Cards
@@ -81,21 +81,11 @@ JOBS: list[tuple[str, Subject, str]] = [
     ("own-name", of_own_name("127.0.1.1", TWO_WAYS), "resolves to 127.0.1.1, which other nodes cannot reach"),
     ("gloo-socket-ifname", subject(host=CPU_ONLY, env={"GLOO_SOCKET_IFNAME": "eth"}), "names eth, which is not"),
     ("nccl-socket-ifname", subject(env={"NCCL_SOCKET_IFNAME": "lo"}), "leaves only lo (127.0.0.1)"),
-    (
-        "ports",
-        subject(topology=COORDINATOR, port_problem=lambda port: (errno.EACCES, "")),
-        "cannot be opened here: Permission denied",
-    ),
     ("storage", stored(Tried(stage="create", errno=errno.ENOENT)), "No such file or directory at create"),
 ]
 
 
 NODES: list[tuple[str, Subject, str]] = [
-    (
-        "ports",
-        subject(topology=COORDINATOR, port_problem=lambda port: (errno.EADDRINUSE, "pid 7 (sshd)")),
-        "port 29500 of node 0 cannot be opened here: Address already in use, pid 7 (sshd) has it",
-    ),
     (
         "nccl-ib-hca",
         subject(adapters=(AdapterPort("mlx5_0", 1, False),)),
@@ -110,14 +100,6 @@ NODES: list[tuple[str, Subject, str]] = [
         "dns",
         subject(lookup=Names(ADDRESSES | {"job-node-0-0.job": None}, socket.EAI_MEMORY)),
         "job-node-0-0.job: the resolver failed",
-    ),
-    (
-        "dns",
-        subject(
-            lookup=of_names(node_0=frozenset({"fd00::6"})),
-            interfaces=(LO, replace(ETH0, addresses=("10.0.0.7", "fe80::7"))),
-        ),
-        "job-node-0-0.job: only IPv6 addresses (fd00::6), and this node has only IPv4",
     ),
     ("storage", stored(Tried(stage="fsync", timed_out=True)), "/checkpoints hangs at fsync, after 20 s"),
     (
@@ -164,7 +146,7 @@ def test_a_healthy_container_passes_every_check() -> None:
     report = run_all(HEALTHY)
     assert report.verdict is PreflightVerdict.PASS
     skipped = [finding.check for finding in report.findings if finding.status is Status.SKIPPED]
-    assert skipped == ["ports"]  # it is not the coordinator
+    assert skipped == []
     assert [finding.check for finding in report.findings] == list(registry.ids(Where.CONTAINER, Where.GPU))
 
 
@@ -225,7 +207,7 @@ def test_a_job_of_one_node_is_not_stopped_for_a_network_that_it_does_not_use() -
 def test_node_0_waits_for_longer_than_any_check_of_another_node_may_take(folders: tuple[str, ...]) -> None:
     node = subject(storage=folders)
     limits_s = [
-        one.limit_s(node) for one in registry.at(Where.CONTAINER, Where.GPU) if one is not network_checks.dns
+        one.limit_s(node) for one in registry.at(Where.CONTAINER, Where.GPU) if one is not container_checks.dns
     ]
     assert node_facts.report_s(node) > max(limits_s) + 30
 
@@ -256,12 +238,12 @@ def test_all_folders_are_tried_at_once_and_given_up_at_the_deadline() -> None:
         return Tried(stage="fsync", timed_out=True)
 
     hanging = subject(storage=("/a", "/b", "/c"), ends_at_s=time.monotonic() + 8, try_out=try_out)
-    found = check.run(hanging, [resource_limits.storage]).findings
+    found = check.run(hanging, [container_checks.storage]).findings
     assert [one.text for one in found] == [f"{at} hangs at fsync, after 8 s" for at in ("/a", "/b", "/c")]
     assert max(given_s) <= 8
     late = replace(hanging, ends_at_s=time.monotonic() - 60)  # even then a slow server is no dead one
     given_s.clear()
-    assert len(check.run(late, [resource_limits.storage]).findings) == 3
+    assert len(check.run(late, [container_checks.storage]).findings) == 3
     assert set(given_s) == {5.0}
 
 
@@ -311,7 +293,7 @@ def test_names_that_an_operator_hides_from_init_containers_are_unknown_and_not_w
 
 
 def test_dns_that_hangs_is_given_up_soon_after_the_deadline(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(network_checks, "_POLL_S", 0.1)
+    monkeypatch.setattr(container_checks, "_POLL_S", 0.1)
     release = threading.Event()
     looks: list[str] = []
 
@@ -322,7 +304,7 @@ def test_dns_that_hangs_is_given_up_soon_after_the_deadline(monkeypatch: pytest.
 
     hanging = subject(lookup=lookup)
     try:
-        finding = next(iter(network_checks.dns.run(hanging)))
+        finding = next(iter(container_checks.dns.run(hanging)))
     finally:
         release.set()
     assert (finding.status, finding.fault) == (Status.FAIL, Fault.NODE)
@@ -355,7 +337,6 @@ def test_names_by_which_a_pod_is_alone_are_not_looked_up() -> None:
     assert {f.check for f in report.findings if f.status is Status.SKIPPED} == {
         "dns",
         "nccl-ib-hca",
-        "ports",
     }
 
 
@@ -363,9 +344,9 @@ def test_an_mpi_launcher_that_hosts_no_rank_needs_no_shared_memory() -> None:
     mpi = Mpi(hostfile_path="/etc/mpi/hostfile", launch_agent="ssh")
     launcher = replace(HEALTHY.job, role="launcher", engine="mpirun", mpi=mpi)
     small = {"shm_bytes": MIB, "shm_free_bytes": MIB}
-    (finding,) = resource_limits.shm.run(subject(host=small, job=launcher))
+    (finding,) = container_checks.shm.run(subject(host=small, job=launcher))
     assert (finding.status, finding.text) == (Status.PASS, "1 MiB; left as it is; no worker runs in this pod")
-    (finding,) = resource_limits.shm.run(
+    (finding,) = container_checks.shm.run(
         subject(host=small, job=replace(launcher, mpi=replace(mpi, launcher_in_hostfile=True)))
     )
     assert finding.status is Status.WARN

@@ -127,6 +127,7 @@ def test_the_kill_switch_checks_nothing() -> None:
     ("words", "sentence"),
     [
         (("--mode", "warn"), "--mode was removed in 0.3; use --policy observe to run all checks and fail none"),
+        (("--storage", "shared:/ckpt"), "--storage shared:PATH was removed in 0.3; use --storage PATH"),
         (("--report", "/nowhere/r.json"), "--report /nowhere/r.json cannot be written: No such file or directory"),
         (
             ("--report", "r.txt"),
@@ -289,17 +290,6 @@ def test_a_preflight_that_is_asked_to_stop_while_it_joins_says_so_once_joined(nu
     assert f"Preflight stopped by {signal.Signals(number).name} after " in done.stderr
     assert done.stdout.startswith(f"reason=PreflightStopped exit={code} ")
     assert "went on" not in done.stdout
-
-
-def test_a_port_that_is_taken_is_told_with_who_has_it() -> None:
-    taken = (
-        "import socket, subprocess, sys; s = socket.create_server(('', 29500)); "
-        "sys.exit(subprocess.run(sys.argv[1:]).returncode)"
-    )
-    wrap = ("unshare", "-n", sys.executable, "-c", taken)
-    done = wrapped(wrap, "--nodes", "2", "--node-rank", "0", "--master-addr", "job-0", "--only", "ports")
-    assert done.returncode == 20
-    assert "Address already in use, pid " in loud(done)["ports"]["text"]
 
 
 def test_a_terminal_shows_what_is_under_way_and_a_pod_does_not_load_rich(tmp_path: Path) -> None:

@@ -98,14 +98,10 @@ def test_a_command_that_crashes_or_prints_anything_else_is_unknown_and_no_accusa
 @pytest.mark.parametrize(
     ("output", "why"),
     [
-        (b"", "not JSON"),
         (b"[" * 100_000, "expected `object`, got `array`"),
         (bytes(range(256)), "not JSON"),
         (b'{"findings": [], "x": 1}', "object contains unknown field `x`"),
-        (reported(DCGM | {"status": "bad"}), "invalid enum value 'bad'"),
-        (reported(DCGM | {"name": "No Name"}), "expected `str` matching regex"),
         (reported(DCGM | {"remedy": "SHOOT"}), "invalid enum value 'SHOOT'"),
-        (reported(DCGM | {"text": ""}), "expected `str` of length >= 1"),
         (reported(*[GOOD] * 101), "expected `array` of length <= 100"),
     ],
 )

@@ -10,8 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from trainer_launch.model.findings import Basis, Fault, Finding, Measure, Scope, Status
-from trainer_launch.preflight.gpu_judgement import findings
-from trainer_launch.preflight.thresholds import KINDS, Reference, SpeedKind, Table, load_table, parse_flag, table
+from trainer_launch.preflight.gpu_checks import slow_gpus as findings
+from trainer_launch.preflight.thresholds import Reference, Table, load_table, table
 
 H200, UNKNOWN = "NVIDIA H200", "Some Other GPU"
 GEMM = 665.0  # of an H200
@@ -26,8 +26,8 @@ def cards(values: Sequence[float], model: str = "M", name: str = "gemm", per_nod
     return [made[at : at + per_node] for at in range(0, len(made), per_node)]
 
 
-def judged(measures: list[list[Measure]], known: Table = OWN, kinds: Sequence[SpeedKind] = KINDS) -> list[Finding]:
-    return findings([f"node {n} (host-{n})" for n in range(len(measures))], measures, known, kinds)
+def judged(measures: list[list[Measure]], known: Table = OWN) -> list[Finding]:
+    return findings([f"node {n} (host-{n})" for n in range(len(measures))], measures, known)
 
 
 def failed(found: Sequence[Finding]) -> list[str]:
@@ -92,13 +92,6 @@ def test_a_single_card_is_judged_by_the_reference_and_named_in_the_evidence() ->
 def test_of_two_cards_the_slow_one_stands_out() -> None:
     assert failed(judged(cards([50.0, 100.0]))) == ["node 0 (host-0), GPU 0"]
     assert warned(judged(cards([100.0, 50.0], UNKNOWN))) == ["node 1 (host-1), GPU 0"]
-
-
-def test_thresholds_can_be_moved() -> None:
-    values = [100.0] * 7 + [84.0]
-    assert failed(judged(cards(values))) == ["node 7 (host-7), GPU 0"]
-    assert failed(judged(cards(values), kinds=parse_flag("gemm=0.8")[1])) == []
-    assert warned(judged(cards(values), kinds=parse_flag("gemm=0.8,peers=0.5")[1])) == []
 
 
 def together(*rates: float, gpus: int = 8) -> list[list[Measure]]:

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from trainer_launch.host.network import AdapterPort, Interface
 from trainer_launch.planning import interfaces
-from trainer_launch.preflight import network_checks
+from trainer_launch.preflight import container_checks
 
 
 def interface(name: str, *addresses: str, is_up: bool = True) -> Interface:
@@ -81,7 +81,7 @@ def test_nccl_can_be_told_one_family() -> None:
     ],
 )
 def test_nccls_list_of_adapters(spec: str, ports: str) -> None:
-    assert " ".join(f"{port.device}:{port.port}" for port in network_checks.nccl_adapters(spec, PORTS)) == ports
+    assert " ".join(f"{port.device}:{port.port}" for port in container_checks.nccl_adapters(spec, PORTS)) == ports
 
 
 def test_gloo_takes_exact_names_and_misses_each_that_is_not_there() -> None:

@@ -5,24 +5,21 @@ from __future__ import annotations
 import json
 
 from trainer_launch.model.codec import MAX_LINE_BYTES
-from trainer_launch.model.findings import Checksum, Finding, Measure, Status, fitted, fitted_checksums
+from trainer_launch.model.findings import Finding, Measure, Status, fitted
 from trainer_launch.preflight.cluster import preflight_messages
 from trainer_launch.preflight.cluster.preflight_messages import MAX_FACTS, MAX_VALUE, NodeReport, parse, render
 
 GEMM = Measure("gemm", 665.1, "TFLOP/s", "NVIDIA H200", 3)
-SUM = Checksum(3, "GPU-1", "NVIDIA H200, 580.159.04", "0123456789abcdef")
 
 
 def test_the_largest_record_fits_into_a_line() -> None:
     letter = "\u20ac"  # takes six bytes
     measures = fitted([GEMM._replace(model=letter * 500)] * 10_000)
-    checksums = fitted_checksums([SUM._replace(kind=letter * 500)] * 10_000)
     assert measures
-    assert checksums
     facts = {f"{number:060d}": "x" * 1 for number in range(MAX_FACTS - 40)}
     failure = Finding(check="shm", status=Status.WARN, text='"' * 500)
     findings = preflight_messages.fitted([failure] * 100, 10_000)
-    line = render(NodeReport(facts, 0.0, 0.0, findings, measures, checksums))
+    line = render(NodeReport(facts, 0.0, 0.0, findings, measures))
     assert len(line) <= MAX_LINE_BYTES
     assert len(json.dumps(facts)) > 24_000 - MAX_VALUE
     assert parse(line)

@@ -172,12 +172,10 @@ def test_a_word_that_makes_no_sense_is_one_clear_error(text: str, sentence: str)
     ("content", "sentence"),
     [
         ("{", "Input data was truncated"),
-        ("[]", "Expected `object`, got `array`"),
         (
             '{"cpu": "off"}',
             "Object contains unknown field `cpu`; expected rules, a severity for each check, and observe",
         ),
-        ('{"observe": "yes"}', "Expected `bool | null`, got `str` - at `$.observe`"),
         ('{"rules": {"dnss": "off"}}', "'dnss' is not a check; did you mean dns?"),
         (
             '{"rules": {"cpu": "of"}}',

@@ -9,7 +9,7 @@ from msgspec.structs import replace
 from tests.preflight.cluster.job import Simulation
 from tests.preflight.test_outputs import ALL, FATAL, HERE, RETRYABLE
 from trainer_launch.model.findings import Report, Scope
-from trainer_launch.preflight.cluster.nodes import PairTest, PairTests
+from trainer_launch.preflight.cluster.present_nodes import PairTest, PairTests
 from trainer_launch.preflight.fault_isolation import Faulty
 from trainer_launch.preflight.report_page import page
 

@@ -15,7 +15,7 @@ from trainer_launch.host.deadline_subprocess import Ended, Tried
 from trainer_launch.host.network import AdapterPort
 from trainer_launch.model import NodeRange
 from trainer_launch.model.findings import Fault, Finding, Status
-from trainer_launch.preflight import network_checks, registry
+from trainer_launch.preflight import container_checks, registry
 from trainer_launch.preflight.check import Subject, Where
 from trainer_launch.preflight.cluster import node_facts
 from trainer_launch.preflight.gpu_collect import LOAD, Cards, Gpu, GpuTest, LoadEnding, Peers, parse_test
@@ -79,7 +79,6 @@ INNOCENT: dict[tuple[str, str], Subject] = {
     ("storage", "refused"): storing(Tried(problem="no child could be started")),
     ("storage", "fails"): storing(replace(STORED, values={**STORED.values, "free_bytes": 1e6})),
     ("own-name", "wrong"): subject(lookup=lambda name: frozenset({"127.0.1.1"})),  # GLOO_SOCKET_IFNAME is set
-    ("dns", "other family"): subject(lookup=lambda name: frozenset({"10.0.0.6", "fd00::6"})),
     ("dns", "never there"): subject(job=replace(HEALTHY.job, contract="mpijob-v1"), lookup=lambda name: _refuse()),
     ("dns", "absent"): subject(job=replace(HEALTHY.job, contract="tfjob-v1"), lookup=lambda name: _refuse()),
     ("gloo-socket-ifname", "wrong"): subject(env={"GLOO_SOCKET_IFNAME": "eth9"}),  # NCCL does the work
@@ -88,8 +87,6 @@ INNOCENT: dict[tuple[str, str], Subject] = {
     ),
     ("nccl-ib-hca", "all down"): with_ports(NDR, ""),
     ("nccl-ib-hca", "left out"): with_ports(NDR, NDR, env={"NCCL_IB_HCA": "=mlx5_1,mlx5_7"}),
-    ("ports", "may not"): subject(port_problem=lambda port: (13, "")),  # another node opens it
-    ("ports", "taken"): subject(port_problem=lambda port: (98, "pid 7 (sshd)")),
     ("gpu-count", "hangs"): subject(cards=Cards(lambda: replace(FACTS, trouble="no library", gpus=()))),
     ("gpu-count", "shown"): subject(
         env={"CUDA_VISIBLE_DEVICES": "MIG-1,MIG-2,MIG-3"}, host={"gpus": replace(HEALTHY.host.gpus, count=3)}
@@ -148,7 +145,7 @@ def test_every_remedy_is_a_word_of_the_schema_and_a_node_is_drained_only_for_wha
     words = {rule.remedy for rule in RULES} - {"", "{value[1]}"}
     assert words <= {"RESET", "REBOOT", "DRAIN", "RMA", "FIX_JOB", "FIX_IMAGE"}
     blameless = {rule.check for rule in RULES if rule.fault is Fault.NODE and not rule.remedy}
-    assert blameless == {"storage", "dns", "ports"}  # a file server, a cluster's DNS, another pod
+    assert blameless == {"storage", "dns"}  # a file server, a cluster's DNS
     assert all(rule.remedy in ("FIX_JOB", "FIX_IMAGE") for rule in RULES if rule.fault is Fault.JOB)
 
 
@@ -171,12 +168,27 @@ def test_a_device_says_itself_what_helps(facts: dict[str, Any], remedy: str) -> 
     assert [finding.remedy for finding in every if finding.status is Status.FAIL] == [remedy]
 
 
+def in_cliques(*cliques: int) -> Subject:
+    """A node whose cards are in these cliques of an NVLink fabric."""
+    fabrics = [{"fabric": {**FABRIC, "clique": clique}} for clique in cliques]
+    cards = (replace(gpu, facts={**gpu.facts, **fabric}) for gpu, fabric in zip(FACTS.gpus, fabrics, strict=True))
+    return with_gpus(tuple(cards))
+
+
+NO_GPUDIRECT = replace(FACTS.tests[0], gpudirect="none")
 NO_ROOM = "NCCL error: Error while creating shared memory segment /dev/shm/nccl-1: No space left on device"
 HARD: list[tuple[Subject, str, str]] = [
     *((of_gpu(fabric={**FABRIC, "health": health}), "gpu-nvlink", "fail") for health in (0xA9, 0x9A)),
     (of_gpu(fabric={**FABRIC, "health": 0xA6}), "gpu-nvlink", "warn"),
     (of_gpu(fabric={**FABRIC, "state": 2}), "gpu-nvlink", "warn"),
+    (of_gpu(fabric={**FABRIC, "status": 999}), "gpu-nvlink", "fail"),
     (of_gpu(nvlinks=[0] * 18), "gpu-nvlink", "fail"),
+    (of_gpu(spent_banks=2), "gpu-remap", "warn"),
+    (of_gpu(**{f"{LOAD}pcie_generation": [4, 5]}), "gpu-pcie", "warn"),
+    (of_gpu(**{f"{LOAD}xids": [94, 63]}), "gpu-xid", "warn"),
+    (in_cliques(1, 8), "gpu-nvlink", "warn"),
+    (with_tests(ending=LoadEnding.DIED, stage="peers", peers=None, why="its test died"), "gpu-peers", "fail"),
+    (subject(cards=Cards(lambda: replace(FACTS, tests=(NO_GPUDIRECT,)))), "gpu-network", "warn"),
     *((of_gpu(**{CLOCKS: {"looks": 9, "times": {bit: 9}}}), "gpu-clocks", "fail") for bit in ("8", "32")),
     (with_tests(ending=LoadEnding.FAILED, stage="device", why="CUDA error: unknown"), "gpu-load", "fail"),
     (with_tests(**APART, why="NCCL error: Bootstrap : no socket interface found"), "gpu-peers", "fail"),
@@ -225,7 +237,7 @@ def test_ports_that_nobody_needs_may_be_down(rates: list[str], gpus: int, spec: 
 
 def among(*nodes: Subject) -> list[tuple[str, Fault | None]]:
     """What the comparison of these nodes says, of whom."""
-    ports = [network_checks.used_adapters(node) for node in nodes]
+    ports = [container_checks.used_adapters(node) for node in nodes]
     told = [{"python": "3.12", **node_facts.of_adapters(its)} for its in ports]
     found = node_facts.differences([f"node {number}" for number in range(len(nodes))], told)
     return [(one.subject, one.fault) for one in found if one.status is not Status.PASS]

@@ -131,7 +131,7 @@ def test_no_name_of_a_check_is_ever_changed() -> None:
     """They are in people's pod templates; a new one is added here, one that goes moves to registry.REMOVED."""
     names = """
         memory cpu pids nofile memlock shm storage tmpdir own-name dns gloo-socket-ifname nccl-socket-ifname
-        nccl-ib-hca ports gpu-count gpu-recovery gpu-ecc gpu-remap gpu-mig gpu-memory gpu-load
+        nccl-ib-hca gpu-count gpu-recovery gpu-ecc gpu-remap gpu-mig gpu-memory gpu-load
         gpu-peers gpu-network gpu-clocks gpu-pcie gpu-nvlink gpu-xid
     """
     assert set(registry.ids(*Where)) >= set(names.split())

@@ -82,23 +82,23 @@ def test_a_stamp_of_a_future_time_is_not_believed_and_no_clock_is_asked(machine:
 
 
 @pytest.mark.parametrize(
-    ("more", "why"),
+    "more",
     [
-        ({"node": "gpu-18"}, "another machine"),
-        ({"level": "deep"}, "another level"),
-        ({"words": "threshold=gemm=0.9"}, "another policy or other settings"),
-        ({"words": "only=gpu-load"}, "another policy or other settings"),
-        ({"words": "external_check=dcgmi"}, "another policy or other settings"),
-        ({"policy": Policy(rules={"gpu-clocks": "warn"})}, "another policy or other settings"),
-        ({"policy": Policy(observe=True)}, "another policy or other settings"),
+        {"node": "gpu-18"},
+        {"level": "quick"},
+        {"words": "only=gpu-load"},
+        {"words": "external_check=dcgmi"},
+        {"policy": Policy(rules={"gpu-clocks": "warn"})},
+        {"policy": Policy(observe=True)},
     ],
 )
 def test_a_preflight_that_asks_for_other_things_tests_again(
-    more: dict[str, Any], why: str, machine: Path, folder: Path
+    more: dict[str, Any], machine: Path, folder: Path
 ) -> None:
-    made = left(machine, folder)
-    assert why_not(of(machine, **more), 6 * HOUR_S, str(folder)) == f"the stamp is of {why}"
-    assert "another version of trainer-launch" in why_not(replace(made, launcher="9.9"), HOUR_S, str(folder))
+    left(machine, folder)
+    assert why_not(of(machine, **more), 6 * HOUR_S, str(folder)).startswith(
+        "the stamp is of another boot, machine, "
+    )
 
 
 def test_a_machine_that_was_booted_again_or_a_pod_with_other_gpus_tests_again(machine: Path, folder: Path) -> None:
@@ -109,12 +109,7 @@ def test_a_machine_that_was_booted_again_or_a_pod_with_other_gpus_tests_again(ma
     assert why_not(of(machine), HOUR_S, str(folder)) == f"{folder} has no stamp"
     (machine / "dev/nvidia5").rename(machine / "dev/nvidia1")
     (machine / "proc/sys/kernel/random/boot_id").write_text("other")
-    assert why_not(of(machine), HOUR_S, str(folder)) == "the stamp is of another boot of the machine"
-
-
-def test_deep_counts_for_standard_as_it_tests_more(machine: Path, folder: Path) -> None:
-    left(machine, folder, level="deep")
-    assert why_not(of(machine), HOUR_S, str(folder)) == ""
+    assert why_not(of(machine), HOUR_S, str(folder)).startswith("the stamp is of another boot, ")
 
 
 def test_another_reference_is_another_setting(machine: Path, folder: Path, tmp_path: Path) -> None:
@@ -188,7 +183,7 @@ def test_no_secret_is_in_the_stamp(machine: Path, folder: Path) -> None:
     told = the_stamp(folder).read_text()
     assert "hf_" not in told
     assert "check.sh" not in told
-    assert json.loads(told)["settings"] == made.settings
+    assert json.loads(told)["conditions"] == made.conditions
 
 
 @pytest.mark.parametrize(

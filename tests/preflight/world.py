@@ -99,7 +99,6 @@ HEALTHY = Subject(
     count_errors=dict,
     cards=HEALTHY_CARDS,
     lookup=Names(ADDRESSES),
-    port_problem=lambda port: None,
     write_problem=lambda size: None,
     try_out=try_out,
 )

@@ -128,9 +128,8 @@ exit codes:
 
 examples:
   trainer-launch preflight -- train.py                 # compare the code, too
-  trainer-launch preflight --storage shared:/ckpt      # test the volume
+  trainer-launch preflight --storage /ckpt             # test the volume
   trainer-launch preflight --level container           # this container only
-  trainer-launch preflight --level deep                # all memory of GPUs
   trainer-launch preflight --policy dns=off,cpu=fatal  # set severities
   trainer-launch preflight --policy observe            # run all, fail none
   trainer-launch preflight --report report.html        # write a page

@@ -310,7 +310,7 @@ _ALONE: Mapping[str, Any] = {
     "help": "run on this node alone, whatever the platform says: --nodes 1 --node-rank 0",
 }
 _CHECKING = (
-    *("policy", "level", "gpu_burn", "pair_test", "threshold", "reference", "only", "external_check"),
+    *("policy", "level", "gpu_burn", "reference", "only", "external_check"),
     *("skip_if_passed_within", "storage", "report"),
 )
 _RUN = tuple(name for name in Settings.model_fields if name not in _CHECKING or name == "report")
@@ -364,9 +364,8 @@ _METAVARS = {  # and the settings that have it
     "NAME=ACTION[,...]": "signals",
     "LOW-HIGH": "port_range",
     "SIZE|auto|keep": "shm_size",
-    "NAME=VALUE[,...]": "threshold",
     "CHECK[,...]": "only",
-    "[shared:]PATH[,...]": "storage",
+    "PATH[,...]": "storage",
     "SECONDS|auto": "hang_timeout",
     "SECONDS|auto|off": "hang_report_after",
     "PATH|-": "events",

@@ -54,7 +54,6 @@ def _main(parsed: Parsed, settings: Settings, doing: PreflightProgress) -> int:
         sys.stderr.write("preflight is off (--policy, TRAINER_LAUNCH_POLICY): nothing was checked\n")
         return exit_codes.SUCCEEDED
     external_check.command_of(settings.external_check)
-    thresholds.parse_flag(settings.threshold)
     thresholds.load_table(settings.reference)
     ports_of(settings)
     report_formats.check_ending(settings.report)
@@ -75,8 +74,8 @@ def _main(parsed: Parsed, settings: Settings, doing: PreflightProgress) -> int:
 
 
 def _hand_out(result: NodeResult, here: ReportPlace, code: int, parsed: Parsed, policy: Policy) -> None:
-    """To the pod's status, to the screen, to files. A node that is well only says where the whole report is."""
-    settings, report, elsewhere = parsed.settings, result.report, result.elsewhere
+    """To the pod's status, to the screen, to files."""
+    settings, report = parsed.settings, result.report
     at_s = time.time()
     measured = thresholds.measured(result.measured, time.strftime("%Y-%m-%d", time.gmtime(at_s)))
     document = report_formats.document(report, here, policy=policy, exit_code=code, at_s=at_s, measured=measured)
@@ -86,10 +85,8 @@ def _hand_out(result: NodeResult, here: ReportPlace, code: int, parsed: Parsed, 
     inherited.leave()
     if parsed.flags["json"]:
         sys.stdout.write(made)
-    elif elsewhere and not report_formats.is_involved(report, here):
-        sys.stdout.write(report_formats.line(report, here, code, elsewhere))
     else:
-        sys.stdout.write(report_formats.screen(report, here, code, elsewhere))
+        sys.stdout.write(report_formats.screen(report, here, code))
     sys.stdout.flush()
     if (settings.report or "").lower().endswith(report_formats.PAGE):
         made = report_page.page(report, here, code, at_s, result.names, result.pair_tests)

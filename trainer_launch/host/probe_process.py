@@ -1,8 +1,7 @@
 """A trial in a process of its own, started by path with `-I -S`: only the standard library, as little as can be.
 
-`storage FOLDER SECONDS` writes, renames and reads back a file, `memlock BYTES SECONDS` locks
-memory; `leave` and `remove` take a path, `seek` a JSON list of paths in one folder. Each stage is told before it
-begins, so that who kills us knows where we hung.
+`storage FOLDER SECONDS` writes, renames and reads back a file, `memlock BYTES SECONDS` locks memory. Each stage is
+told before it begins, so that who kills us knows where we hung.
 """
 
 from __future__ import annotations
@@ -82,32 +81,6 @@ def sync_folder(folder: str) -> None:
         os.close(place)
 
 
-def leave(path: str) -> dict[str, float]:
-    """Make this file, for other nodes to see."""
-    tell(stage="create")
-    file = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o644)
-    os.fsync(file)
-    os.close(file)
-    sync_folder(os.path.dirname(path))
-    return {"left": 1.0}
-
-
-def seek(argument: str) -> dict[str, float]:
-    """The paths of a list, all in one folder, that exist."""
-    paths = json.loads(argument)
-    tell(stage="look")
-    os.stat(os.path.dirname(paths[0]))
-    return {path: float(os.path.lexists(path)) for path in paths}
-
-
-def remove(path: str) -> dict[str, float]:
-    """Remove this file, if it is there."""
-    tell(stage="unlink")
-    if os.path.lexists(path):
-        os.unlink(path)
-    return {"removed": 1.0}
-
-
 def memlock(argument: str) -> dict[str, float]:
     """Lock memory as RDMA does; the limit alone does not tell whether that works."""
     size = int(argument)
@@ -130,7 +103,7 @@ def memlock(argument: str) -> dict[str, float]:
     return {"bytes": float(size)}
 
 
-TRIALS = {"storage": storage, "memlock": memlock, "leave": leave, "seek": seek, "remove": remove}
+TRIALS = {"storage": storage, "memlock": memlock}
 
 if __name__ == "__main__":
     main()

@@ -162,8 +162,7 @@ def exit_code(verdict: PreflightVerdict) -> int:
 
 
 MAX_MEASURES = 256
-MAX_CHECKSUMS = 64
-MAX_BYTES = 12_000  # of all measures of a node as JSON; checksums have a quarter of that
+MAX_BYTES = 12_000  # of all measures of a node as JSON
 _MAX_NAME = 120
 _Word: TypeAlias = Annotated[str, Meta(max_length=_MAX_NAME)]
 _Row = TypeVar("_Row")
@@ -180,27 +179,12 @@ class Measure(NamedTuple):
     gpu: _Gpu | None  # its number on the node, as nvidia-smi has it; None: of the whole node
 
 
-class Checksum(NamedTuple):
-    """The checksum of a computation on one GPU that must come out alike on all."""
-
-    gpu: _Gpu
-    uuid: _Word
-    kind: _Word  # only those of one kind can be compared: model, driver, libraries
-    value: _Word
-
-
 Measures: TypeAlias = Annotated[tuple[Measure, ...], Meta(max_length=MAX_MEASURES)]
-Checksums: TypeAlias = Annotated[tuple[Checksum, ...], Meta(max_length=MAX_CHECKSUMS)]
 
 
 def fitted(measures: Iterable[Measure]) -> tuple[Measure, ...]:
     """As many as fit into a message, in their order; a name that is too long is cut."""
     return tuple(within(map(_cut, measures), MAX_MEASURES, MAX_BYTES))
-
-
-def fitted_checksums(checksums: Iterable[Checksum]) -> tuple[Checksum, ...]:
-    """As `fitted`."""
-    return tuple(within(map(_cut_checksum, checksums), MAX_CHECKSUMS, MAX_BYTES // 4))
 
 
 def within(rows: Iterable[_Row], count: int, size: int) -> Iterator[_Row]:
@@ -217,10 +201,4 @@ def _cut(measure: Measure) -> Measure:
     value = measure.value if math.isfinite(measure.value) else 0.0
     return measure._replace(
         name=measure.name[:_MAX_NAME], unit=measure.unit[:_MAX_NAME], model=measure.model[:_MAX_NAME], value=value
-    )
-
-
-def _cut_checksum(checksum: Checksum) -> Checksum:
-    return checksum._replace(
-        uuid=checksum.uuid[:_MAX_NAME], kind=checksum.kind[:_MAX_NAME], value=checksum.value[:_MAX_NAME]
     )

@@ -221,24 +221,16 @@ class Settings:
         description="severity of checks: off, warn, fail (exit code 20) or fatal (30), as in clock=warn,cpu=off; "
         "or a file of them (.toml, .json); observe runs all checks and fails none, off runs none",
     )
-    level: Literal["container", "quick", "standard", "deep"] = _option(
+    level: Literal["container", "quick", "standard"] = _option(
         "standard",
         description="depth of the checks. container: this container only; quick: also that all nodes are present; "
-        "standard: also compare the nodes, test GPUs and pairs of nodes; deep: also all memory of each GPU",
-    )
-    pair_test: Literal["auto", "socket", "gloo", "nccl"] = _option(
-        "auto", description="transport for the tests of node pairs; auto: NCCL if all nodes have GPUs, else sockets"
+        "standard: also compare the nodes, test GPUs and pairs of nodes",
     )
     gpu_burn: float = _option(
         0.0,
         least=0,
         most=86_400,
         description="seconds of full load that heat all GPUs before they are judged; 0: only a short load",
-    )
-    threshold: str | None = _option(
-        None,
-        description="limits for passing: gemm, hbm, pcie, allreduce as shares of the reference, peers as a share "
-        "of the peers' median, pair as a share of all pairs' median, pair-mbps in MB/s; as in pair=0.3",
     )
     reference: str | None = _option(
         None,
@@ -256,9 +248,7 @@ class Settings:
         description="skip the load tests of GPUs and --external-check if this machine has passed them within this "
         "time, such as 6h; its stamp needs a hostPath at /var/lib/trainer-launch",
     )
-    storage: str | None = _option(
-        None, description="directories of checkpoints to test; shared:PATH must be the same directory on all nodes"
-    )
+    storage: str | None = _option(None, description="directories of checkpoints to test")
     report: str | None = _option(
         None,
         description="file of preflight's report: .html is a page for people, .json is data for programs and "

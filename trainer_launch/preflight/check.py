@@ -23,7 +23,7 @@ from trainer_launch.host import cgroup, deadline_subprocess, dns, network, shm
 from trainer_launch.host.cgroup import Limits
 from trainer_launch.host.deadline_subprocess import NO_THREAD, begin_thread
 from trainer_launch.host.network import AdapterPort, Interface
-from trainer_launch.model import Host, Job, Topology
+from trainer_launch.model import Host, Job, Topology, removed
 from trainer_launch.model.findings import Fault, Finding, Report, Status
 from trainer_launch.model.settings import Settings
 from trainer_launch.planning import engines
@@ -36,7 +36,6 @@ from trainer_launch.preflight.gpu_collect import Cards, collect
 from trainer_launch.preflight.rules import Observed, judged
 
 LIMIT_S = 5.0  # for a check that does not say otherwise
-_SHARED = "shared:"  # before a folder of --storage
 _THREAD = "check "  # and the check's name
 _NO_LIMITS = Limits(nofile_soft=None, nofile_hard=None, memlock_bytes=None)
 _ORDER = (Status.SKIPPED, Status.PASS, Status.UNKNOWN, Status.WARN, Status.FAIL)
@@ -132,7 +131,6 @@ class Subject(Struct, frozen=True, kw_only=True):
     ends_at_s: float | None = None  # by the monotonic clock: what hangs is given up then; None: no deadline
     external_check: str | None = None  # a site's own command
     storage: tuple[str, ...] = ()
-    shared: frozenset[str] = frozenset()  # those of them that all nodes have to share
     shm_size: str = "auto"  # as --shm-size has it
 
     limits: Limits = _NO_LIMITS
@@ -146,7 +144,6 @@ class Subject(Struct, frozen=True, kw_only=True):
     cards: Cards | None = None  # NVIDIA's GPUs, which children look at; None: there is none
 
     lookup: dns.Lookup = dns.lookup
-    port_problem: Callable[[int], tuple[int, str] | None] = network.port_error
     write_problem: Callable[[int], int | None] = shm.write_error
     count_errors: Callable[[], Mapping[tuple[str, int, str], int]] = network.port_errors
     try_out: Callable[[str, str, float], deadline_subprocess.Tried] = deadline_subprocess.try_out
@@ -228,7 +225,9 @@ def subject_of(reading: Reading, settings: Settings) -> Subject:
         LaunchError: this node has no place in the job.
     """
     job, command = reading.job, reading.command
-    folders = [path for path in (settings.storage or "").split(",") if path.removeprefix(_SHARED)]
+    folders = tuple(filter(None, (settings.storage or "").split(",")))
+    if any(path.startswith("shared:") for path in folders):
+        removed.refuse("--storage shared:PATH")
     is_torch = job.engine in (None, "torchrun")
     if command is not None:
         is_torch = engines.pick(job, command, settings.engine)[0].name in engines.OF_TORCH
@@ -244,8 +243,7 @@ def subject_of(reading: Reading, settings: Settings) -> Subject:
         shm_size=settings.shm_size,
         burn_s=settings.gpu_burn,
         external_check=settings.external_check,
-        storage=tuple(path.removeprefix(_SHARED) for path in folders),
-        shared=frozenset(path.removeprefix(_SHARED) for path in folders if path.startswith(_SHARED)),
+        storage=folders,
         limits=cgroup.process_limits(),
         pids=cgroup.pids_left(cgroup.own_groups()),
         has_rdma=network.may_use_rdma(),

@@ -6,7 +6,6 @@ A fact that the driver does not give is unknown, and no fault of a card.
 from __future__ import annotations
 
 import contextlib
-import re
 import signal
 import subprocess
 import sys
@@ -14,10 +13,8 @@ import tempfile
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
-from datetime import datetime, timedelta, timezone
 from enum import Enum
 from pathlib import Path
-from types import MappingProxyType
 from typing import Annotated, Any
 
 from msgspec import Meta, Struct, field
@@ -25,10 +22,9 @@ from msgspec.structs import replace
 
 from trainer_launch.host import deadline_subprocess
 from trainer_launch.host.deadline_subprocess import Ended
-from trainer_launch.host.incident_facts import kernel_log
 from trainer_launch.model import codec
 from trainer_launch.model.errors import MALFORMED
-from trainer_launch.model.findings import Checksum, Measure
+from trainer_launch.model.findings import Measure
 from trainer_launch.model.units import in_ranges
 
 IMPORT = "import torch"  # the stage of a test before it touches the device
@@ -45,7 +41,7 @@ STUCK = "the driver hangs"
 LEAST_S = 30.0  # that a driver is waited for, whatever the deadline
 FACTS_S = 60.0  # where the driver has to be loaded first, each GPU takes some seconds; and for ever where it hangs
 SETTLE_S = 20.0  # what others' memory may take to be given back: the driver does it after a process has ended
-LOAD_S: Mapping[str, float] = MappingProxyType({"standard": 60.0, "deep": 150.0})
+LOADED, LOAD_S = "standard", 60.0  # the level with a load
 WATCH_S = 3.0  # to print the facts
 MOST_HELD_BYTES = 1 << 30
 _FIRST_PAUSE_S = 0.5
@@ -55,8 +51,6 @@ _NO_MEMORY = "out of memory"  # as CUDA and torch have it
 _NOT_OURS = frozenset(("NCCL_DEBUG_FILE", "RANK", "WORLD_SIZE", "LOCAL_RANK", "MASTER_ADDR", "MASTER_PORT"))
 _TALK = {"NCCL_DEBUG": "INFO", "NCCL_DEBUG_SUBSYS": "INIT,NET"}
 _STREAMS = deadline_subprocess.Streams(stdin=subprocess.PIPE, stderr=subprocess.DEVNULL)
-_XID = re.compile(r"(\S+ \S+) NVRM: Xid \(PCI:([0-9A-Fa-f:]+)[^)]*\): (\d+).*")
-_RECENT = timedelta(hours=2)
 _Env = Mapping[str, str]
 
 
@@ -120,11 +114,8 @@ class GpuTest(Struct, frozen=True, kw_only=True):
     stage: str = ""  # the last one that was begun
     facts: Mapping[str, str] = field(default_factory=dict)  # torch, cuda, nccl, cublas, model ...
     figures: tuple[tuple[str, float, str], ...] = ()  # name, value, unit
-    checksum: str = ""
     repeats: int = 0
     different: int = 0  # of the repeats: those that did not come out as the first
-    tested_bytes: int = 0  # of memory, with patterns
-    wrong_words: int = 0
     network: str = ""  # what NCCL says that it uses between nodes, such as IB or Socket; "": it did not say
     gpudirect: str = ""  # of how many of its adapters NCCL says that they reach GPUs directly: all, some, none
     import_s: float = 0.0  # what `import torch` took
@@ -137,7 +128,6 @@ class GpuFacts(Struct, frozen=True, kw_only=True):
     trouble: str  # why nothing is known of them
     driver: str = ""
     gpus: Annotated[tuple[Gpu, ...], Meta(max_length=64)] = ()
-    log: tuple[tuple[str, int, int], ...] = ()  # XID errors of two hours: place on the bus, number, seconds ago
     tests: tuple[GpuTest, ...] = ()
     load_trouble: str = ""  # why they were not put under load, or not watched there
 
@@ -154,21 +144,6 @@ class GpuFacts(Struct, frozen=True, kw_only=True):
             return tuple(of_cards)
         model = self.tests[0].facts.get("model", "")
         return (*of_cards, Measure(f"allreduce-{len(together)}", min(together), "GB/s", model, None))
-
-    @property
-    def checksums(self) -> tuple[Checksum, ...]:
-        """Only the same model with the same libraries and settings must come to the same bits."""
-        return tuple(
-            Checksum(test.gpu, test.uuid, self._kind(test.facts), test.checksum)
-            for test in self.tests
-            if test.checksum
-        )
-
-    def _kind(self, facts: Mapping[str, str]) -> str:
-        about = [
-            f"{name} {facts[name]}" for name in ("SMs", "settings", "torch", "cuda", "cublas") if facts.get(name)
-        ]
-        return ", ".join((facts.get("model", ""), f"driver {self.driver}", *about))[:120]
 
 
 def parse_facts(data: bytes) -> GpuFacts:
@@ -232,12 +207,12 @@ class Cards:
     @property
     def has_load(self) -> bool:
         """Whether the GPUs are put under load at this level."""
-        return self._level in LOAD_S
+        return self._level == LOADED
 
     @property
     def limit_s(self) -> float:
         """All that collecting may take: until the last child was killed."""
-        load_s = LOAD_S.get(self._level, 0.0) + self._burn_s + WATCH_S + 2 * deadline_subprocess.REAP_S
+        load_s = (LOAD_S if self.has_load else 0.0) + self._burn_s + WATCH_S + 2 * deadline_subprocess.REAP_S
         return 2 * (FACTS_S + deadline_subprocess.REAP_S) + SETTLE_S + load_s + 5.0
 
 
@@ -256,11 +231,10 @@ def collect(
     """
     shown = env.get("CUDA_VISIBLE_DEVICES")
     facts = settled(asked(env, left_s(LEAST_S, FACTS_S), shown), env, shown, left_s(0.0, SETTLE_S))
-    facts = replace(facts, log=earlier_xids())
-    if level not in LOAD_S:
+    if level != LOADED:
         return facts
-    argv = (python, BENCH, "--level", level, "--burn", str(burn_s))
-    return loaded(facts, targets(facts, shown, count), env, argv, LOAD_S[level] + burn_s)
+    argv = (python, BENCH, "--burn", str(burn_s))
+    return loaded(facts, targets(facts, shown, count), env, argv, LOAD_S + burn_s)
 
 
 def asked(env: _Env, limit_s: float, shown: str | None) -> GpuFacts:
@@ -275,21 +249,6 @@ def asked(env: _Env, limit_s: float, shown: str | None) -> GpuFacts:
         return GpuFacts(trouble=f"{where}: no answer within {limit_s:g} s")
     facts = parse_facts(ended.stdout)
     return replace(facts, gpus=visible(facts.gpus, shown))
-
-
-def earlier_xids(path: str = "/dev/kmsg") -> tuple[tuple[str, int, int], ...]:
-    """Errors of the last hours by the kernel's log, where a container may read it: place, number, seconds ago."""
-    try:
-        matches = [match for line in kernel_log(path).splitlines() if (match := _XID.fullmatch(line))]
-    except OSError:
-        return ()
-    now = datetime.now(timezone.utc)
-    ago = [now - datetime.strptime(f"{match[1]}+0000", "%Y-%m-%d %H:%M:%S%z") for match in matches]
-    return tuple(
-        (match[2].lower(), int(match[3]), round(since.total_seconds()))
-        for match, since in zip(matches, ago, strict=True)
-        if since < _RECENT
-    )
 
 
 def visible(gpus: Sequence[Gpu], shown: str | None) -> tuple[Gpu, ...]:

@@ -9,7 +9,6 @@ import shlex
 import shutil
 import time
 from collections.abc import Collection, Iterator, Mapping, Sequence
-from pathlib import PurePosixPath
 from typing import TypeAlias
 
 from msgspec import Struct, field
@@ -24,7 +23,7 @@ from trainer_launch.model.settings import Settings
 from trainer_launch.model.units import all_of, grouped, listed
 from trainer_launch.mpi import host_readiness
 from trainer_launch.mpi.host_readiness import Probes, Threads
-from trainer_launch.mpi.mpirun_command import INTEL, OPEN_MPI, Dialect, recognised
+from trainer_launch.mpi.mpirun_command import recognised
 from trainer_launch.mpi.ssh_client import SshClient, prepared
 from trainer_launch.planning import mpi_options
 from trainer_launch.planning.command import Command
@@ -32,38 +31,30 @@ from trainer_launch.planning.mpi import KUBEXEC
 from trainer_launch.planning.mpi_options import Typed, is_horovodrun
 from trainer_launch.preflight.check import Check, Subject, Where, at_once, check
 
-MPIRUN, DAEMON, PATH = "mpirun", "daemon", "path"  # facts of a host
+MPIRUN, _END = "mpirun", "end"  # facts of a host
 MPI_HOSTS, MPI_SSH = "mpi-hosts", "mpi-ssh"  # checks
 AT_ONCE = 64  # sessions under way; PRRTE has 128
 _ASK_S = 20.0
 _THREADS = 64
-_NEW_OPEN_MPI = 5
 _SHOWN = 200
 _MAX_LINES = 200
 _SSH_FAILED = 255
 _VERSION = re.compile(r"\d+(?:\.\d+)+\S{0,20}")
-_BEGIN, _END = "begin", "end"
 
-# $1 mpirun, $2 the programs by which it starts ranks.
+# $1 mpirun.
 _SCRIPT = r"""
 say() { printf '%s %s\n' "$T" "$*"; }
-say begin here
 command -v "$1" >/dev/null 2>&1 &&
   say mpirun "$("$1" --version 2>&1 </dev/null | grep -m 1 -i -e version -e mpi -e prrte)"
-for name in $2; do command -v "$name" >/dev/null 2>&1 && say daemon "$name"; done
-say path "$PATH"
 say end here
 """
-_PATHS_SHOWN = 5
-
-
-def script_command(token: str, mpirun: str, daemons: Sequence[str]) -> str:
-    """The command line for the host's shell; `daemons` are the programs by which this mpirun starts ranks."""
-    args = " ".join(map(shlex.quote, (mpirun, " ".join(daemons))))
-    return f"exec env T={shlex.quote(token)} sh -c {shlex.quote(_SCRIPT)} sh {args}"
-
 
 Facts: TypeAlias = Mapping[str, str]  # what a host has answered, as far as it is known
+
+
+def script_command(token: str, mpirun: str) -> str:
+    """The command line for the host's shell."""
+    return f"exec env T={shlex.quote(token)} sh -c {shlex.quote(_SCRIPT)} sh {shlex.quote(mpirun)}"
 
 
 def read(token: str, text: str) -> Facts:
@@ -91,38 +82,35 @@ class SshStage(Struct, frozen=True):
     fault: Fault
     text: str
     action: str
-    words: str  # a pattern: what ssh prints then
+    words: str = ""  # a pattern: what ssh prints then
 
 
 STAGES = (
     SshStage(
         "DNS", MPI_HOSTS, Fault.NODE, "no address found for",
-        "check that the pod and the job's headless Service exist", "Could not resolve hostname",
+        "check that the pod and the job's headless Service exist",
     ),
     SshStage(
         "port", MPI_HOSTS, Fault.NODE, "cannot connect to sshd of",
-        "check that its sshd runs, its port, and NetworkPolicies", "ssh: connect to host",
+        "check that its sshd runs, its port, and NetworkPolicies",
     ),
     SshStage(
         "banner", MPI_HOSTS, Fault.NODE, "no sshd answers on",
         "read that pod's log; check that the port is sshd's",
-        "kex_exchange_identification|banner|Connection (?:closed|reset) by",
     ),
     SshStage(
         "host key", MPI_SSH, Fault.JOB, "another host key than the job's is shown by",
         "run trainer-launch sshd there, which shows the job's key; a host without it may be an impostor",
-        "REMOTE HOST IDENTIFICATION HAS CHANGED|Host key verification failed|host key is known|no matching host key"
-        "|Server host key|Bad server host key",
+        "[Hh]ost key|HOST IDENTIFICATION",
     ),
     SshStage(
         "key", MPI_SSH, Fault.JOB, "the job's key is refused by",
         "mount the same Secret in all pods; check mode and owner of authorized_keys",
-        "Permission denied|Too many authentication failures|no matching key|UNPROTECTED PRIVATE",
+        "Permission denied|Too many authentication failures|UNPROTECTED PRIVATE|no matching (?:key|cipher|MAC)",
     ),
     SshStage(
         "shell", MPI_SSH, Fault.JOB, "no command runs on",
         "check the login shell and its start-up files (.bashrc, .profile)",
-        "This account is (?:currently )?not available|account is locked|may not log in",
     ),
 )  # fmt: skip
 DNS, PORT, BANNER, HOST_KEY, KEY, SHELL = STAGES
@@ -139,27 +127,23 @@ def refusal(code: int | None, err: str, facts: Facts) -> Refusal | None:
     """Why a host did not run the script to its end; None: it did. `code` None: it was given up for its time."""
     if _END in facts:
         return None
-    if _BEGIN in facts:
-        how = "did not end in time" if code is None else f"exited with code {code}"
-        return Refusal(SHELL, f"the test command {how}")
-    lines = [line.strip() for line in err.splitlines() if line.strip()]
-    for stage in reversed(STAGES) if code in (_SSH_FAILED, None) else ():  # who came far was not stuck before
-        if line := next((line for line in lines if re.search(stage.words, line)), None):
-            return Refusal(stage, line.strip("@ \t")[:_SHOWN])
-    if code is None:
-        return Refusal(SHELL, "no answer in time")
+    lines = [line.strip("@ \t\r") for line in err.splitlines() if line.strip("@ \t\r")]
     last = lines[-1][:_SHOWN] if lines else ""
     if code == _SSH_FAILED:
+        for stage in (KEY, HOST_KEY):  # who came far was not stuck before
+            if line := next((line for line in lines if re.search(stage.words, line)), None):
+                return Refusal(stage, line[:_SHOWN])
         return Refusal(BANNER, last or "it said nothing")
-    return Refusal(SHELL, f"its login shell ends with code {code} before any command{f'; {last}' if last else ''}")
+    if code is None:
+        return Refusal(SHELL, "no answer in time")
+    return Refusal(SHELL, f"its login shell or the test command ends with code {code}{f'; {last}' if last else ''}")
 
 
 class LaunchersMpi(Struct, frozen=True):
     """The mpirun of the launcher, with which the hosts are compared."""
 
     mpirun: str  # as typed; "": ranks are started without MPI
-    version: str = ""
-    daemons: Sequence[str] = ()  # names, one of which every host needs; none: no mpirun that we know
+    version: str = ""  # empty: no mpirun that we know
     is_here: bool = True
     is_needed: bool = True  # by a command that is known
 
@@ -191,7 +175,7 @@ def asked(subject: Subject, settings: Settings, typed: Typed, folder: str, wait_
     stuck = _wait(hosts, client.port, wait_s)
     own = _own(subject, typed)
     token = secrets.token_hex(12)
-    command = script_command(token, own.mpirun or "-", own.daemons)
+    command = script_command(token, own.mpirun or "-")
 
     def ask(host: str) -> Ended:
         # mpirun starts ranks on its own host without ssh.
@@ -227,24 +211,15 @@ def _wait(hosts: Sequence[str], port: int, wait_s: float) -> dict[str, Refusal]:
 
 
 def _own(subject: Subject, typed: Typed) -> LaunchersMpi:
-    """The launcher's version, and the programs that its mpirun starts on other hosts."""
+    """The launcher's version of MPI."""
     env, mpirun = subject.env, typed.mpirun
     path = shutil.which(mpirun, path=env.get("PATH")) if mpirun else None
     if path is None:
         return LaunchersMpi(mpirun, is_here=False, is_needed=subject.command is not None)
     ended = run((path, "--version"), env, _ASK_S)
     match = next(filter(None, map(_VERSION.search, ended.out.splitlines())), None)
-    dialect = recognised(ended.out + ended.err)
-    daemons = _daemons(dialect) if dialect is not None else ()
-    if "/" in mpirun:  # it starts what lies beside itself
-        daemons = tuple(str(PurePosixPath(mpirun).parent / name) for name in daemons)
-    return LaunchersMpi(mpirun, version_in(match[0]) if match else "", daemons)
-
-
-def _daemons(dialect: Dialect) -> tuple[str, ...]:
-    if dialect.name == OPEN_MPI:
-        return ("prted",) if dialect.major >= _NEW_OPEN_MPI else ("orted",)
-    return ("hydra_bstrap_proxy", "hydra_pmi_proxy") if dialect.name == INTEL else ("hydra_pmi_proxy",)
+    is_mpi = recognised(ended.out + ended.err) is not None
+    return LaunchersMpi(mpirun, version_in(match[0]) if match and is_mpi else "")
 
 
 def concerns(subject: Subject) -> bool:
@@ -313,7 +288,7 @@ mpi_ssh = replace(
 
 @check("mpi-programs", Where.MPI)
 def mpi_programs(hosts: HostAnswers) -> Iterator[Finding]:
-    """Every host has the programs that mpirun starts there, in the launcher's version of MPI."""
+    """Every host has the launcher's version of MPI."""
     if hosts.own is not None:
         ran = {host: facts for host, facts in hosts.answers.items() if hosts.refusals[host] is None}
         yield from alike(hosts.own, ran)
@@ -340,7 +315,7 @@ def reached(refusals: Mapping[str, Refusal | None], *, check_host_keys: bool = T
 
 
 def alike(own: LaunchersMpi, answers: Mapping[str, Facts]) -> Iterator[Finding]:
-    """Whether every host has what mpirun starts there, in the launcher's version; gloo needs no mpirun."""
+    """Whether every host has the launcher's version of mpirun; gloo needs none."""
     if not own.mpirun:
         return
     if not own.is_here:
@@ -349,23 +324,13 @@ def alike(own: LaunchersMpi, answers: Mapping[str, Facts]) -> Iterator[Finding]:
         more = {"action": action}
         yield mpi_programs.failed(Fault.JOB, text, **more) if own.is_needed else mpi_programs.unknown(text, **more)
         return
-    if not own.daemons:
+    if not own.version:
         text = f"{own.mpirun} --version names no known MPI, so the hosts' programs cannot be compared"
         yield mpi_programs.unknown(text)
-    without = [host for host, facts in answers.items() if DAEMON not in facts] if own.daemons else []
-    if without:
-        names = " or ".join(own.daemons)
-        yield mpi_programs.failed(
-            Fault.JOB,
-            f"no {names} is in the PATH of {listed(without)}, and mpirun starts it there",
-            subject=listed(without),
-            expected=names,
-            evidence=tuple(f"{host}: PATH is {answers[host].get(PATH)}" for host in without[:_PATHS_SHOWN]),
-            action="install the same MPI in the workers' image, or have its folder in the PATH that sshd gives",
-        )
+        return
     # A host that does not tell its version is not compared.
     versions = grouped((facts[MPIRUN], host) for host, facts in answers.items() if MPIRUN in facts)
-    others = {version: hosts for version, hosts in versions.items() if own.version and version != own.version}
+    others = {version: hosts for version, hosts in versions.items() if version != own.version}
     for version, hosts in others.items():
         yield mpi_programs.failed(
             Fault.JOB,
@@ -376,7 +341,9 @@ def alike(own: LaunchersMpi, answers: Mapping[str, Facts]) -> Iterator[Finding]:
             basis=Basis.PEER,
             action="start launcher and workers from the same image, by digest",
         )
-    if answers and own.daemons and not without and not others:
-        names = " ".join(filter(None, ("mpirun", own.version)))
-        text = f"{names} and what it starts there are the same on {all_of(len(answers), 'host')}"
-        yield mpi_programs.passed(text, scope=Scope.JOB)
+    if answers and not versions:
+        yield mpi_programs.unknown("no host tells its version of MPI")
+    elif versions and not others:
+        n_alike = len(versions[own.version])
+        who = all_of(n_alike, "host") if n_alike == len(answers) else f"{n_alike} of {len(answers)} hosts"
+        yield mpi_programs.passed(f"mpirun is {own.version} on the launcher and {who}", scope=Scope.JOB)

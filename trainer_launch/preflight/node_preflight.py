@@ -25,7 +25,6 @@ from trainer_launch.observability import live
 from trainer_launch.preflight import (
     external_check,
     gpu_checks,
-    gpu_judgement,
     mpi_hosts,
     policy,
     registry,
@@ -36,7 +35,7 @@ from trainer_launch.preflight import (
 from trainer_launch.preflight.check import Check, Subject, Where, run, with_gpus
 from trainer_launch.preflight.check import states as check_states
 from trainer_launch.preflight.cluster import node_facts, participation, present_nodes
-from trainer_launch.preflight.cluster.nodes import PairTests
+from trainer_launch.preflight.cluster.present_nodes import PairTests
 from trainer_launch.preflight.policy import Policy
 from trainer_launch.preflight.report_formats import ReportPlace
 from trainer_launch.preflight.rules import with_remedy
@@ -96,7 +95,6 @@ class NodeResult(Struct, frozen=True):
     names: Sequence[str] = ()  # of all nodes that came, on node 0
     machines: Mapping[str, str] = {}  # of their hosts
     all_nodes: Sequence[Finding] = ()  # what was decided there, with every name
-    elsewhere: str = ""  # the node whose log has the whole report, if that is another one
     is_cluster: bool = True  # there was a cluster preflight
 
 
@@ -162,11 +160,10 @@ def _without_others(
     """Check this container with its GPUs, and an MPI launcher's hosts; `before` are earlier findings."""
     began_s = time.monotonic()
     findings = [*before, *selection.run(subject, selection.at(Where.CONTAINER, Where.GPU))]
-    figures, sums = node_facts.measured(subject.cards)
-    if figures or sums:
-        table, (_, kinds) = thresholds.load_table(settings.reference), thresholds.parse_flag(settings.threshold)
-        slow = gpu_judgement.findings([subject.host.hostname], [figures], table, kinds)
-        findings += selection.kept([*gpu_judgement.differing({"": sums}), *slow])
+    figures = node_facts.measured(subject.cards)
+    if figures:
+        slow = gpu_checks.slow_gpus([subject.host.hostname], [figures], thresholds.load_table(settings.reference))
+        findings += selection.kept(slow)
     if mpi_hosts.concerns(subject):
         doing.waiting = lambda: f"waiting for the hosts {mpi_hosts.named(subject)}"
         left_s = settings.wait_timeout - (time.monotonic() - began_s)
@@ -187,23 +184,21 @@ def _together(
     later = [check for check in checks if check.is_late]
     doing.hold()
     with participation.gathering(subject, settings, selection.policy.off) as part:
-        if isinstance(part, NodeError):  # the check of the port says so
+        if isinstance(part, NodeError):
             doing.release()
-            findings = (*before, *selection.run(replace(subject, deadline_s=0.0), checks))
+            taken = selection.kept([present_nodes.port_taken(str(part))])
+            findings = (*taken, *before, *selection.run(replace(subject, deadline_s=0.0), checks))
             return NodeResult(Report(findings=findings))
-        doing.waiting, doing.undo = part.waiting, part.tokens.remove
+        doing.waiting = part.waiting
         doing.release()
-        if subject.topology.is_coordinator:
-            subject = replace(subject, port_problem=lambda port: None)  # it is the cluster preflight that has it
         early = (*before, *selection.run(subject, at_once))
         subject = replace(subject, port_errors=subject.count_errors())
         verdict = part.finish(early)
         decided = selection.kept(verdict.findings)
         own = (*early, *explained(selection.run(replace(subject, deadline_s=0.0), later), decided))
         report = Report(findings=merged(own, decided, part.own, registry.ids(Where.CLUSTER)))
-        is_elsewhere = verdict.is_shared and not subject.topology.is_coordinator
         if part.server is None:
-            return NodeResult(report, elsewhere=part.home if is_elsewhere else "")
+            return NodeResult(report)
         held = part.server.preflight
         return NodeResult(
             report,

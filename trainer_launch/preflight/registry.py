@@ -7,41 +7,31 @@ from typing import Any
 from trainer_launch.host import logs
 from trainer_launch.model.errors import UsageError
 from trainer_launch.model.suggestions import did_you_mean
-from trainer_launch.preflight import (
-    external_check,
-    gpu_checks,
-    gpu_judgement,
-    mpi_hosts,
-    network_checks,
-    resource_limits,
-)
+from trainer_launch.preflight import container_checks, external_check, gpu_checks, mpi_hosts
 from trainer_launch.preflight.check import Check, Where
-from trainer_launch.preflight.cluster import node_facts, pairs, present_nodes, shared_storage
+from trainer_launch.preflight.cluster import node_facts, pairs, present_nodes
 
 CHECKS: tuple[Check[Any], ...] = (
     external_check.external,
-    resource_limits.memory,
-    resource_limits.cpu,
-    resource_limits.pids,
-    resource_limits.nofile,
-    resource_limits.memlock,
-    resource_limits.shm,
-    resource_limits.tmpdir,
-    resource_limits.storage,
-    network_checks.own_name,
-    network_checks.dns,
-    network_checks.gloo_socket_ifname,
-    network_checks.nccl_socket_ifname,
-    network_checks.nccl_ib_hca,
-    network_checks.rdma_errors,
-    network_checks.ports,
+    container_checks.memory,
+    container_checks.cpu,
+    container_checks.pids,
+    container_checks.nofile,
+    container_checks.memlock,
+    container_checks.shm,
+    container_checks.tmpdir,
+    container_checks.storage,
+    container_checks.own_name,
+    container_checks.dns,
+    container_checks.gloo_socket_ifname,
+    container_checks.nccl_socket_ifname,
+    container_checks.nccl_ib_hca,
+    container_checks.rdma_errors,
     *gpu_checks.CHECKS,
     present_nodes.all_present,
     node_facts.facts,
     node_facts.clock,
-    gpu_judgement.gpu_checksum,
-    *gpu_judgement.SPEED,
-    shared_storage.shared_storage,
+    *gpu_checks.SPEED,
     pairs.pairs,
     mpi_hosts.mpi_hosts,
     mpi_hosts.mpi_ssh,
@@ -53,7 +43,16 @@ CHECKS: tuple[Check[Any], ...] = (
 REMOVED = frozenset(
     (
         *("program", "rank-collision", "shm-leftovers", "mtu", "gpu-persistence", "mpi-callback", "mpi-ring"),
-        *("subdomain", "ephemeral-ports", "gpu-temperature", "mpi-slots", "full-job"),
+        *(
+            "subdomain",
+            "ephemeral-ports",
+            "gpu-temperature",
+            "mpi-slots",
+            "full-job",
+            "gpu-checksum",
+            "shared-storage",
+            "ports",
+        ),
     )
 )
 

@@ -37,8 +37,6 @@ _WORDS = {
 _MARKS = {Severity.FATAL: "FATAL", Severity.RETRYABLE: "FAIL", Severity.WARNING: "WARN", Severity.INFO: "UNKNOWN"}
 _QUIET = (Status.PASS, Status.SKIPPED)
 _RETRYABLE = {PreflightVerdict.RETRYABLE: "retryable=true ", PreflightVerdict.FATAL: "retryable=false "}
-_SHOWN_ALIKE = 3
-_MANY_ALIKE = 20
 _BLAMED = 6
 _FIRST_LINE = 900  # what stays readable where only the beginning is shown
 _FILE_LIMIT_S = 5.0  # a file server that is gone lets each of its callers wait for ever
@@ -128,46 +126,19 @@ def summary(verdict: PreflightVerdict) -> str:
     return _WORDS[verdict][0]
 
 
-def screen(report: Report, place: ReportPlace, code: int, elsewhere: str = "") -> str:
-    """The whole report on one screen: the summary, what is wrong by severity, what is well in a line.
-
-    `elsewhere` is where the report of all nodes can be read, if not here.
-    """
+def screen(report: Report, place: ReportPlace, code: int) -> str:
+    """The whole report on one screen: the summary, what is wrong by severity, what is well in a line."""
     lines = [f"Preflight {summary(report.verdict)} (exit code {code})", f"  {place}: {tally(report)}"]
     blamed, findings = at_fault(report), loud(report.findings)
     lines += _wrapped(f"faulty: {blamed}", "  ", "    ") if blamed else []
-    for alike in _alike(
-        sorted(findings, key=lambda finding: (_weight(finding), place.name not in finding.subject))
-    ):
-        for finding in alike[:_SHOWN_ALIKE]:
-            lines += ["", *_paragraph(finding, place)]
-        likewise = [finding.subject for finding in alike[_SHOWN_ALIKE:]]
-        lines += _wrapped(f"likewise: {listed(likewise, _MANY_ALIKE)}", "    ", "      ") if likewise else []
+    for finding in sorted(findings, key=lambda finding: (_weight(finding), place.name not in finding.subject)):
+        lines += ["", *_paragraph(finding, place)]
     by_status = grouped((finding.status, finding.check) for finding in report.findings)
     quiet = {"passed": by_status.get(Status.PASS, ()), "skipped": by_status.get(Status.SKIPPED, ())}
     lines += [""]
     for word, checks in {**quiet, "silenced": report.silenced}.items():
         lines += _wrapped(f"{word}: {', '.join(dict.fromkeys(checks))}", "", "  ") if checks else []
-    lines += [f"report of all nodes: the log of {elsewhere}"] if elsewhere else []
     return "\n".join(lines) + "\n"
-
-
-def line(report: Report, place: ReportPlace, code: int, elsewhere: str) -> str:
-    """The single line of a healthy node whose whole report is elsewhere: the verdict, and the nodes at fault."""
-    blamed = at_fault(report)
-    own = [finding for finding in loud(report.findings) if place.name in finding.subject]
-    here = "no check failed on this node"
-    if own:
-        here += f" ({listed([*dict.fromkeys(f'{finding.status.value}: {finding.check}' for finding in own)], 4)})"
-    parts = [f"Preflight {summary(report.verdict)} (exit code {code})"]
-    parts += [f"faulty: {blamed}"] if blamed else []
-    return "; ".join((*parts, f"{here}; full report: the log of {elsewhere}")) + "\n"
-
-
-def is_involved(report: Report, place: ReportPlace) -> bool:
-    """Whether this node is named as faulty, or as one that differs from the others."""
-    own = [finding for finding in loud(report.findings) if place.name in finding.subject]
-    return any(finding.status is Status.FAIL or finding.basis is not None for finding in own)
 
 
 def at_fault(report: Report) -> str:
@@ -194,16 +165,6 @@ def loud(findings: Iterable[Finding]) -> list[Finding]:
 
 def _weight(finding: Finding) -> int:
     return list(Severity).index(finding.severity)
-
-
-def _alike(findings: Iterable[Finding]) -> Iterable[list[Finding]]:
-    """Groups of findings that say the same of different nodes, such as ten that are missing at the same stage."""
-
-    def kind(number: int, finding: Finding) -> object:
-        is_single = not finding.subject or finding.scope is not Scope.NODE
-        return number if is_single else (finding.check, finding.status, finding.action)
-
-    return grouped((kind(number, finding), finding) for number, finding in enumerate(findings)).values()
 
 
 def termination_message(report: Report, place: ReportPlace, code: int) -> str:

@@ -10,7 +10,7 @@ from trainer_launch.model.findings import Finding, PreflightVerdict, Report, Sco
 from trainer_launch.model.redaction import redact_text
 from trainer_launch.model.units import counted, grouped, printable
 from trainer_launch.observability.html import clean, document, table
-from trainer_launch.preflight.cluster.nodes import PairTests, listed
+from trainer_launch.preflight.cluster.present_nodes import PairTests, listed
 from trainer_launch.preflight.report_formats import ReportPlace, advice, at_fault, heading, loud, summary, tally
 from trainer_launch.preflight.thresholds import MBYTE
 

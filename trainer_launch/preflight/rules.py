@@ -163,12 +163,6 @@ def _xids(xids: Iterable[int]) -> tuple[str, str]:
     return ", ".join(named), helps
 
 
-def _logged(log: Mapping[int, int]) -> str:
-    return ", ".join(
-        f"{_xids([xid])[0]} {ago_s / 60:.0f} min ago" for xid, ago_s in log.items() if xid not in _MILD_XIDS
-    )
-
-
 def _is_mending(fabric: Mapping[str, Any]) -> bool:
     return _is_health(_RECOVERING)(fabric) or _is_health(_TIMED_OUT)(fabric)
 
@@ -224,8 +218,6 @@ RULES = (
     Rule("tmpdir", "wrong", bool, _WARN, FIX_JOB, "{value}"),
     Rule("own-name", "wrong", bool, _JOB, FIX_JOB, "{value}"),
     Rule("own-name", "doubtful", bool, _WARN, FIX_JOB, "{value}"),
-    Rule("dns", "other family", bool, _NODE, "", "{value}",
-         "give all pods of the job the same IP family (ipFamilyPolicy of the Service, the CNI)"),
     Rule("dns", "slow", bool, _WARN, "", "{value}"),
     Rule("dns", "never there", bool, _JOB, FIX_JOB, "{value}"),
     Rule("dns", "absent", bool, _NODE, "", "{value}"),
@@ -240,9 +232,6 @@ RULES = (
     Rule("nccl-ib-hca", "left out", bool, _JOB, FIX_JOB, "{value}", "set NCCL_IB_HCA to what is here: {there}"),
     Rule("nccl-ib-hca", "some down", bool, _WARN, "", "{value}: NCCL goes on without saying so", _CABLE),
     Rule("rdma-errors", "errors", bool, _WARN, "", "{value}, while pairs of nodes were tested", _CABLE),
-    Rule("ports", "may not", bool, _JOB, FIX_JOB, "{value}", "choose a port above 1023"),
-    Rule("ports", "taken", bool, _NODE, "", "{value}",
-         "end what has it, a sidecar or with hostNetwork another pod, or choose another port"),
     Rule("gpu-count", "hangs", bool, _NODE, REBOOT, "{value}", _DRAIN),
     Rule("gpu-count", "shown", _is_short, _NODE, DRAIN, "the driver shows {value[0]} of {there} ({reason})",
          "report this node: a card may have fallen off its bus", unit="GPUs"),
@@ -322,7 +311,6 @@ RULES = (
     Rule("gpu-xid", f"{LOAD}xids", _serious, _NODE, "{value[1]}", "had XID {value[0]} during our tests", _DRAIN,
          _xids),
     Rule("gpu-xid", f"{LOAD}xids", bool, _WARN, "", "had XID {value[0]} during our tests", _DRAIN, _xids),
-    Rule("gpu-xid", "logged xids", _serious, _WARN, "", "had XID {value}, by the kernel's log", _DRAIN, _logged),
 )
 # fmt: on
 
@@ -330,7 +318,7 @@ RULES = (
 # machines by these words, so a finding whose cause is not certain has none: a missing node, a link, a slow machine.
 REMEDIES: Mapping[str, Mapping[Fault | None, str]] = {
     "nccl-ib-hca": {_JOB: FIX_JOB, _WARN: FIX_JOB, _NODE: DRAIN},
-    **{check: {_JOB: FIX_JOB} for check in ("roll-call", "shared-storage", "mpi-ssh")},
+    **{check: {_JOB: FIX_JOB} for check in ("roll-call", "mpi-ssh")},
     **{check: {_NODE: DRAIN} for check in ("clock", "pairs")},
     "mpi-programs": {_JOB: FIX_IMAGE, _WARN: FIX_IMAGE},
 }

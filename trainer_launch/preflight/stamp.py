@@ -36,25 +36,13 @@ _MAX_BYTES = 4096
 _BOOT_ID = "proc/sys/kernel/random/boot_id"
 _OTHERS_MAY_WRITE = stat.S_IWGRP | stat.S_IWOTH
 # What else decides whether GPUs pass.
-_DECIDING = ("threshold", "only", "gpu_burn")
-_WORDS: Mapping[str, str] = {
-    "boot": "another boot of the machine",
-    "machine": "another machine",
-    "launcher": "another version of trainer-launch",
-    "level": "another level",
-    "settings": "another policy or other settings",
-    "devices": "other GPUs",
-}
+_DECIDING = ("only", "gpu_burn")
 
 
 class Stamp(Struct, frozen=True, forbid_unknown_fields=True):
     """A pass of this machine's GPUs under load, with the conditions and the time."""
 
-    boot: str  # the kernel's boot ID
-    machine: str  # the Kubernetes node, where the pod is told its name
-    launcher: str
-    level: str
-    settings: str  # a hash
+    conditions: str  # a hash of boot, machine, launcher, level, policy and settings
     devices: tuple[str, ...]
     uptime_s: float = 0.0
 
@@ -70,16 +58,13 @@ def of_this_node(
     """The stamp that this preflight would leave now; None: the kernel does not tell the boot."""
     boot = files.text(root / _BOOT_ID).strip()
     words = redact_command(external_check.command_of(settings.external_check))
-    deciding = [policy.fingerprint, words, *(getattr(settings, name) for name in _DECIDING)]
+    deciding = [boot, machine.machine_name(env, "", root), __version__, level, policy.fingerprint, words]
+    deciding += [getattr(settings, name) for name in _DECIDING]
     reference = b"" if settings.reference is None else files.LiveFiles(1 << 20).read(settings.reference) or b""
     deciding.append(hashlib.sha256(reference).hexdigest())
     devices = sorted(path.name for path in (root / "dev").glob("nvidia[0-9]*"))
     stamp = Stamp(
-        boot=boot,
-        machine=machine.machine_name(env, "", root),
-        launcher=__version__,
-        level=level,
-        settings=hashlib.sha256(json.dumps(deciding).encode()).hexdigest()[:16],
+        conditions=hashlib.sha256(json.dumps(deciding).encode()).hexdigest()[:16],
         devices=(*devices, f"CUDA_VISIBLE_DEVICES={env.get('CUDA_VISIBLE_DEVICES', '')}"),
         uptime_s=time.clock_gettime(time.CLOCK_BOOTTIME),
     )
@@ -96,9 +81,8 @@ def why_not(now: Stamp, limit_s: float, folder: str) -> str:
         stamp = codec.decode(Stamp, data, _MAX_BYTES)
     except codec.MessageError as problem:
         return f"the stamp cannot be read: {problem}"
-    for name, words in _WORDS.items():
-        if getattr(stamp, name) != getattr(now, name) and not (name == "level" and stamp.level == "deep"):
-            return f"the stamp is of {words}"
+    if (stamp.conditions, stamp.devices) != (now.conditions, now.devices):
+        return "the stamp is of another boot, machine, version, level, policy or setting"
     age_s = now.uptime_s - stamp.uptime_s
     if age_s < 0:
         return "the stamp is of a future time"

@@ -1,4 +1,4 @@
-"""References and thresholds of GPUs and of pairs of nodes: tables of references, and --threshold as values."""
+"""References and thresholds of GPUs and of pairs of nodes."""
 
 from __future__ import annotations
 
@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import Annotated
 
 from msgspec import Meta, Struct, field
-from msgspec.structs import replace
 
 from trainer_launch.model import codec
 from trainer_launch.model.errors import UsageError
@@ -21,10 +20,9 @@ _FAILED = ("retryable", "fatal")  # verdicts
 BUILT_IN = Path(__file__).parent / "references.json"
 MAX_BYTES = 1 << 20
 _MAX_COMPLAINT = 200
-PAIR, PAIR_MBPS, PEERS = "pair", "pair-mbps", "peers"
 MBYTE = 1_000_000
 SHARE_OF_PLAIN_SOCKETS = 0.3
-_MAX = 1e9
+FLOOR = 10 * MBYTE  # bytes per second, for anything: a tenth of the slowest network that is still sold
 
 
 _Text = Annotated[str, Meta(min_length=1, max_length=500)]
@@ -124,7 +122,7 @@ def measured(measures: Sequence[Measure], day: str) -> tuple[Reference, ...]:
 class SpeedKind(Struct, frozen=True):
     """Measures that are judged alike, and by what name."""
 
-    name: str  # the check's, and that of its threshold
+    name: str  # the check's
     title: str
     measures: tuple[str, ...]  # what their names begin with
     share: float  # of the reference
@@ -144,53 +142,15 @@ KINDS = (
               0.75, 0.90, "see that node's NVLinks and fabric manager (nvidia-smi nvlink -s), or drain it"),
 )
 # fmt: on
-NAMES = (*(kind.name for kind in KINDS), PEERS, PAIR, PAIR_MBPS)
 
 
-def kind_of(name: str, kinds: Sequence[SpeedKind] = KINDS) -> SpeedKind | None:
+def kind_of(name: str) -> SpeedKind | None:
     """How a measure of this name is judged; None: it is not."""
-    return next((kind for kind in kinds if name.startswith(kind.measures)), None)
+    return next((kind for kind in KINDS if name.startswith(kind.measures)), None)
 
 
 class Thresholds(Struct, frozen=True, kw_only=True):
-    """When a pair is too slow."""
+    """When a pair is too slow: below `FLOOR`, or this share of the median of all pairs."""
 
-    floor: float = 10 * MBYTE  # bytes per second, for anything: a tenth of the slowest network that is still sold
-    ratio: float | None = None  # of the median of all pairs: below it a pair is told, and does not stop the job
+    share: float = SHARE_OF_PLAIN_SOCKETS  # who is below it warns, and does not stop the job
     expected: float = 0.0  # bytes per second: who is below this, too, stops it
-
-    @property
-    def share(self) -> float:
-        """`ratio`, or that of plain sockets."""
-        return SHARE_OF_PLAIN_SOCKETS if self.ratio is None else self.ratio
-
-
-def parse_flag(text: str | None) -> tuple[Thresholds, tuple[SpeedKind, ...]]:
-    """The thresholds of pairs, and the kinds of measures of GPUs with theirs.
-
-    Raises:
-        UsageError: it names something else, or no number.
-    """
-    numbers: dict[str, float] = {}
-    for part in text.split(",") if text else ():
-        name, _, value = part.strip().partition("=")
-        numbers[name] = _positive(value)
-        if name not in NAMES or numbers[name] < 0:
-            raise UsageError(
-                f"--threshold has {part[:60]!r}; expected NAME=NUMBER, as in gemm=0.85; the names are: "
-                f"{', '.join(NAMES)}"
-            )
-    floor = numbers[PAIR_MBPS] * MBYTE if PAIR_MBPS in numbers else Thresholds().floor
-    kinds = (
-        replace(kind, share=numbers.get(kind.name, kind.share), peers=numbers.get(PEERS, kind.peers))
-        for kind in KINDS
-    )
-    return Thresholds(ratio=numbers.get(PAIR), floor=floor), tuple(kinds)
-
-
-def _positive(text: str) -> float:
-    """-1 for what is no number of this kind."""
-    try:
-        return float(text) if 0 <= float(text) < _MAX else -1.0
-    except ValueError:
-        return -1.0

@@ -76,7 +76,6 @@ def option(data: bytes) -> None:
     given = attempt(signal_policy.parse, text, kinds=(UsageError,), names="--signals")
     if not isinstance(given, Refused):
         attempt(signal_policy.stop_signal, given, names="--signals")
-    attempt(thresholds.parse_flag, text, kinds=(UsageError,), names="--threshold")
     attempt(registry.named, text, "--only", kinds=(UsageError,), names="--only")
     if "\0" not in text:  # no word and no variable has one, and no file
         attempt(policy.parse_flag, text, registry.ids(*Where), kinds=(UsageError,), names="--policy")

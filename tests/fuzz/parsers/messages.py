@@ -30,7 +30,7 @@ from trainer_launch.observability.training_judge import TrainingJudge
 from trainer_launch.preflight import report_formats
 from trainer_launch.preflight.cluster import cluster_preflight as hall
 from trainer_launch.preflight.cluster import preflight_messages as calling
-from trainer_launch.preflight.cluster.nodes import ClusterSettings, Names
+from trainer_launch.preflight.cluster.present_nodes import ClusterSettings, Names
 
 _SETTINGS = (
     states.CoordinatorSettings(job="job", min_nodes=2, max_nodes=3, max_restarts=3),
@@ -139,9 +139,8 @@ def cluster_preflight_talk(data: bytes) -> None:
         deadline_s=20.0,
         names=names,
         salt="salt",
-        storage={"/ckpt": True} if flags & 8 else {},
     )
-    room, now_s = hall.ClusterPreflight(settings, 0.0, _sent, lambda places, limit_s: None), 0.0
+    room, now_s = hall.ClusterPreflight(settings, 0.0, _sent), 0.0
     for line in data[1:].split(b"\n")[:60]:
         if not line:
             continue

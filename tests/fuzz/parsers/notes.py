@@ -94,5 +94,3 @@ def gpu_answer(data: bytes) -> None:
     assert isinstance(test.network, str)
     tested = gpu_collect.GpuFacts(trouble="", driver=facts.driver, tests=(test,))
     assert all(math.isfinite(one.value) for one in findings.fitted(tested.measures))
-    for check in tested.checksums:
-        assert isinstance(check.value, str)

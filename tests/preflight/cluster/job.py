@@ -9,8 +9,7 @@ from trainer_launch.model import Endpoint, Seats
 from trainer_launch.model.findings import Fault, Finding, Measure, Scope, Status
 from trainer_launch.preflight.cluster import preflight_messages as msg
 from trainer_launch.preflight.cluster.cluster_preflight import TICK_S, ClusterPreflight, PreflightPhase
-from trainer_launch.preflight.cluster.nodes import ClusterSettings, Names
-from trainer_launch.preflight.cluster.present_nodes import NodeStage, stuck_at
+from trainer_launch.preflight.cluster.present_nodes import ClusterSettings, Names
 
 JOB = "job"
 HOME = Endpoint("job-node-0-0.job", 29500)
@@ -30,7 +29,7 @@ class Simulation:
         values: dict[str, object] = {"min_nodes": nodes, "max_nodes": nodes, "deadline_s": 120.0, **settings}
         self.settings = ClusterSettings(job=JOB, names=NAMES, salt="salt", **values)  # type: ignore[arg-type]
         self.now_s = 1000.0
-        self.hall = ClusterPreflight(self.settings, self.now_s, self._sent, self._looks)
+        self.hall = ClusterPreflight(self.settings, self.now_s, self._sent)
         self._unread: deque[tuple[int, msg.Message]] = deque()
         self._delivers = False
         self.outcome = outcome
@@ -40,11 +39,8 @@ class Simulation:
         self.offsets: Mapping[int, float] = {}
         self.own: Mapping[int, Sequence[Finding]] = {}
         self.measures: Mapping[int, Sequence[Measure]] = {}
-        self.sees: Callable[[str, int, int], bool] = lambda folder, node, other: True
-        self.blind: set[int] = set()  # cannot look into shared folders
         self.mute: set[int] = set()  # send no record and no result
         self.told: dict[int, list[msg.Message]] = {}
-        self.stages: Mapping[str, NodeStage] = {}
         self.rounds = 0
 
     def come(self, *ranks: int, host: str = "") -> None:
@@ -78,10 +74,6 @@ class Simulation:
             self.told.setdefault(peer, []).append(message)
             self._unread.append((peer, message))
 
-    def _looks(self, places: Sequence[Endpoint | None], limit_s: float) -> None:
-        stages = [self.stages.get(place.host if place else "", NodeStage.REFUSED) for place in places]
-        self.hall.looked([stuck_at(stage, "seen") for stage in stages])
-
     def _deliver(self) -> None:
         if not self._delivers:  # else an answer has led to this message
             self._delivers = True
@@ -96,10 +88,7 @@ class Simulation:
             facts = {"torch": "2.9.0", **self.facts.get(rank, {})}
             own = msg.fitted(self.own.get(rank, ()))
             measures = tuple(self.measures.get(rank, ()))
-            tokens = (
-                {} if rank in self.blind else {at: self.found(at, rank, message) for at in self.settings.storage}
-            )
-            self.say(rank, msg.NodeReport(facts, self.offsets.get(rank, 0.0), 0.001, own, measures, tokens=tokens))
+            self.say(rank, msg.NodeReport(facts, self.offsets.get(rank, 0.0), 0.001, own, measures))
         elif isinstance(message, msg.Test):
             self.rounds = max(self.rounds, message.round + 1)
             one, other = map(int, message.token.split("-")[-2:])
@@ -108,11 +97,6 @@ class Simulation:
             rails = range(message.rails)
             seen = [self.on_rail(rank, partner, rail) or self.outcome(rank, partner) for rail in rails]
             self.say(rank, msg.Result(message.round, tuple(msg.RailResult(*one) for one in seen)))
-
-    def found(self, folder: str, rank: int, complete: msg.Complete) -> str:
-        """The first of the tokens that this node sees there, or its own."""
-        sought = (token for token in complete.tokens if self.sees(folder, rank, int(token.partition("-")[0])))
-        return next(sought, f"{rank}-a")
 
     @property
     def is_over(self) -> bool:

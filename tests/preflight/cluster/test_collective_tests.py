@@ -43,7 +43,7 @@ class Node:
     """One node's child and listener."""
 
     def __init__(self, **env: str) -> None:
-        self.listener = Listener(None, lambda: msg.Here("waiting"))
+        self.listener = Listener(None)
         self.collectives = Collectives((sys.executable,), {**ENV, **env})
 
     def close(self) -> None:
@@ -100,7 +100,7 @@ def whys(seen: Mapping[int, tuple[msg.RailResult, ...]]) -> list[list[str]]:
 def test_four_processes_test_two_pairs_at_once_and_then_two_others_with_the_same_children(
     nodes: list[Node],
 ) -> None:
-    assert [node.collectives.ability() for node in nodes] == ["gloo"] * 4
+    assert all(node.collectives.ability().startswith(("nccl on ", "only plain sockets: ")) for node in nodes)
     pids = [node.child.pid for node in nodes]
     for number, (first, second) in enumerate((((0, 1), (2, 3)), ((1, 2), (0, 3)))):
         parts = [*order([nodes[n] for n in first], number), *order([nodes[n] for n in second], number)]
@@ -166,7 +166,7 @@ def test_a_probe_and_a_word_of_an_earlier_test_disturb_nobody(nodes: list[Node])
 def test_a_child_that_is_killed_is_replaced() -> None:
     node, other = Node(), Node()
     try:
-        assert node.collectives.ability() == "gloo"
+        assert node.collectives.ability()
         node.child.kill()
         assert all(why for (why,) in whys(held(dict(enumerate(order([node, other], 60, limit_s=5.0))))))
         assert whys(held(dict(enumerate(order([node, other], 61))))) == [[""]] * 2
@@ -204,7 +204,7 @@ def test_a_python_that_is_not_there_is_told() -> None:
     made = Collectives(("/no/such/python",), ENV)
     assert "its process could not be started: No such file" in made.ability()
     test = msg.Test(0, 1, "127.0.0.1", 1, "t", 1.0, "gloo")
-    listener = Listener(None, lambda: msg.Here("waiting"))
+    listener = Listener(None)
     assert "could not be started" in made.run(test, listener)[0].why
     listener.close()
     made.close()

@@ -10,18 +10,17 @@ import pytest
 from msgspec.structs import replace
 
 from trainer_launch.model import Cpus, Endpoint, Gpus, Host, Job, Member, NodeRange
-from trainer_launch.model.errors import UsageError
 from trainer_launch.model.findings import Fault, Finding, Scope, Status
 from trainer_launch.planning.command import parse_command
 from trainer_launch.planning.job import place
-from trainer_launch.preflight import registry, thresholds
+from trainer_launch.preflight import registry
 from trainer_launch.preflight.check import Where
 from trainer_launch.preflight.cluster import node_facts, present_nodes
 from trainer_launch.preflight.cluster import preflight_messages as msg
 from trainer_launch.preflight.cluster.node_facts import UNSET, clocks, code_hash, differences
-from trainer_launch.preflight.cluster.nodes import JobNode, names_of
 from trainer_launch.preflight.cluster.participation import failing_nodes
 from trainer_launch.preflight.cluster.preflight_messages import MAX_FACTS, NodeReport, parse, render
+from trainer_launch.preflight.cluster.present_nodes import JobNode, names_of
 from trainer_launch.preflight.node_preflight import explained, merged
 
 NODES = tuple(f"node {number} (host-{number})" for number in range(5))
@@ -36,7 +35,6 @@ NODES = tuple(f"node {number} (host-{number})" for number in range(5))
         ("the kernel", "kernel", None),
         ("Python", "python", None),
         ("the command line", "command", None),
-        ("the image", "image", None),
         *((name, f"env {name}", Fault.JOB) for name in ("GLOO_DEVICE_TRANSPORT", "UCX_TLS", "FI_PROVIDER")),
         *(
             (name, f"env {name}", Fault.JOB)
@@ -55,24 +53,6 @@ def test_the_node_that_differs_is_named_and_only_what_must_be_alike_fails(
     assert found.text == f"{word} differs: a on 4 nodes, b on {NODES[odd]}"
     assert (found.status, found.fault) == (Status.WARN if fault is None else Status.FAIL, fault)
     assert (found.subject, found.measured, found.expected) == (NODES[odd], "b", "a")
-
-
-@pytest.mark.parametrize(
-    ("usual", "odd", "workers", "fault"),
-    [
-        pytest.param("8 of NVIDIA H100", "7 of NVIDIA H100", "7", Fault.NODE, id="a card is lost"),
-        pytest.param("8 of NVIDIA H100", "7 of NVIDIA H100", "8", None, id="all workers have their cards"),
-        pytest.param("4 of NVIDIA H100", "8 of NVIDIA H100", "8", None, id="a larger machine"),
-        pytest.param("8 of NVIDIA H100", "4 of NVIDIA L40S", "4", None, id="a machine of another kind"),
-        pytest.param("0", "1", "1", None, id="a machine with a card that the others have not"),
-    ],
-)
-def test_a_node_with_other_gpus_is_at_fault_only_where_it_has_lost_some(
-    usual: str, odd: str, workers: str, fault: Fault | None
-) -> None:
-    reports = [*[{"gpus": usual, "nproc_per_node": "8"}] * 4, {"gpus": odd, "nproc_per_node": workers}]
-    told = {found.text.partition(" differs")[0]: found for found in differences(NODES, reports)}
-    assert (told["the GPUs"].fault, told["the GPUs"].subject) == (fault, NODES[4])
 
 
 def test_a_variable_that_one_node_lacks_is_a_difference() -> None:
@@ -268,19 +248,3 @@ def test_of_many_failing_nodes_each_is_listed_and_a_message_names_a_few() -> Non
     assert told.subject.endswith("node 7 (host-7) and 12 more")
     skewed = list(clocks([*names, "node 20 (x)"], [*[(60.0, 0.0)] * 10, *[(0.0, 0.0)] * 11]))
     assert len(failing_nodes(skewed, {}).splitlines()) == 10
-
-
-def test_thresholds_are_read_or_refused() -> None:
-    of_pairs, kinds = thresholds.parse_flag("pair=0.5, pair-mbps=200,gemm=0.8,peers=0.9")
-    assert (of_pairs.ratio, of_pairs.floor) == (0.5, 200e6)
-    assert {kind.name: (kind.share, kind.peers) for kind in kinds} == {
-        "gemm": (0.8, 0.9),
-        "hbm": (0.9, 0.9),
-        "pcie": (0.85, 0.9),
-        "allreduce": (0.75, 0.9),
-    }
-    for wrong in ("gem=1", "pair", "pair=x", "pair=-1", "pair=nan", "pair-mbps=1e99", "gemm", "hbm=inf"):
-        with pytest.raises(
-            UsageError, match=r"--threshold has .*the names are: gemm, hbm, pcie, allreduce, peers, pair"
-        ):
-            thresholds.parse_flag(wrong)

@@ -8,11 +8,10 @@ from tests.preflight.cluster.job import Simulation
 from trainer_launch.model.findings import Finding, Measure, Scope, Status
 from trainer_launch.preflight.cluster import pairs
 from trainer_launch.preflight.cluster import preflight_messages as msg
-from trainer_launch.preflight.cluster.nodes import Way
+from trainer_launch.preflight.cluster.present_nodes import Way
 from trainer_launch.preflight.thresholds import load_table
 
-NCCL_8, GLOO = "nccl on 8 GPUs", "gloo"
-MISSING = "was asked for, and not all nodes have it"
+NCCL_8 = "nccl on 8 GPUs"
 
 
 def simulated(nodes: int, fact: str | None = None, **settings: object) -> Simulation:
@@ -39,40 +38,22 @@ def of_check(job: Simulation, check: str) -> list[Finding]:
 
 
 @pytest.mark.parametrize(
-    ("wanted", "facts", "way"),
+    ("facts", "way"),
     [
-        ("auto", [None, None], Way()),
-        ("auto", [NCCL_8, NCCL_8], Way("nccl", 8)),
-        ("auto", [NCCL_8, "nccl on 7 GPUs"], Way("nccl", 7)),
-        ("auto", [NCCL_8, GLOO], Way()),
-        ("auto", [NCCL_8, None], Way()),
-        ("auto", [GLOO, GLOO], Way()),
-        ("socket", [NCCL_8, NCCL_8], Way()),
-        ("gloo", [GLOO, NCCL_8], Way("gloo")),
-        ("gloo", [GLOO, "only plain sockets: x"], Way(trouble=f"gloo {MISSING}")),
-        ("nccl", [GLOO, GLOO], Way(trouble=f"nccl {MISSING}")),
+        ([None, None], Way()),
+        ([NCCL_8, NCCL_8], Way("nccl", 8)),
+        ([NCCL_8, "nccl on 7 GPUs"], Way("nccl", 7)),
+        ([NCCL_8, "only plain sockets: x"], Way()),
+        ([NCCL_8, None], Way()),
     ],
-)  # fmt: skip
-def test_the_way_is_the_fastest_that_all_nodes_have_or_the_one_that_was_asked_for(
-    wanted: str, facts: list[str | None], way: Way
-) -> None:
-    assert pairs.choose_means(wanted, facts) == way
+)
+def test_pairs_use_nccl_where_all_nodes_have_it(facts: list[str | None], way: Way) -> None:
+    assert pairs.choose_means(facts) == way
 
 
 def test_what_a_node_says_of_itself_is_what_is_understood() -> None:
-    for fact in (pairs.means_fact(True, 8, ""), pairs.means_fact(False, 8, "")):
-        assert pairs.choose_means("auto", [fact]).rails == 8
-    assert pairs.choose_means("gloo", [pairs.means_fact(True, 0, "")]).pairs == "gloo"
-    assert "No module" in pairs.means_fact(False, 0, "No module named torch")
-
-
-def test_a_node_without_what_was_asked_for_is_named_by_the_facts_and_the_others_by_none() -> None:
-    job = simulated(4, GLOO, pair_test="gloo")
-    job.facts = {**job.facts, 2: {pairs.FACT: "only plain sockets: torch cannot be imported"}}
-    ended(job)
-    assert [found.check for found in job.loud()] == ["facts", "pairs"]
-    assert job.loud()[0].subject == "node 2 (job-node-0-2)"
-    assert {test.way for _, _, test in job.tests} == {"socket"}
+    assert pairs.choose_means([pairs.means_fact(8, "")]).rails == 8
+    assert "No module" in pairs.means_fact(0, "No module named torch")
 
 
 @pytest.mark.parametrize("n_nodes", [3, 4, 5, 8, 9])

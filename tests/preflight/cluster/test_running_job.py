@@ -14,24 +14,19 @@ from msgspec.structs import replace
 
 from tests.cli.launching import LAUNCHER
 from tests.pods import hosts
-from tests.ports import free_port
 from tests.preflight.cluster.job import NAMES
 from tests.preflight.world import JOB as JOB_HERE
 from tests.preflight.world import subject
 from tests.survival.jobs import ELASTIC
-from trainer_launch.membership import protocol as coordinating
-from trainer_launch.membership.client import Client, Connected
 from trainer_launch.membership.protocol import Claim
 from trainer_launch.membership.server import Coordinator as Coordinator
 from trainer_launch.membership.state import CoordinatorSettings as Coordinating
 from trainer_launch.model import Endpoint, NodeRange
 from trainer_launch.model.findings import Status
 from trainer_launch.model.settings import Settings
-from trainer_launch.preflight.cluster import node_link, participation, present_nodes
-from trainer_launch.preflight.cluster import preflight_messages as msg
-from trainer_launch.preflight.cluster.node_link import ClusterVerdict, NodeLink, look_out
-from trainer_launch.preflight.cluster.nodes import ClusterSettings
-from trainer_launch.preflight.cluster.pair_tests import run
+from trainer_launch.preflight.cluster import node_link, participation
+from trainer_launch.preflight.cluster.node_link import look_out
+from trainer_launch.preflight.cluster.present_nodes import ClusterSettings
 
 JOB = "job"
 CLAIM = Claim(3, 1, "0-2", sure=True)
@@ -97,28 +92,6 @@ def test_who_is_checked_alone_for_want_of_variables_is_warned(
     assert obstacle is not None
     findings = participation.alone(made, settings, obstacle)
     assert [finding.status for finding in findings] == ([] if status is None else [status])
-
-
-def test_a_pod_that_is_made_again_passes_at_once_when_node_0_is_away_and_another_seat_is_at_work(
-    standby: Endpoint,
-) -> None:
-    hello = coordinating.Hello(coordinating.VERSION, JOB, 1, "host-1", "x", generation=3, claims=(CLAIM,))
-    survivor = Client(standby, hello)
-    away = Endpoint("127.0.0.1", free_port())
-    caller = NodeLink(away, msg.Hello(msg.VERSION, JOB, 2, "host-2", "y"), deadline_s=60, port=None, bench=run)
-    looking = None
-    try:
-        assert isinstance(survivor.receive(10), Connected)
-        looking = look_out([away, standby], JOB, None, lambda host: caller.end((present_nodes.runs_already(host),)))
-        verdict = caller.receive(10)
-        assert isinstance(verdict, ClusterVerdict)
-        assert [found.status for found in verdict.findings] == [Status.PASS]
-        assert "already running (127.0.0.1 is at work)" in verdict.findings[0].text
-    finally:
-        if looking is not None:
-            looking.set()
-        caller.close()
-        survivor.close()
 
 
 def test_a_standby_of_a_job_that_has_not_begun_is_none_at_work(standby: Endpoint) -> None:

@@ -10,7 +10,6 @@ from trainer_launch import __version__
 from trainer_launch.model.codec import encode
 from trainer_launch.model.findings import Fault, Scope, Status
 from trainer_launch.preflight.cluster import preflight_messages as msg
-from trainer_launch.preflight.cluster.present_nodes import NodeStage
 
 OTHER_VERSION = (
     f"node 0 (trainer-launch {__version__}) uses protocol version {msg.VERSION}, this node {msg.VERSION - 1}; "
@@ -18,33 +17,27 @@ OTHER_VERSION = (
 )
 
 
-def test_at_the_deadline_every_missing_node_is_named_with_its_stage() -> None:
+def test_at_the_deadline_every_missing_node_is_named() -> None:
     job = Simulation(4, deadline_s=60.0)
-    job.stages = {"job-node-0-2.job": NodeStage.NO_RECORD, "job-node-0-3.job": NodeStage.TIMEOUT}
     job.come(0, 1)
     job.wait(59)
     assert not job.is_over
     job.wait(1)
     assert job.is_over
-    assert [(found.subject, found.measured) for found in job.loud()] == [
-        ("", 2),
-        ("node 2 (job-node-0-2.job)", "no DNS record"),
-        ("node 3 (job-node-0-3.job)", "timeout"),
-    ]
-    assert all(found.fault is Fault.NODE for found in job.loud())
+    [found] = job.loud()
+    assert (found.subject, found.measured) == ("node 2 (job-node-0-2.job), node 3 (job-node-0-3.job)", 2)
+    assert (found.fault, found.scope) == (Fault.NODE, Scope.NODE)
     assert len(set(job.verdicts().values())) == 1
     assert sorted(job.verdicts()) == [0, 1]
 
 
 def test_who_falls_silent_is_missing_and_it_is_said_that_it_was_there() -> None:
     job = Simulation(3, deadline_s=60.0)
-    job.stages = {"10.0.0.1": NodeStage.SILENT}
     job.come(0, 2)
     job.wait(60, silent=[2])
-    named = [found for found in job.loud() if found.scope is Scope.NODE]
-    assert [found.subject for found in named] == ["node 1 (job-node-0-1.job)", "node 2 (job-node-0-2)"]
-    assert named[1].measured == "silent"
-    assert "it was present before: no message from it for 6 s" in named[1].text
+    [found] = job.loud()
+    assert found.subject == "node 1 (job-node-0-1.job), node 2 (job-node-0-2)"
+    assert "node 2 (job-node-0-2) (it was present before: no message from it for 6 s)" in found.text
 
 
 def test_who_went_and_came_back_in_time_is_there() -> None:

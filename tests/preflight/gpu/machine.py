@@ -36,7 +36,7 @@ _CARD: dict[str, Any] = {
 }  # fmt: skip
 _LOAD = {"pcie_gen": 5, "reasons": 4}
 _BENCH = {
-    "gemm": 690.0, "hbm": 4170.0, "h2d": 55.1, "checksum": "0123456789abcdef", "different": 0, "wrong": 0,
+    "gemm": 690.0, "hbm": 4170.0, "h2d": 55.1, "different": 0,
     "adds_together": True, "rate": 460.0, "alone": "", "network": "IB", "gpudirect": "all", "nccl": "2.28.9",
 }  # fmt: skip
 
@@ -47,9 +47,7 @@ def healthy(gpus: int = GPUS) -> dict[str, Any]:
         "driver": "580.159.04",
         "bench": dict(_BENCH),
         "gpus": [
-            copy.deepcopy(_CARD)
-            | {"uuid": f"GPU-{number:04d}", "pci": f"00000000:{number:02X}:00.0"}
-            | {"load": dict(_LOAD), "bench": {}}
+            copy.deepcopy(_CARD) | {"uuid": f"GPU-{number:04d}"} | {"load": dict(_LOAD), "bench": {}}
             for number in range(gpus)
         ],
     }

@@ -34,16 +34,6 @@ import datetime, torch.distributed as dist
 wait = dist.FileStore.wait
 dist.FileStore.wait = lambda self, keys, limit: wait(self, keys, datetime.timedelta(seconds=1))
 """
-FORGET = """
-import torch
-fill = torch.Tensor.fill_
-def fill_(self, value):
-    made = fill(self, value)
-    if self.dtype == torch.int32:
-        made[3] = 0
-    return made
-torch.Tensor.fill_ = fill_
-"""
 
 
 def bench(sabotage: str = "", *words: str) -> GpuTest:
@@ -62,28 +52,24 @@ def bench(sabotage: str = "", *words: str) -> GpuTest:
 
 @pytest.mark.torch
 def test_everything_is_measured_on_the_cpu_as_on_a_gpu() -> None:
-    first, second = bench("", "--level", "deep", "--burn", "0.2"), bench()
+    first, second = bench("", "--burn", "0.2"), bench()
     assert [(one.ending, one.why) for one in (first, second)] == [(LoadEnding.DONE, "")] * 2
     assert [name for name, _, _ in first.figures] == ["gemm", "gemm-burn", "hbm-copy", "h2d", "d2h"]
-    assert first.repeats > 200  # the product is compared while the card gets hot, too
+    assert first.repeats > second.repeats == 20  # the product is compared while the card gets hot, too
     assert [name for name, _, _ in second.figures] == ["gemm", "hbm-copy", "h2d", "d2h"]
     assert all(value > 0 for _, value, _ in first.figures)
-    assert (first.different, first.wrong_words) == (0, 0)
+    assert first.different == 0
     assert first.peers is not None
     assert first.peers.good
-    assert first.tested_bytes > 0
-    assert second.tested_bytes == 0
-    assert first.checksum == second.checksum != ""
     assert first.facts["torch"]
     assert first.facts["model"] == "CPU"
 
 
 @pytest.mark.torch
-def test_a_product_that_comes_out_otherwise_now_and_then_and_memory_that_forgets_are_seen() -> None:
-    found = bench(FLIP + FORGET, "--level", "deep")
+def test_a_product_that_comes_out_otherwise_now_and_then_is_seen() -> None:
+    found = bench(FLIP)
     assert found.ending is LoadEnding.DONE
     assert found.different >= 3
-    assert found.wrong_words >= 2
 
 
 @pytest.mark.torch
@@ -206,7 +192,7 @@ dist.init_process_group = meet
 out = os.dup(1)
 aside = os.memfd_create("aside")
 os.dup2(aside, 1)
-gpu_bench.Bench(out, Device("cpu"), "deep").run(aside)
+gpu_bench.Bench(out, Device("cpu")).run(aside)
 os._exit(0)
 """
 

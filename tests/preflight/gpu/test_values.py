@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
-import time
 from pathlib import Path
 
 import pytest
@@ -16,8 +14,8 @@ from tests.preflight.gpus import FACTS
 from tests.preflight.world import HEALTHY
 from trainer_launch.host.deadline_subprocess import Ended
 from trainer_launch.host.network import AdapterPort, adapter_ports
-from trainer_launch.model.findings import Fault, Finding, Status
-from trainer_launch.preflight import check, gpu_checks, gpu_collect
+from trainer_launch.model.findings import Fault, Status
+from trainer_launch.preflight import check, gpu_checks
 from trainer_launch.preflight.cluster import node_facts
 from trainer_launch.preflight.cluster.node_facts import NCCL, differences
 from trainer_launch.preflight.gpu_collect import Cards, Gpu, GpuFacts, parse_facts, parse_test, visible
@@ -73,46 +71,6 @@ def test_a_node_whose_nccl_is_not_known_is_not_another_one_for_that() -> None:
     assert found.text == "0 facts alike on all 4 nodes"
 
 
-NOW = int(time.clock_gettime(time.CLOCK_MONOTONIC) * 1e6)
-FALLEN = "NVRM: Xid (PCI:0000:9B:00): 79, pid='<unknown>', name=<unknown>, GPU has fallen off the bus."
-
-
-@pytest.mark.parametrize(
-    ("record", "found"),
-    [
-        (f"6,100,{NOW},-;{FALLEN}\n SUBSYSTEM=pci\n", [["0000:9b:00", 79]]),
-        (f"6,100,{NOW - 7300 * 10**6},-;{FALLEN}\n", []),
-        (f"4,101,{NOW},-;usb 1-1: {FALLEN}\n", []),
-        ("6,103,no time,-;broken\n", []),
-        ("", []),
-    ],
-)
-def test_errors_of_the_last_hours_are_read_from_the_kernels_log(
-    record: str, found: list[object], tmp_path: Path
-) -> None:
-    log = tmp_path / "kmsg"
-    log.write_text(record)
-    told = gpu_collect.earlier_xids(str(log))
-    assert [[place, xid] for place, xid, _ in told] == found
-    assert all(0 <= ago_s < 3600 for _, _, ago_s in told)
-    assert gpu_collect.earlier_xids(str(tmp_path / "none")) == ()
-
-
-def test_records_that_were_overwritten_do_not_end_the_log(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The kernel says so once, with EPIPE, and goes on with the oldest that it still has."""
-    log = tmp_path / "kmsg"
-    log.write_text(f"6,100,{NOW},-;{FALLEN}\n")
-    problems, read = [BrokenPipeError()], os.read
-
-    def interrupted(fd: int, size: int) -> bytes:
-        if problems:
-            raise problems.pop()
-        return read(fd, size)
-
-    monkeypatch.setattr(os, "read", interrupted)
-    assert [xid for _, xid, _ in gpu_collect.earlier_xids(str(log))] == [79]
-
-
 def loud(*cards: Gpu) -> list[tuple[str, str]]:
     """What the rules find of a node with these cards."""
     node = replace(HEALTHY, cards=Cards(lambda: replace(FACTS, gpus=cards)))
@@ -158,20 +116,6 @@ def test_gpus_are_tested_as_the_jobs_workers_will_use_them(monkeypatch: pytest.M
         assert cards is not None
         cards.facts()
     assert seen == ["1", None]
-
-
-def test_what_the_log_has_of_a_card_warns_unless_programs_cause_it() -> None:
-    def told(*xids: int) -> list[Finding]:
-        cards = [replace(one, facts={**one.facts, "pci": f"0000:0{one.index}:00.0"}) for one in FACTS.gpus]
-        log = tuple(("0000:01:00", xid, 600) for xid in xids)
-        facts = replace(FACTS, gpus=tuple(cards), log=log)
-        found = named("gpu-xid").run(replace(HEALTHY, cards=Cards(lambda: facts, "quick")))
-        return [one for one in found if one.status is not Status.PASS]
-
-    (found,) = told(79, 13)
-    assert (found.status, found.subject) == (Status.WARN, "GPU 1")
-    assert found.text == "GPU 1 had XID 79 (it has fallen off its bus) 10 min ago, by the kernel's log"
-    assert told(13, 31) == []
 
 
 def test_what_nobody_knows_of_a_card_is_unknown_and_fails_nothing() -> None:

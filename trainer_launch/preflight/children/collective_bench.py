@@ -1,4 +1,4 @@
-"""Tests of pairs of nodes with torch's gloo or NCCL, started by path in the program's own Python.
+"""Tests of pairs of nodes with torch's NCCL, or gloo without a GPU, started by path in the program's own Python.
 
 Imports torch once, then takes orders as JSON, each in a packet of its input, a socket. For each rail of an
 order a process is forked, which never outlives its time: the parent touches no GPU, so it cannot hang in a driver.
@@ -45,8 +45,8 @@ def main() -> None:
     try:
         import torch.distributed as dist
 
-        has_gloo = dist.is_available() and dist.is_gloo_available()
-        can = {"gloo": has_gloo, "gpus": _gpus(dist), "why": "" if has_gloo else "this torch has no gloo"}
+        gpus = _gpus(dist) if dist.is_available() else 0
+        can = {"gpus": gpus, "why": "" if gpus else "this torch sees no GPU, or has no NCCL"}
     except Exception as problem:  # noqa: BLE001  a broken torch raises whatever it likes
         can = {"why": f"torch cannot be imported: {type(problem).__name__}: {problem}"[:300]}
     _tell(orders, can)

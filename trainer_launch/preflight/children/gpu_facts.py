@@ -116,12 +116,6 @@ def text(value: Any) -> str:
     return value.decode(errors="replace") if isinstance(value, bytes) else str(value)
 
 
-def pci(gpu: Any) -> str:
-    """The address on the bus, as the kernel writes it."""
-    domain, _, rest = text(nvml.nvmlDeviceGetPciInfo(gpu).busId).lower().partition(":")
-    return f"{domain[-4:]}:{rest}"
-
-
 def field(gpu: Any, number: int, link: int | None = None) -> Any:
     """The value of a field."""
     (answer,) = nvml.nvmlDeviceGetFieldValues(gpu, [number if link is None else (number, link)])
@@ -192,7 +186,6 @@ def sram_threshold(gpu: Any) -> bool:
 AT_REST: dict[str, Callable[[Any], Any]] = {
     "name": lambda gpu: text(nvml.nvmlDeviceGetName(gpu)),
     "uuid": lambda gpu: text(nvml.nvmlDeviceGetUUID(gpu)),
-    "pci": pci,
     "recovery": lambda gpu: field(gpu, _RECOVERY_ACTION),
     "ecc_uncorrected": lambda gpu: nvml.nvmlDeviceGetTotalEccErrors(gpu, _UNCORRECTED, _VOLATILE),
     "remapped": lambda gpu: list(nvml.nvmlDeviceGetRemappedRows(gpu)),

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import itertools
 import logging
-import threading
 import time
 from collections.abc import Callable, Sequence
 from enum import Enum
@@ -24,18 +23,22 @@ from trainer_launch.preflight import registry
 from trainer_launch.preflight.check import Where
 from trainer_launch.preflight.cluster import pairs, present_nodes
 from trainer_launch.preflight.cluster import preflight_messages as msg
-from trainer_launch.preflight.cluster.nodes import LEASE_S, Cluster, ClusterSettings, JobNode, PairTests, label
 from trainer_launch.preflight.cluster.pairs import Rounds
-from trainer_launch.preflight.cluster.present_nodes import Stuck, look_at_all
+from trainer_launch.preflight.cluster.present_nodes import (
+    LEASE_S,
+    Cluster,
+    ClusterSettings,
+    JobNode,
+    PairTests,
+    label,
+)
 
 TICK_S = 0.25
 NEWS_S = 2.0  # between two words to those who wait, which show that this node lives
 NOT_YET = msg.Refused("node 0 is still in preflight; its coordinator starts afterwards", retry=True)
 _TOO_LATE = msg.Refused("the cluster preflight is over; the other nodes continue", retry=True)
 _GATHER_S = 2.0  # after the last that came, in a job that may have more nodes than it needs
-_LOOK_S = 3.0  # before the deadline: nodes that are missing are looked at
 _SHOWN = 8
-_SOUGHT = 32  # nodes whose tokens all look for in shared folders
 _COME_BACK_S = 4.0  # for a node that was lost after all were there
 _SILENCE_S = 20.0  # until the kernel ends a connection whose other end does not answer
 _log = logging.getLogger(__name__)
@@ -60,8 +63,8 @@ def judge(cluster: Cluster) -> list[Finding]:
 class ClusterPreflight:
     """The cluster preflight of one job.
 
-    `send` takes a connection's number and a message, or None to end the connection. `look` begins a look at these
-    places, with a limit in seconds, and `looked` takes what it has shown. `tick` is called every `TICK_S`.
+    `send` takes a connection's number and a message, or None to end the connection. `tick` is called every
+    `TICK_S`.
     """
 
     def __init__(
@@ -69,9 +72,8 @@ class ClusterPreflight:
         settings: ClusterSettings,
         now_s: float,
         send: Callable[[int, msg.FromServer | None], None],
-        look: Callable[[Sequence[Endpoint | None], float], None],
     ) -> None:
-        self._settings, self._send, self._look = settings, send, look
+        self._settings, self._send = settings, send
         self._until_s = now_s + settings.deadline_s  # for all to come, later for all to report
         self._news_at_s = now_s + NEWS_S
         self._last_came_s = now_s
@@ -81,8 +83,6 @@ class ClusterPreflight:
         self._unreported: set[int] = set()  # ranks whose report is awaited
         self._at_work = ""  # a host whose job runs already
         self._collisions: dict[int, set[str]] = {}
-        self._looking: list[int] | None = None  # ranks that are missing
-        self._looked: dict[int, Stuck] = {}
         self._rounds: Rounds | None = None
         self.phase = PreflightPhase.CALLING
         self.findings: tuple[Finding, ...] = ()  # when it is over
@@ -111,10 +111,6 @@ class ClusterPreflight:
         """A connection has ended."""
         self._lose(peer, "it closed the connection", now_s)
         self._go_on(now_s)
-
-    def looked(self, stuck: Sequence[Stuck]) -> None:
-        """How far the nodes have come that were looked at."""
-        self._looked = dict(zip(self._looking or (), stuck, strict=True))
 
     def tick(self, now_s: float) -> None:
         """Time has passed: nodes that wait learn that we live; a node that is silent for too long is lost."""
@@ -180,7 +176,9 @@ class ClusterPreflight:
         self._nodes[rank] = self._peers[peer] = JobNode(hello, rank, at, peer, now_s)
         self._unreported.add(rank)
         self._last_came_s = now_s
-        return self._send(peer, self._news(now_s) if self.phase is PreflightPhase.CALLING else self._complete())
+        return self._send(
+            peer, self._news(now_s) if self.phase is PreflightPhase.CALLING else msg.Complete(self._settings.salt)
+        )
 
     def _refusal(self, rank: int, hello: msg.Hello, old: JobNode | None) -> msg.Refused | None:
         """Why a node is turned away, if it is: for good where it does not belong to this job."""
@@ -213,11 +211,6 @@ class ClusterPreflight:
         left_s = max(0.0, self._until_s - now_s) if is_calling else self._settings.report_s
         present = len(self._peers)
         return msg.PreflightWaiting(present, max(present, self._settings.min_nodes), missing, left_s)
-
-    def _complete(self) -> msg.Complete:
-        """All look for the tokens of the same nodes; incarnations are random, and so is the choice."""
-        tokens = sorted(node.hello.incarnation for node in self._nodes.values())[:_SOUGHT]
-        return msg.Complete(self._settings.salt, tuple(tokens if self._settings.storage else ()))
 
     def _missing(self) -> list[int]:
         here = {node.rank for node in self._peers.values()}
@@ -255,23 +248,17 @@ class ClusterPreflight:
             self._nodes = {node.rank: node for node in sorted(self._peers.values(), key=lambda node: node.rank)}
             self._lost.clear()
             self._unreported = {node.rank for node in self._nodes.values() if node.report.is_early}
-            complete = self._complete()
+            complete = msg.Complete(settings.salt)
             for peer in list(self._peers):
                 self._send(peer, complete)
         elif now_s >= self._until_s:
             missing = {rank: self._name(rank) for rank in self._missing()}
             lost = {rank: node.lost for rank, node in self._nodes.items()}
             self._decide(
-                present_nodes.absent(missing, self._looked, lost, n_present, settings),
+                [present_nodes.absent(missing, lost, n_present, settings)],
                 present_nodes.collided(self._collisions),
                 present_nodes.own_findings(self._peers.values()),
             )
-        elif self._looking is None and now_s >= self._until_s - min(_LOOK_S, settings.deadline_s / 3):
-            self._looking = self._missing()[: present_nodes.MAX_NAMED]
-            # Where they were, or should be.
-            nodes, place = self._nodes, settings.names.place
-            places = [nodes[rank].at if rank in nodes else place(rank) for rank in self._looking]
-            self._look(places, max(0.2, self._until_s - now_s - 0.4))
 
     def _await_reports(self, now_s: float) -> None:
         if self._unreported and not self._lost and now_s < self._until_s:
@@ -334,7 +321,7 @@ class PreflightServer(ServerConnections[msg.Message, msg.FromServer]):
 
     def _begin(self) -> None:
         # To be read after its verdict.
-        self.preflight = ClusterPreflight(self._settings, time.monotonic(), self._say, self._look)
+        self.preflight = ClusterPreflight(self._settings, time.monotonic(), self._say)
 
     def _is_over(self) -> bool:
         return self.preflight.phase is PreflightPhase.OVER
@@ -355,13 +342,6 @@ class PreflightServer(ServerConnections[msg.Message, msg.FromServer]):
             self._close_after_flush(peer)
         else:
             self._send(peer, message)
-
-    def _look(self, places: Sequence[Endpoint | None], limit_s: float) -> None:
-        def look() -> None:
-            stuck = look_at_all(places, limit_s)
-            self._events.append(lambda now_s: self.preflight.looked(stuck))
-
-        threading.Thread(target=look, daemon=True, name="look").start()
 
     def _gone(self, connection: Connection, *, ended: bool) -> None:
         self._events.append(lambda now_s: self.preflight.lose(connection.peer, now_s))

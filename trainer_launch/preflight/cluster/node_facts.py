@@ -25,23 +25,21 @@ from trainer_launch.model import units
 from trainer_launch.model.codec import MessageError, decode
 from trainer_launch.model.findings import (
     Basis,
-    Checksum,
     Fault,
     Finding,
     Measure,
     Scope,
     Status,
     fitted,
-    fitted_checksums,
     within,
 )
 from trainer_launch.model.redaction import REDACTED, redact, redact_command
 from trainer_launch.model.units import counted, grouped
 from trainer_launch.planning.command import Command
-from trainer_launch.preflight import network_checks, resource_limits
+from trainer_launch.preflight import container_checks
 from trainer_launch.preflight.check import Subject, Where, check
 from trainer_launch.preflight.cluster import preflight_messages as msg
-from trainer_launch.preflight.cluster.nodes import Cluster, listed
+from trainer_launch.preflight.cluster.present_nodes import Cluster, listed
 from trainer_launch.preflight.gpu_collect import Cards
 
 FACTS, CLOCK = "facts", "clock"
@@ -52,7 +50,7 @@ ENV = "env "  # how a variable's fact begins
 GPUS, WORKERS = "gpus", "nproc_per_node"
 _SHOWN = 8
 _VERSIONS = "python"  # where this is missing, so is all that is found out with it
-_ALWAYS_REPORTED = ("image", WORKERS, "command", "adapters", "pair tests")  # or there is none
+_ALWAYS_REPORTED = (WORKERS, "command", "adapters", "pair tests")  # or there is none
 # Of the variables, these change what nodes send each other: where they differ, a collective hangs or fails.
 _MUST_AGREE = frozenset(
     (
@@ -79,7 +77,6 @@ _PREFIXES = (
 _NAMES = frozenset(("PYTHONHASHSEED", "PYTHONPATH", "LD_PRELOAD"))
 # Each node has its own, by what they are for.
 _OWN = frozenset(("CUDA_VISIBLE_DEVICES", "NCCL_HOSTID"))
-_IMAGE_VARIABLE = "FLYTE_INTERNAL_IMAGE"  # its name, which a container does not know elsewhere
 
 
 class PeerRule(Struct, frozen=True):
@@ -91,7 +88,6 @@ class PeerRule(Struct, frozen=True):
     remedy: str = ""  # the action for programs; "": the cause is not certain
 
 
-_LOST = PeerRule("the GPUs", Fault.NODE, "check which devices that machine has lost (nvidia-smi -L), or drain it")
 _SLOWER = PeerRule(
     "the RDMA ports that are up", Fault.NODE, "check that machine's adapters and cables, or drain it"
 )
@@ -111,7 +107,6 @@ RULES: Mapping[str, PeerRule] = {
     GPUS: PeerRule("the GPUs", None, "give all nodes the same GPUs, unless they are meant to differ"),
     "adapters": PeerRule("the RDMA ports that are up", None, "check that machine's adapters and cables (ibstat)"),
     WORKERS: PeerRule("the number of workers", None, "give all nodes the same nproc_per_node", "FIX_JOB"),
-    "image": PeerRule("the image", None, _IMAGE, "FIX_IMAGE"),
     "python": PeerRule("Python", None, _IMAGE, "FIX_IMAGE"),
     "driver": PeerRule("the GPU driver", None, "bring the machines to one driver version"),
     "pair tests": PeerRule("what can test pairs", None, "start all nodes with the same GPUs and the same torch"),
@@ -140,7 +135,7 @@ def clock(cluster: Cluster) -> Iterator[Finding]:
 def differences(names: Sequence[str], reports: Sequence[Mapping[str, str]]) -> Iterator[Finding]:
     """A finding for each fact that is not the same on all nodes; `names` say whose facts they are."""
     keys = dict.fromkeys(key for report in reports for key in sorted(report))
-    # A node whose value could not be read is left out; no variable, no image and no adapter are values.
+    # A node whose value could not be read is left out; no variable and no adapter are values.
     values_by_key = {
         key: {
             name: report.get(key, UNSET)
@@ -155,21 +150,18 @@ def differences(names: Sequence[str], reports: Sequence[Mapping[str, str]]) -> I
         text = f"the versions of Python and torch could not be determined in time on {listed(unread)}"
         yield facts.unknown(text, subject=listed(unread))
     for key, values in differing.items():
-        is_short = key == GPUS and WORKERS in differing  # else each node has enough for its workers
-        yield _difference(key, grouped((value, name) for name, value in values.items()), is_short=is_short)
+        yield _difference(key, grouped((value, name) for name, value in values.items()))
     if not differing and not unread:
         n_alike = sum(all(key in report for report in reports) for key in keys)
         yield facts.passed(f"{counted(n_alike, 'fact')} alike on all {len(names)} nodes", scope=Scope.JOB)
 
 
-def _difference(key: str, groups: Mapping[str, Sequence[str]], *, is_short: bool) -> Finding:
+def _difference(key: str, groups: Mapping[str, Sequence[str]]) -> Finding:
     name = key.removeprefix(ENV)
     rule = RULES.get(key, PeerRule(name, None, "is it meant to differ? It is set by hand or by an image"))
     ordered = sorted(groups.items(), key=lambda group: (-len(group[1]), group[0]))
     most, others = ordered[0], ordered[1:]
     has_majority = 2 * len(most[1]) > sum(map(len, groups.values()))
-    if is_short and has_majority and all(_has_lost_gpus(value, most[0]) for value, _ in others):
-        rule = _LOST
     slower = [group for group in others if key == "adapters" and has_majority and is_slower(group[0], most[0])]
     if slower:  # who has more is not accused
         rule, others = _SLOWER, slower
@@ -189,12 +181,6 @@ def _difference(key: str, groups: Mapping[str, Sequence[str]], *, is_short: bool
         action=rule.action,
         remedy=rule.remedy,
     )
-
-
-def _has_lost_gpus(value: str, most: str) -> bool:
-    """Whether they are of the same model and fewer: machines of another kind have lost none."""
-    (count, _, model), (usual, _, usual_model) = value.partition(" of "), most.partition(" of ")
-    return model == usual_model and count.isdigit() and usual.isdigit() and int(count) < int(usual)
 
 
 def clocks(names: Sequence[str], offsets: Sequence[tuple[float, float]]) -> Iterator[Finding]:
@@ -247,15 +233,14 @@ def collect(
     facts: Mapping[str, str],
     findings: Sequence[Finding],
     clock: tuple[float, float],
-    tokens: Mapping[str, str],
     key: bytes,
 ) -> msg.NodeReport:
     """The report; `facts` took longer to find out, `key` is for hashes of secrets."""
     all_facts = quick_facts(subject.env, subject.command, subject.topology.local_world_size, key) | dict(facts)
     all_facts |= of_gpus(subject.cards, subject.host.gpus.count) | of_adapters(
-        network_checks.used_adapters(subject)
+        container_checks.used_adapters(subject)
     )
-    return msg.NodeReport(cut(all_facts), *clock, loud(findings), *measured(subject.cards), tokens)
+    return msg.NodeReport(cut(all_facts), *clock, loud(findings), measured(subject.cards))
 
 
 def loud(findings: Sequence[Finding]) -> tuple[Finding, ...]:
@@ -266,14 +251,12 @@ def loud(findings: Sequence[Finding]) -> tuple[Finding, ...]:
 def report_s(subject: Subject) -> float:
     """The time that node 0 gives all nodes to report: a GPU or a folder that hangs is found out late."""
     gpus_s = 0.0 if subject.cards is None else subject.cards.limit_s
-    return _REPORT_S + max(gpus_s, resource_limits.storage.limit_s(subject) if subject.storage else 0.0)
+    return _REPORT_S + max(gpus_s, container_checks.storage.limit_s(subject) if subject.storage else 0.0)
 
 
-def measured(cards: Cards | None) -> tuple[tuple[Measure, ...], tuple[Checksum, ...]]:
-    """The measures and checksums of the GPUs."""
-    if cards is None or not cards.has_load:
-        return (), ()
-    return fitted(cards.facts().measures), fitted_checksums(cards.facts().checksums)
+def measured(cards: Cards | None) -> tuple[Measure, ...]:
+    """The measures of the GPUs."""
+    return () if cards is None or not cards.has_load else fitted(cards.facts().measures)
 
 
 def read_meanwhile(command: Command | None, limit_s: float = READ_S) -> Callable[[], Mapping[str, str]]:
@@ -333,7 +316,7 @@ def quick_facts(
     env: Mapping[str, str], command: Command | None, workers: int | None, salt: bytes
 ) -> dict[str, str]:
     """The facts that take no time to read."""
-    values = {"image": env[_IMAGE_VARIABLE]} if env.get(_IMAGE_VARIABLE) else {}
+    values = {}
     if workers is not None:
         values[WORKERS] = str(workers)
     if command is not None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import itertools
-import selectors
 import socket
 import threading
 import time
@@ -26,7 +25,7 @@ from trainer_launch.model.findings import Finding
 from trainer_launch.model.value_parsers import is_address
 from trainer_launch.preflight.cluster import preflight_messages as msg
 from trainer_launch.preflight.cluster import present_nodes
-from trainer_launch.preflight.cluster.nodes import LEASE_S
+from trainer_launch.preflight.cluster.present_nodes import LEASE_S
 
 _PAUSE_S = 0.1
 _LONGEST_PAUSE_S = 1.0
@@ -35,7 +34,6 @@ _NAME_S = 2.0  # less than the resolver's own time to ask again
 _ANSWER_S = 5.0
 _LATE_S = 4.0  # that a verdict may come after the deadline
 _SILENCE_S = 8.0  # of node 0, which says something every two seconds
-_LOOK_S = 3.0
 _COME_BACK_S = 10.0  # for node 0, when it is lost after all were there
 _GRACE_S = 2.0  # after the end that node 0 has named
 _CLOCK_TRIES = 3
@@ -43,69 +41,30 @@ _NO_CLOCK_S = 1e6  # so much may be wrong with an offset that was not measured
 _SILENT_KERNEL_S = 10.0
 _SEAT_PAUSE_S = 1.0  # before each seat is asked
 _SEAT_ANSWER_S = 1.0
-_SEND_S = 0.5  # for the listener to say that this node is here
-_WAKE_S = 1.0  # where closing does not end the wait
-_AGAIN_S = 0.5  # when the machine had no descriptor for a connection
 
 
 class Listener:
-    """A node's listener, on which pair tests accept, too; to all others it says `here`.
+    """A node's listener, on which its ends of pair tests accept; nobody else is answered.
 
     It takes the job's port if that is free, else one `among` those allowed.
 
     Raises NodeError where none of these is free.
     """
 
-    def __init__(self, port: int | None, here: Callable[[], msg.Here], among: PortRange | None = None) -> None:
-        self._here = here
+    def __init__(self, port: int | None, among: PortRange | None = None) -> None:
         self._sock = _opened(port, among)
         self.port = int(self._sock.getsockname()[1])
-        self._selector = selectors.DefaultSelector()
-        self._selector.register(self._sock, selectors.EVENT_READ)
         self._lock = threading.Lock()  # held by who may accept
-        self._closing = threading.Event()
-        self._thread = threading.Thread(target=self._run, name="listener", daemon=True)
-        self._thread.start()
 
     def close(self) -> None:
         """Free the port; once is enough."""
-        if not self._closing.is_set():
-            self._closing.set()
-            with contextlib.suppress(OSError):
-                self._sock.shutdown(socket.SHUT_RDWR)  # ends the thread's wait
-            self._thread.join()
-            self._selector.close()
-            self._sock.close()
+        self._sock.close()
 
     @contextlib.contextmanager
     def lent(self) -> Iterator[socket.socket]:
-        """Let somebody else accept what comes."""
+        """Let a test accept what comes."""
         with self._lock:
-            try:
-                yield self._sock
-            finally:
-                self._sock.setblocking(False)
-
-    def _run(self) -> None:
-        while not self._closing.is_set():
-            if self._selector.select(_WAKE_S) and self._lock.acquire(timeout=0.05):  # else it is lent
-                try:
-                    self._answer()
-                finally:
-                    self._lock.release()
-
-    def _answer(self) -> None:
-        try:
-            sock, _ = self._sock.accept()
-        except (BlockingIOError, InterruptedError, ConnectionAbortedError):
-            return
-        except OSError:  # out of descriptors or memory, and it would be so again at once
-            self._closing.wait(_AGAIN_S)
-            return
-        with sock, contextlib.suppress(OSError):
-            sock.settimeout(_SEND_S)
-            sock.sendall(msg.render(self._here()))
-            sock.shutdown(socket.SHUT_WR)
+            yield self._sock
 
 
 def _opened(port: int | None, among: PortRange | None) -> socket.socket:
@@ -119,7 +78,6 @@ class ClusterVerdict(Struct, frozen=True):
     """The end: what was found, the same on every node that node 0 could tell it to."""
 
     findings: tuple[Finding, ...]
-    is_shared: bool = False  # node 0 has decided it, and tells it in its own log, too
 
 
 News: TypeAlias = msg.Complete | msg.PreflightWaiting | ClusterVerdict
@@ -150,14 +108,13 @@ class NodeLink(ReconnectingClient[msg.Message, msg.FromNode, News]):
         self._resolving = Resolving(home.host, home.port)
         self._began_s = time.monotonic()
         self._deadline_at_s = self._began_s + deadline_s
-        # The last seconds are for a look at node 0 from outside.
-        self._until_s = self._first_until_s = self._deadline_at_s - min(_LOOK_S, deadline_s / 3)
+        self._until_s = self._first_until_s = self._deadline_at_s
         self._refused: tuple[float, str] | None = None  # since when node 0 refuses this node for good, and why
         self.stage = "it has just started"
         self.waiting: msg.PreflightWaiting | None = None  # node 0's latest word
         # Node 0's clock minus ours, and how much it may be off.
         self.offset: tuple[float, float] = (0.0, _NO_CLOCK_S)
-        self._listener = Listener(port, self._here, ports)
+        self._listener = Listener(port, ports)
         self._thread.start()
 
     @property
@@ -171,18 +128,15 @@ class NodeLink(ReconnectingClient[msg.Message, msg.FromNode, News]):
         if now_s > max(self._until_s, self._deadline_at_s, self._heard_s + _SILENCE_S) + _LATE_S:
             self.end((present_nodes.cut_off(self._hello.host, self.stage, now_s - self._began_s),))
 
-    def end(self, findings: tuple[Finding, ...], *, is_shared: bool = False) -> None:
+    def end(self, findings: tuple[Finding, ...]) -> None:
         """End with these findings as the verdict, whatever node 0 may say."""
         self._is_over = True
-        self._tell(ClusterVerdict(findings, is_shared))
+        self._tell(ClusterVerdict(findings))
 
     def close(self) -> None:
         """End all, and free the port."""
         super().close()
         self._listener.close()
-
-    def _here(self) -> msg.Here:
-        return msg.Here(self.stage)
 
     def _connect_once(self) -> bool:
         is_good = False
@@ -208,11 +162,8 @@ class NodeLink(ReconnectingClient[msg.Message, msg.FromNode, News]):
     def _give_up(self) -> None:
         if self._refused is not None:
             return self.end((present_nodes.refused(self._refused[1]),))
-        (stuck,) = present_nodes.look_at_all([self._home], _LOOK_S)
-        # Until then node 0 may look at this node from outside, and learn from it that it is only cut off.
-        self._closing.wait(self._deadline_at_s - time.monotonic())
         name = f"node 0 ({self._home.host})"
-        return self.end((present_nodes.no_coordinator(name, stuck, time.monotonic() - self._began_s),))
+        return self.end((present_nodes.no_coordinator(name, self.stage, time.monotonic() - self._began_s),))
 
     def _use_connection(self) -> None:
         with self._connect() as sock:
@@ -247,7 +198,7 @@ class NodeLink(ReconnectingClient[msg.Message, msg.FromNode, News]):
         """Leave the job's port to node 0 where both are on one machine, and it has not come yet."""
         if self._listener.port == self._home.port and network.is_here(self._home.host):
             self._listener.close()
-            self._listener = Listener(None, self._here, self._ports)
+            self._listener = Listener(None, self._ports)
 
     def _greet(self, sock: socket.socket, lines: Lines[msg.Message]) -> None:
         until_s = min(time.monotonic() + _ANSWER_S, max(self._until_s, time.monotonic() + 0.2))
@@ -285,7 +236,7 @@ class NodeLink(ReconnectingClient[msg.Message, msg.FromNode, News]):
 
                 threading.Thread(target=take_part, daemon=True).start()
             case msg.Decided(findings):
-                self.end(findings, is_shared=True)
+                self.end(findings)
             case msg.Refused(reason, _):
                 raise LostError(f"node 0 refuses for now: {reason}")
 

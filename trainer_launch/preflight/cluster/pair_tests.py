@@ -34,7 +34,6 @@ _MAX_BYTES = 1 << 16
 class BenchAnswer(Struct, frozen=True):
     """Output of a child: at first what it can do, then how each rail of a test went."""
 
-    gloo: bool = False
     gpus: Count = 0
     why: Text = ""  # it cannot do more
     rails: tuple[msg.RailResult, ...] = ()
@@ -111,7 +110,7 @@ class Collectives:
         """Say what this node can test with, as `means_fact` does; waits until torch is imported."""
         with self._lock:
             can = self._ready(IMPORT_S) or BenchAnswer(why=self._problem)
-        return pairs.means_fact(can.gloo, can.gpus, can.why[:200])
+        return pairs.means_fact(can.gpus, can.why[:200])
 
     def _ready(self, limit_s: float) -> BenchAnswer | None:
         if self._can is None and not self._problem:

@@ -14,10 +14,10 @@ from msgspec.structs import replace
 
 from trainer_launch.model.findings import Basis, Fault, Finding, Measure, Scope
 from trainer_launch.model.units import counted, grouped
-from trainer_launch.preflight import fault_isolation, gpu_judgement
+from trainer_launch.preflight import fault_isolation, gpu_checks
 from trainer_launch.preflight.check import Where, check
 from trainer_launch.preflight.cluster import preflight_messages as msg
-from trainer_launch.preflight.cluster.nodes import (
+from trainer_launch.preflight.cluster.present_nodes import (
     Cluster,
     ClusterSettings,
     JobNode,
@@ -27,27 +27,26 @@ from trainer_launch.preflight.cluster.nodes import (
     listed,
 )
 from trainer_launch.preflight.fault_isolation import Link, Pair, PairTrial
-from trainer_launch.preflight.thresholds import MBYTE, SHARE_OF_PLAIN_SOCKETS, Table, Thresholds
+from trainer_launch.preflight.thresholds import FLOOR, MBYTE, SHARE_OF_PLAIN_SOCKETS, Table, Thresholds
 
 NAME = "pairs"
 FACT = "pair tests"  # what a node can test with, among its facts
-SOCKET, GLOO, NCCL = "socket", "gloo", "nccl"
+SOCKET, NCCL = "socket", "nccl"
 _NCCL_FACT = re.compile(r"nccl on (\d{1,4}) GPUs")
 _ENOUGH = 4  # pairs that can be compared with each other
 _SHOWN = 6
 _ACTION_NODE = "run the job without that machine, and check its network card, cable and switch port"
 _ACTION_LINK = "check the switches, cables, routes and network policies between the two"
 _ACTION_SLOW = "check the network card, cable and switch port for errors, and their negotiated speed"
-_ACTION_WAY = "see what the nodes' facts say about their pair tests (check facts), or remove --pair-test"
 _ACTION_REFERENCE = (
     "is NCCL on plain sockets, or is there less than one NIC for each GPU? Where that is meant, save it with "
     "--report FILE.json and pass that as --reference"
 )
 # Without accelerators, other work on a machine is seen, too.
-_RATIOS = {SOCKET: SHARE_OF_PLAIN_SOCKETS, GLOO: SHARE_OF_PLAIN_SOCKETS, NCCL: 0.75}
+_SHARES = {SOCKET: SHARE_OF_PLAIN_SOCKETS, NCCL: 0.75}
 _SHARE_OF_REFERENCE = 0.75
 _TEST_S = 5.0
-_PATIENCE = {SOCKET: 1, GLOO: 2, NCCL: 4}  # times a test's time, for who has to set more up
+_PATIENCE = {SOCKET: 1, NCCL: 4}  # times a test's time, for who has to set more up
 _REPORT_S = 2.0  # from a test's limit until its ends have reported
 _NO_REPORT = msg.RailResult("no report", 0)
 
@@ -60,14 +59,13 @@ class Rounds:
     ) -> None:
         self._settings, self._nodes, self._send = settings, nodes, send
         self._numbers = {node.rank: number for number, node in enumerate(nodes)}
-        way = choose_means(settings.pair_test, [node.report.facts.get(FACT) for node in nodes])
+        way = choose_means([node.report.facts.get(FACT) for node in nodes])
         models = {measure.model for node in nodes for measure in node.report.measures}
         model = models.pop() if len(models) == 1 and way.pairs == NCCL else ""
-        # By comparison, plain sockets and gloo scatter more; of GPUs it is known what they should reach.
-        asked, reference = settings.thresholds, settings.table.of(Measure("pair", 0.0, "GB/s", model, None))
-        thresholds = replace(
-            asked,
-            ratio=_RATIOS[way.pairs] if asked.ratio is None else asked.ratio,
+        # By comparison, plain sockets scatter more; of GPUs it is known what they should reach.
+        reference = settings.table.of(Measure("pair", 0.0, "GB/s", model, None))
+        thresholds = Thresholds(
+            share=_SHARES[way.pairs],
             expected=0.0 if reference is None else _SHARE_OF_REFERENCE * reference.value * 1e9,
         )
         names = tuple(node.name for node in nodes)
@@ -139,25 +137,17 @@ class Rounds:
             yield PairTest(ends, (here.why, there.why), min(rates, default=0), rail if n_rails > 1 else None)
 
 
-def means_fact(gloo: bool, gpus: int, why: str) -> str:
+def means_fact(gpus: int, why: str) -> str:
     """The fact of a node that says what it can test with."""
-    if gpus:
-        return f"nccl on {gpus} GPUs"
-    return GLOO if gloo else f"only plain sockets: {why}"
+    return f"nccl on {gpus} GPUs" if gpus else f"only plain sockets: {why}"
 
 
-def choose_means(wanted: str, facts: Sequence[str | None]) -> Way:
-    """The fastest means that all nodes have by their facts, unless one is `wanted`; else that is auto."""
+def choose_means(facts: Sequence[str | None]) -> Way:
+    """NCCL where all nodes have it by their facts, else plain sockets."""
     matches = [_NCCL_FACT.fullmatch(fact or "") for fact in facts]
     gpus = [0 if match is None else int(match[1]) for match in matches]
-    has_gloo = all(fact == GLOO or match is not None for fact, match in zip(facts, matches, strict=True))
     rails = min(*gpus, msg.MAX_RAILS) if gpus else 0
-    if rails and wanted in ("auto", NCCL):
-        return Way(NCCL, rails)
-    if has_gloo and wanted == GLOO:
-        return Way(GLOO)
-    trouble = "" if wanted in ("auto", SOCKET) else f"{wanted} was asked for, and not all nodes have it"
-    return Way(SOCKET, trouble=trouble)
+    return Way(NCCL, rails) if rails else Way()
 
 
 @check(NAME, Where.CLUSTER)
@@ -166,9 +156,6 @@ def pairs(cluster: Cluster) -> Iterator[Finding]:
     if cluster.pairs is None:
         return
     yield from of_pairs(cluster.pairs)
-    if cluster.pairs.way.trouble:
-        text = f"pairs were tested over plain sockets: {cluster.pairs.way.trouble}"
-        yield pairs.warned(text, scope=Scope.JOB, action=_ACTION_WAY)
     rates = [measure.value for measure in cluster.pairs.measures]
     yield from below_reference(rates, cluster.pairs.model, cluster.settings.table)
 
@@ -212,17 +199,17 @@ class Standard:
 
     def is_hard(self, tests: Iterable[PairTest]) -> bool:
         """Whether these tests fail by themselves; slowness by comparison alone only warns."""
-        wanted = max(self.thresholds.floor, self.thresholds.expected)
+        wanted = max(FLOOR, self.thresholds.expected)
         return any(not test.is_whole or test.rate < wanted for test in tests)
 
 
 def _slowest_allowed(thresholds: Thresholds, rates: Sequence[int]) -> float:
     """Bytes per second below which it is too slow for anything, or by far slower than the others."""
     if len(rates) < _ENOUGH:
-        return thresholds.floor
+        return FLOOR
     middle = statistics.median(rates)
-    least = middle - gpu_judgement.SIGMAS * gpu_judgement.deviation(rates, middle)
-    return max(thresholds.floor, min(thresholds.share * middle, least))
+    least = middle - gpu_checks.SIGMAS * gpu_checks.deviation(rates, middle)
+    return max(FLOOR, min(thresholds.share * middle, least))
 
 
 def of_pairs(tests: PairTests) -> Iterator[Finding]:
@@ -300,7 +287,7 @@ def _blamed(
     is_hard = standard.is_hard(bad)
     if middle is not None:
         more["measured"] = round(max(test.rate for test in bad) / MBYTE, 1) if bad else None
-        more["expected"] = round(max(standard.thresholds.floor, standard.thresholds.share * middle) / MBYTE, 1)
+        more["expected"] = round(max(FLOOR, standard.thresholds.share * middle) / MBYTE, 1)
         more |= {"unit": "MB/s", "basis": Basis.BOTH if is_hard else Basis.PEER}
     evidence = tuple(_evidence(test, names) for test in bad[:_SHOWN])
     more = {"scope": Scope.LINK, "action": _ACTION_LINK} | more

@@ -23,19 +23,16 @@ from trainer_launch.model.settings import Settings
 from trainer_launch.model.units import counted
 from trainer_launch.planning.task import ports_of
 from trainer_launch.planning.torch import job_name
-from trainer_launch.preflight import network_checks, registry, thresholds
+from trainer_launch.preflight import container_checks, registry, thresholds
 from trainer_launch.preflight.check import Subject, Where
-from trainer_launch.preflight.cluster import node_facts, pairs, present_nodes, shared_storage
+from trainer_launch.preflight.cluster import node_facts, pairs, present_nodes
 from trainer_launch.preflight.cluster import preflight_messages as msg
 from trainer_launch.preflight.cluster.cluster_preflight import PreflightServer
 from trainer_launch.preflight.cluster.node_link import ClusterVerdict, NodeLink, look_out
-from trainer_launch.preflight.cluster.nodes import ClusterSettings, label, names_of
 from trainer_launch.preflight.cluster.pair_tests import Collectives, bench
-from trainer_launch.preflight.cluster.shared_storage import Tokens
+from trainer_launch.preflight.cluster.present_nodes import ClusterSettings, label, names_of
 
-_THOROUGH = ("standard", "deep")  # levels
-_COMPARISONS = (node_facts.FACTS, node_facts.CLOCK, shared_storage.NAME, pairs.NAME)
-_MAX_FOLDERS = 16
+_COMPARISONS = (node_facts.FACTS, node_facts.CLOCK, pairs.NAME)
 _PORT_S = 3.0  # for the port to become free
 _SAY_AGAIN_S = 10.0
 _POLL_S = 2.0
@@ -60,7 +57,7 @@ def obstacle(subject: Subject, settings: Settings, chosen: Collection[str], skip
         return _UNKNOWN_PLACE
     if subject.job.engine not in (None, "torchrun", "plain"):
         return "the nodes of this job do not connect to node 0"
-    if subject.job.contract in network_checks.HIDING and "level" not in settings.model_fields_set:
+    if subject.job.contract in container_checks.HIDING and "level" not in settings.model_fields_set:
         return _HIDDEN
     return None
 
@@ -99,9 +96,6 @@ class Gathering:
         if self._collectives is not None:
             undo.callback(self._collectives.close)
         incarnation = secrets.token_hex(8)
-        self.tokens = Tokens(tuple(cluster.storage), incarnation, subject.try_out)
-        undo.callback(self.tokens.remove)
-        self.tokens.leave(settings.wait_timeout / 4)  # before this node is present: when all are, all can look
         self.link = NodeLink(
             home if server is None else Endpoint("localhost", home.port),
             msg.Hello(msg.VERSION, cluster.job, rank, hostname, incarnation, machine=machine_of(subject)),
@@ -133,9 +127,9 @@ class Gathering:
                     self.link.hurry()
                 case ClusterVerdict() as verdict:
                     return verdict
-                case msg.Complete(salt, tokens):
+                case msg.Complete(salt):
                     self._looking.set()
-                    self.link.send(self._report(salt, tokens, findings))
+                    self.link.send(self._report(salt, findings))
                 case msg.PreflightWaiting() as news if news.present < news.wanted:
                     if time.monotonic() - logged_s >= _SAY_AGAIN_S:
                         logged_s = time.monotonic()
@@ -150,13 +144,12 @@ class Gathering:
             return f"waiting for nodes: {_waiting(news)}"
         return f"comparing and testing {counted(news.present, 'node')}"
 
-    def _report(self, salt: str, tokens: Sequence[str], findings: Sequence[Finding]) -> msg.NodeReport:
+    def _report(self, salt: str, findings: Sequence[Finding]) -> msg.NodeReport:
         facts = dict(self._read_slowly())
         if self._collectives is not None:
             facts[pairs.FACT] = self._collectives.ability()
         key = salt.encode() + (self._secret or b"")
-        tokens_here = self.tokens.seek(tokens)
-        return node_facts.collect(self._subject, facts, findings, self.link.offset, tokens_here, key)
+        return node_facts.collect(self._subject, facts, findings, self.link.offset, key)
 
 
 def _waiting(news: msg.PreflightWaiting) -> str:
@@ -169,7 +162,7 @@ def gathering(subject: Subject, settings: Settings, skipped: Collection[str]) ->
     """Take part until the block ends; a NodeError instead where the port for it cannot be opened.
 
     Raises:
-        UsageError: the job's secret, --threshold or --reference make no sense.
+        UsageError: the job's secret or --reference make no sense.
     """
     cluster = _cluster_settings(subject, settings, skipped)
     server = None
@@ -194,9 +187,7 @@ def _cluster_settings(subject: Subject, settings: Settings, skipped: Collection[
     home, nodes = topology.coordinator, topology.nodes
     if home is None or nodes is None or topology.node_rank is None:
         raise ValueError("there is no cluster preflight; `obstacle` gives the reason")
-    of_pairs, kinds = thresholds.parse_flag(settings.threshold)
-    left_out = (*skipped, *(() if settings.level in _THOROUGH else _COMPARISONS))
-    folders = () if shared_storage.NAME in left_out else subject.storage[:_MAX_FOLDERS]
+    left_out = (*skipped, *(() if settings.level == "standard" else _COMPARISONS))
     return ClusterSettings(
         job=job_name(topology, subject.host.hostname, home),
         min_nodes=nodes.min,
@@ -205,10 +196,6 @@ def _cluster_settings(subject: Subject, settings: Settings, skipped: Collection[
         names=names_of(subject.job, topology, home, subject.host.hostname),
         salt=secrets.token_hex(8),
         left_out=frozenset(left_out),
-        pair_test=settings.pair_test,
-        storage={folder: folder in subject.shared for folder in folders},
-        thresholds=of_pairs,
-        kinds=kinds,
         table=thresholds.load_table(settings.reference),
         report_s=node_facts.report_s(subject),
     )
@@ -216,8 +203,7 @@ def _cluster_settings(subject: Subject, settings: Settings, skipped: Collection[
 
 def _collectives(subject: Subject, settings: Settings, left_out: Collection[str]) -> Collectives | None:
     """The child that imports torch, where it may be of use."""
-    on_gpus = settings.pair_test == "auto" and subject.host.gpus.cuda > 0
-    if pairs.NAME in left_out or not (on_gpus or settings.pair_test in (pairs.GLOO, pairs.NCCL)):
+    if pairs.NAME in left_out or not subject.host.gpus.cuda:
         return None
     command = subject.command
     python = command.python if command is not None and command.python else (sys.executable,)
@@ -258,7 +244,7 @@ def failing_nodes(findings: Sequence[Finding], machines: Mapping[str, str]) -> s
     hosts: dict[str, str] = {}
     for finding in findings:
         if finding.proves_a_fault:
-            is_proven = finding.check not in (present_nodes.NAME, network_checks.dns.id)
+            is_proven = finding.check not in (present_nodes.NAME, container_checks.dns.id)
             for host in _HOST.findall(finding.subject):
                 hosts[host] = hosts.get(host) or (machines.get(host, "") if is_proven else "")
     shared = {machine for machine, count in Counter(machines.values()).items() if count > 1 and machine}

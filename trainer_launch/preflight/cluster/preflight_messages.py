@@ -17,7 +17,7 @@ from trainer_launch.membership.protocol import Hello as Hello
 from trainer_launch.membership.protocol import Refused as Refused
 from trainer_launch.membership.protocol import Renew as Renew
 from trainer_launch.model.codec import Codec, Count, Name, Port, Real, Tagged, Text, encode
-from trainer_launch.model.findings import Checksums, Finding, Measures, Severity, Status
+from trainer_launch.model.findings import Finding, Measures, Severity, Status
 from trainer_launch.model.units import counted, listed
 from trainer_launch.preflight.report_formats import single_line
 
@@ -60,8 +60,6 @@ class NodeReport(Tagged, frozen=True):
     error_s: Real = 0.0  # at most so much off
     findings: _Findings = ()
     measures: Measures = ()
-    checksums: Checksums = ()
-    tokens: _Facts = field(default_factory=dict)  # whose this node found, by folder
     is_early: bool = False
 
 
@@ -93,7 +91,6 @@ class Complete(Tagged, frozen=True):
     """All are there: send the report. Secrets are compared by hashes with this salt."""
 
     salt: Name
-    tokens: tuple[Name, ...]  # the incarnations of the nodes to look for in folders for checkpoints
 
 
 class Test(Tagged, frozen=True):
@@ -116,15 +113,9 @@ class Decided(Tagged, frozen=True):
     findings: _Findings
 
 
-class Here(Tagged, frozen=True):
-    """Answer of a node's listener to any connection: how far it has come with the cluster preflight."""
-
-    stage: Text
-
-
 FromNode: TypeAlias = Hello | Renew | Time | NodeReport | Result | StatusQuery
 FromServer: TypeAlias = Challenge | PreflightWaiting | TimeIs | Complete | Test | Decided | Refused | JobStatus
-Message: TypeAlias = FromNode | FromServer | Here
+Message: TypeAlias = FromNode | FromServer
 
 
 _CODEC: Codec[Message] = Codec(Message)

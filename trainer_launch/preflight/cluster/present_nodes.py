@@ -1,122 +1,147 @@
-"""Present and missing nodes in sentences; and a look from outside at how far a missing node has come."""
+"""The nodes of a cluster preflight: who should come, who came with which report, and who is missing."""
 
 from __future__ import annotations
 
 import errno
-import socket
-import time
+import os
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
-from enum import Enum
 
-from msgspec import Struct
+from msgspec import Struct, field
 from msgspec.structs import replace
 
-from trainer_launch.host.dns import Resolving
-from trainer_launch.membership.client import Lines, LostError
-from trainer_launch.membership.protocol import Challenge
-from trainer_launch.model import Endpoint
-from trainer_launch.model.findings import Fault, Finding, Scope
-from trainer_launch.model.units import counted, grouped, printable
-from trainer_launch.preflight.check import Where, at_once, check
+from trainer_launch.model import Endpoint, Job, Seats, Topology, units
+from trainer_launch.model.findings import Fault, Finding, Measure, Scope
+from trainer_launch.model.units import grouped
+from trainer_launch.planning.torch import seats_by_index
+from trainer_launch.preflight.check import Where, check
 from trainer_launch.preflight.cluster import preflight_messages as msg
-from trainer_launch.preflight.cluster.nodes import Cluster, ClusterSettings, JobNode, label, listed
+from trainer_launch.preflight.fault_isolation import Faulty, Pair
+from trainer_launch.preflight.thresholds import Table, Thresholds
 
+LEASE_S = 6.0  # a node that says nothing for so long is lost
+_SHOWN = 8
 NAME = "roll-call"
 
-MAX_NAMED = 50  # missing nodes that have a finding each, and are looked at for it
 _MAX_OF_A_NODE = 20
 
 
-class NodeStage(str, Enum):
-    """How far a node has come, in the order of a pod's life."""
+class Names(Struct, frozen=True, kw_only=True):
+    """Host names by node rank: those that the contract lists, or those of seats."""
 
-    UNNAMED = "unnamed"
-    NO_RECORD = "no DNS record"
-    UNREACHABLE = "unreachable"
-    REFUSED = "refused"
-    TIMEOUT = "timeout"
-    SILENT = "silent"
-    RUNS = "cut off"
+    home: Endpoint  # node 0's
+    members: tuple[str, ...] = ()
+    seats: Seats | None = None
 
-
-class Stuck(Struct, frozen=True):
-    """A stage, what was seen and what it means in words, and what to do."""
-
-    stage: NodeStage
-    text: str
-    action: str
+    def place(self, rank: int) -> Endpoint | None:
+        """Where a node should be found, None when nothing tells."""
+        if 0 < rank < len(self.members):
+            return Endpoint(self.members[rank], self.home.port)
+        if rank and self.seats is not None:
+            return self.seats.endpoint(rank)
+        return None if rank else self.home
 
 
-_BOTH_WAYS = "check that network policies allow node 0's port in both directions"
-_MEANING: Mapping[NodeStage, tuple[str, str]] = {
-    NodeStage.UNNAMED: ("its host name is unknown", "check which pods of the job are not running"),
-    NodeStage.NO_RECORD: (
-        "its pod is not created, not scheduled, or its Service does not publish addresses of pods that are not "
-        "ready (publishNotReadyAddresses)",
-        "check whether its pod is scheduled (kubectl describe pod), and the job's headless Service",
-    ),
-    NodeStage.UNREACHABLE: (
-        "there is no route to its network",
-        "check the routes and the CNI of both machines",
-    ),
-    NodeStage.REFUSED: (
-        "its pod has an address, but its preflight is not running: the image is being pulled, an earlier init "
-        "container runs, or it has ended",
-        "check the events and the init containers of its pod",
-    ),
-    NodeStage.TIMEOUT: ("packets to it are lost: a network policy, a firewall, or the machine is gone", _BOTH_WAYS),
-    NodeStage.SILENT: (
-        "its process is stopped or stuck: it accepts connections but does not answer",
-        "check what its process waits for; the machine may need a reboot",
-    ),
-    NodeStage.RUNS: ("its preflight runs, but could not reach node 0", f"read its log, and {_BOTH_WAYS}"),
-}
+def names_of(job: Job, topology: Topology, home: Endpoint, hostname: str) -> Names:
+    """From the contract's members, else from node 0's name and this one's, when they differ in an index alone."""
+    members = tuple(member.host for member in job.members or ())
+    rank = topology.node_rank
+    seats = None if members or rank is None else seats_by_index(home, rank, hostname, rank + 1)
+    return Names(home=home, members=members, seats=seats)
 
 
-def stuck_at(stage: NodeStage, evidence: str = "") -> Stuck:
-    """With the evidence, and what it means."""
-    meaning, action = _MEANING[stage]
-    return Stuck(stage, f"{stage.value}{f' ({evidence})' if evidence else ''}: {meaning}", action)
+class ClusterSettings(Struct, frozen=True, kw_only=True):
+    """The nodes that should come, and what is to be done when they are there."""
+
+    job: str
+    min_nodes: int
+    max_nodes: int
+    deadline_s: float  # from the start, for all to come
+    names: Names
+    salt: str
+    left_out: frozenset[str] = frozenset()  # checks
+    table: Table = field(default_factory=Table)  # what GPUs should deliver
+    report_s: float = 60.0  # for the reports of all nodes
 
 
-def look(place: Endpoint | None, limit_s: float) -> Stuck:
-    """Look a node up, connect, listen; None: nobody knows its name."""
-    if place is None:
-        return stuck_at(NodeStage.UNNAMED)
-    until_s = time.monotonic() + limit_s
-    try:
-        addresses = Resolving(place.host, place.port).within(limit_s)
-    except OSError as problem:
-        return stuck_at(NodeStage.NO_RECORD, f"{place.host}: {problem.strerror or problem}")
-    worst = stuck_at(NodeStage.NO_RECORD, place.host)
-    for address in addresses[:4]:
-        at, left_s = str(Endpoint(address, place.port)), max(0.05, until_s - time.monotonic())
-        try:
-            with socket.create_connection((address, place.port), timeout=left_s) as sock:
-                return _hear(sock, at, until_s)
-        except TimeoutError:
-            worst = stuck_at(NodeStage.TIMEOUT, at)
-        except OSError as problem:
-            stage = NodeStage.REFUSED if problem.errno == errno.ECONNREFUSED else NodeStage.UNREACHABLE
-            worst = stuck_at(stage, f"{at}: {problem.strerror}")
-    return worst
+class JobNode(Struct):
+    """A node that has come."""
+
+    hello: msg.Hello
+    rank: int
+    at: Endpoint  # where it listens, with the address of its connection
+    peer: int | None  # the number of its connection, while there is one
+    heard_s: float
+    lost: str = ""  # how, while it is not connected
+    lost_s: float = 0.0
+    report: msg.NodeReport = msg.NodeReport(is_early=True)
+
+    @property
+    def name(self) -> str:
+        """As people know it."""
+        return label(self.rank, self.hello.host)
 
 
-def _hear(sock: socket.socket, at: str, until_s: float) -> Stuck:
-    """Whether somebody to whom there is a connection says anything."""
-    try:
-        message = Lines(sock, msg.parse, at).next(until_s)
-    except LostError as problem:
-        return stuck_at(NodeStage.SILENT, str(problem))
-    if isinstance(message, msg.Here):
-        return stuck_at(NodeStage.RUNS, f"it says: {printable(message.stage[:300], ' ')}")
-    return stuck_at(NodeStage.RUNS, f"{at} is a coordinator" if isinstance(message, Challenge) else at)
+class PairTest(Struct, frozen=True):
+    """A test of a pair on one rail, as both its ends saw it: the lower index first."""
+
+    ends: Pair
+    whys: tuple[str, str]  # "": it went well
+    rate: int  # bytes per second, the slowest that was seen
+    rail: int | None = None  # where there are several
+
+    @property
+    def is_whole(self) -> bool:
+        """Whether all data came through, at whatever speed."""
+        return not any(self.whys)
 
 
-def look_at_all(places: Sequence[Endpoint | None], limit_s: float) -> list[Stuck]:
-    """A look at each, side by side."""
-    stuck = at_once(range(len(places)), lambda number: look(places[number], limit_s), max(1, len(places)))
-    return list(stuck.values())
+class Way(Struct, frozen=True):
+    """How pairs are tested."""
+
+    pairs: str = "socket"
+    rails: int = 1
+
+
+class PairTests(Struct, frozen=True):
+    """All pair tests of a cluster preflight, and what they found faulty; nodes by their place in `names`."""
+
+    names: tuple[str, ...] = ()
+    tests: tuple[PairTest, ...] = ()
+    faulty: Faulty = field(default_factory=Faulty)
+    way: Way = Way()
+    model: str = ""  # of all GPUs, where the tests were theirs
+    thresholds: Thresholds = field(default_factory=Thresholds)  # what they are held against
+
+    @property
+    def measures(self) -> list[Measure]:
+        """The rates of pairs of GPUs."""
+        good = [test for test in self.tests if test.is_whole and self.model]
+        return [Measure("pair", test.rate / 1e9, "GB/s", self.model, None) for test in good]
+
+
+class Cluster(Struct, frozen=True, kw_only=True):
+    """All nodes, for the checks that look at all of them: their reports and measures."""
+
+    settings: ClusterSettings
+    nodes: Sequence[JobNode]  # that have told what they are, in the order of their ranks
+    n_present: int
+    collisions: Mapping[int, Collection[str]] = field(default_factory=dict)  # hosts that want one rank
+    pairs: PairTests | None = None  # None: there were none
+
+    @property
+    def names(self) -> list[str]:
+        """As people know them."""
+        return [node.name for node in self.nodes]
+
+
+def label(rank: int, host: str | None) -> str:
+    """A node for people."""
+    return f"node {rank} ({host})" if host else f"node {rank}"
+
+
+def listed(names: Sequence[str]) -> str:
+    """The first few nodes, and how many more there are."""
+    return units.listed(names, _SHOWN)
 
 
 @check(NAME, Where.CLUSTER)
@@ -129,44 +154,35 @@ def all_present(cluster: Cluster) -> Iterator[Finding]:
 
 
 def absent(
-    missing: Mapping[int, str],
-    looked: Mapping[int, Stuck],
-    lost: Mapping[int, str],
-    n_present: int,
-    settings: ClusterSettings,
-) -> list[Finding]:
-    """A finding for all nodes that did not come, then one for each; of many, the last is for all that are left.
+    missing: Mapping[int, str], lost: Mapping[int, str], n_present: int, settings: ClusterSettings
+) -> Finding:
+    """A finding about all nodes that did not come.
 
     `missing` has their names by rank, `lost` how those were lost that had come before.
     """
     names = list(missing.values())
+    before = {rank: f" (it was present before: {how})" for rank, how in lost.items() if how}
+    about = [f"{name}{before.get(rank, '')}" for rank, name in missing.items()]
     text = f"{n_present} of {settings.min_nodes} nodes were present after {settings.deadline_s:g} s; "
     n_missing = settings.min_nodes - n_present
-    text += f"missing: {listed(names)}" if names else f"{n_missing} are missing, and their names are unknown"
-    counts = {"measured": n_present, "expected": settings.min_nodes, "unit": "nodes"}
-    action = "check why these pods are not running, or wait longer with --wait-timeout"
-    findings = [all_present.failed(Fault.NODE, text, scope=Scope.JOB, action=action, **counts)]
-    for rank, name in list(missing.items())[:MAX_NAMED]:
-        stuck = looked.get(rank)
-        why = "" if stuck is None else f": {stuck.text}"
-        was_here = f"; it was present before: {lost[rank]}" if lost.get(rank) else ""
-        findings.append(_absent(name, stuck, f"{name} is missing{why}{was_here}"))
-    if rest := names[MAX_NAMED:]:
-        text = f"also missing: {counted(len(rest), 'more node')}: {listed(rest)}"
-        findings.append(_absent(", ".join(rest), None, text))
-    return findings
-
-
-def _absent(who: str, stuck: Stuck | None, text: str) -> Finding:
-    more = {} if stuck is None else {"measured": stuck.stage.value, "action": stuck.action}
-    return all_present.failed(Fault.NODE, text, subject=who, **more)
+    text += f"missing: {listed(about)}" if names else f"{n_missing} are missing, and their names are unknown"
+    return all_present.failed(
+        Fault.NODE,
+        text,
+        scope=Scope.NODE if names else Scope.JOB,
+        subject=", ".join(names),
+        measured=n_present,
+        expected=settings.min_nodes,
+        unit="nodes",
+        action="see these pods (kubectl describe pod) and their logs, or wait longer with --wait-timeout",
+    )
 
 
 def midway(node: JobNode) -> Finding:
     """A node that was lost after it had come."""
     how = node.lost or "it did not report the results of its own checks"
     text = f"{node.name} was lost during the cluster preflight: {how}"
-    more = {"measured": NodeStage.SILENT.value, "action": "see the log and the events of its pod"}
+    more = {"action": "see the log and the events of its pod"}
     return all_present.failed(Fault.NODE, text, subject=node.name, **more)
 
 
@@ -194,15 +210,25 @@ def runs_already(host: str | None) -> Finding:
     return all_present.passed(text, scope=Scope.JOB, measured="at work")
 
 
-def no_coordinator(home: str, stuck: Stuck, waited_s: float) -> Finding:
-    """The verdict of each node on its own, where node 0 is missing."""
-    return _absent(home, stuck, f"{home} is missing after {waited_s:.0f} s: {stuck.text}")
+def no_coordinator(home: str, why: str, waited_s: float) -> Finding:
+    """The verdict of each node on its own, where node 0 is missing; `why` is what came of the last attempt."""
+    action = "see the pod of node 0 and its log, its headless Service, and network policies for its port"
+    return all_present.failed(
+        Fault.NODE, f"{home} is missing after {waited_s:.0f} s: {why}", subject=home, action=action
+    )
 
 
 def cut_off(host: str, doing: str, waited_s: float) -> Finding:
     """Finding of a node whose own resolver or network hangs."""
     text = f"{host} could not ask node 0 within {waited_s:.0f} s: its resolver or network hangs ({doing})"
     return all_present.failed(Fault.NODE, text, action="check DNS and the network of this node")
+
+
+def port_taken(problem: str) -> Finding:
+    """Node 0 cannot open the port where the nodes meet."""
+    fault = Fault.JOB if os.strerror(errno.EACCES) in problem else Fault.NODE
+    text, _, action = problem.partition("; ")
+    return all_present.failed(fault, text, action=action)
 
 
 def refused(reason: str) -> Finding:

@@ -73,10 +73,6 @@ def nvmlSystemGetDriverVersion():
     return asked("driver")
 
 
-def nvmlDeviceGetPciInfo(gpu):
-    return SimpleNamespace(busId=asked("pci", gpu))
-
-
 def nvmlDeviceGetTotalEccErrors(gpu, kind, counter):
     assert (kind, counter) == (1, 0)
     return asked("uncorrected", gpu)
