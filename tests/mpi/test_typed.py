@@ -78,23 +78,6 @@ def test_of_several_programs_each_keeps_its_number() -> None:
 
 
 @pytest.mark.parametrize(
-    ("line", "env", "fills"),
-    [
-        ("mpirun --mca btl tcp,self x", {"OMPI_MCA_rmaps_base_verbose": "1"}, True),
-        ("mpirun --map-by node x", {}, False),
-        ("mpirun --mca rmaps_base_mapping_policy node x", {}, False),
-        ("mpirun x", {"OMPI_MCA_rmaps_base_mapping_policy": "node"}, False),
-        ("mpirun x", {"PRTE_MCA_rmaps_default_mapping_policy": "node"}, False),
-        ("mpirun x", {"OMPI_MCA_rmaps_base_mapping_policy": ""}, True),
-    ],
-)
-def test_ranks_fill_the_slots_of_the_list_unless_somebody_places_them(
-    line: str, env: dict[str, str], fills: bool
-) -> None:
-    assert mpi_options.fills_slots(parse(line), env) is fills
-
-
-@pytest.mark.parametrize(
     ("line", "said"),
     [
         ("mpirun", "has no program"),

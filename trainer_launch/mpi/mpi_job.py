@@ -379,7 +379,7 @@ class MpiJob(RunLoop):
         death = self._death
         if self.phase is not MpiPhase.SETTLING or death is None or not self._has_settled(death, now_s):
             return
-        end, lost = self._program.end(death, self._running), self._lost_host
+        end, lost = self._program.end(death), self._lost_host
         if self._stop_signal is not None or (death.exit_code == 0 and not self._is_ended_by_us and lost is None):
             self._finish(None)
             return

@@ -7,13 +7,13 @@ from __future__ import annotations
 
 import re
 import signal
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 
 from msgspec import Struct
 from msgspec.structs import replace
 
 from trainer_launch.membership.retry_policy import is_of_code
-from trainer_launch.model import Death, Member, exit_codes
+from trainer_launch.model import Death, exit_codes
 from trainer_launch.supervisor.error_lines import error_name, headline, with_places
 
 _FATAL = frozenset(
@@ -257,20 +257,6 @@ def first_failure(end: MpirunEnd) -> MpirunEnd:
     if report.signal is not None or end.code != _CUT_OFF_CODE or _error_of(end):
         return replace(end, report=replace(report, cut_off=False))  # who failed by itself is known
     return replace(end, report=MpirunReport(exit_code=exit_codes.INFRASTRUCTURE, cut_off=True))
-
-
-def located(end: MpirunEnd, hosts: Sequence[Member]) -> MpirunEnd:
-    """With the host of the first failed rank, where mpirun does not tell it: ranks fill the slots in order."""
-    rank = end.report.rank
-    if rank is None or end.report.host is not None:
-        return end
-    for member in hosts:
-        if member.slots is None:
-            return end
-        if rank < member.slots:
-            return replace(end, report=replace(end.report, host=member.host))
-        rank -= member.slots
-    return end
 
 
 def _refusal(end: MpirunEnd) -> str:
