@@ -302,8 +302,9 @@ class Horovodrun(HostedProgram):
             self._lines.append(text)
 
     def _last_lines(self) -> Iterable[str]:
-        """The lines of the failed rank: Horovod's own traceback says nothing of the cause."""
-        return (text for rank, text in map(rank_and_text, self._lines) if rank == self._report.rank)
+        """The lines of the failed rank, or of all: Horovod's own traceback says nothing of the cause."""
+        lines = ((rank, text) for rank, text in map(rank_and_text, self._lines) if rank is not None)
+        return (text for rank, text in lines if self._report.rank in (rank, None))
 
 
 def _ssh(access: HostAccess, env: Mapping[str, str]) -> tuple[str, ...]:
