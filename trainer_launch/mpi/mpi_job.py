@@ -26,6 +26,7 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from trainer_launch.host import deadline_subprocess, logs, runtime_directory
+from trainer_launch.host.deadline_subprocess import RunningCommand
 from trainer_launch.membership import retry_policy, timeouts
 from trainer_launch.model import Death, Failure, Member, Outcome, Plan, Process, exit_codes
 from trainer_launch.model.errors import EXHAUSTED, UsageError
@@ -38,7 +39,6 @@ from trainer_launch.mpi.hosted_program import Horovodrun, HostedProgram, Mpirun
 from trainer_launch.mpi.mpirun_command import Dialect, recognised
 from trainer_launch.mpi.mpirun_messages import MpirunEnd
 from trainer_launch.mpi.remote_hosts import GATHER_S, HostList, HostWait, RemoteHosts
-from trainer_launch.mpi.ssh_client import InThread
 from trainer_launch.planning import mpi_options
 from trainer_launch.planning.mpi import Spec, spec_of
 from trainer_launch.planning.task import Task
@@ -110,27 +110,34 @@ def prepared(task: Task, process: Process) -> Preparation:
         LaunchError: the list of hosts makes no sense, there is no key, no ssh, or no mpirun that is known.
     """
     spec, typed, threads = spec_of(task, process), mpi_options.parse(process.argv), Threads(_THREADS)
-    dialect = None if mpi_options.is_horovodrun(process.argv) else InThread(_dialect, process)
+    version = None if mpi_options.is_horovodrun(process.argv) else _version_asked(process)
     hosts = HostList(spec, typed)
     access = host_access.prepared(spec, typed, process.env, hosts.members if hosts.exists else None)
     probes = Probes(threads, access.probed_port, over_ssh=not access.is_kubexec)
     if not access.is_kubexec:
         probes.watch(member.host for member in hosts.members)
         probes.tick(time.monotonic())
-    if dialect is None:
+    if version is None:
         program: HostedProgram = Horovodrun(process, typed, access, hosts.members, threads.wake)
     else:
-        program = Mpirun(process, typed, access, dialect.result(), threads.wake)
+        program = Mpirun(process, typed, access, _dialect(process, version), threads.wake)
     return Preparation(spec, access, hosts, threads, probes, program)
 
 
-def _dialect(process: Process) -> Dialect:
+def _version_asked(process: Process) -> RunningCommand:
     mpirun = process.argv[0]
-    ended = deadline_subprocess.run((mpirun, "--version"), process.env, _VERSION_S)
-    if ended.problem is not None:
-        if ended.problem.errno in EXHAUSTED:
-            raise ended.problem  # a limit of this container, of which the command line says what helps
-        raise UsageError(f"{mpirun!r} cannot be run ({ended.problem.strerror}); install an MPI in this image")
+    try:
+        return deadline_subprocess.RunningCommand((mpirun, "--version"), process.env)
+    except OSError as problem:
+        if problem.errno in EXHAUSTED:
+            raise  # a limit of this container, of which the command line says what helps
+        raise UsageError(f"{mpirun!r} cannot be run ({problem.strerror}); install an MPI in this image") from None
+
+
+def _dialect(process: Process, version: RunningCommand) -> Dialect:
+    mpirun = process.argv[0]
+    version.stop(_VERSION_S)
+    ended = version.end()
     dialect = recognised(ended.out + ended.err)
     if dialect is None:
         output = " ".join((ended.out + ended.err).split())[:_VERSION_CHARS]

@@ -90,13 +90,13 @@ def test_a_key_with_a_passphrase_is_refused(tmp_path) -> None:
 def test_a_fifo_does_not_hold_us_up(tmp_path) -> None:
     (tmp_path / "mount").mkdir()
     os.mkfifo(tmp_path / "mount" / "id_rsa")
-    assert "no regular file" in refused(tmp_path / "mount", tmp_path)
+    assert "cannot be read" in refused(tmp_path / "mount", tmp_path)
 
 
 def test_nothing_mounted_is_one_sentence(tmp_path) -> None:
     assert "cannot be read" in refused(tmp_path / "nowhere", tmp_path)
     (tmp_path / "mount").mkdir()
-    assert "it is empty" in refused(tmp_path / "mount", tmp_path)
+    assert "has none of id_rsa" in refused(tmp_path / "mount", tmp_path)
     with pytest.raises(UsageError, match="set --ssh-dir"):
         ssh_client.take_key(Job(contract="unknown"), str(tmp_path / "copy"))
 
