@@ -159,7 +159,6 @@ SECTION = Section(
     title="PID 1 while idle",
     about="PID 1 of its own process namespace, with one program that waits for a signal.",
     loses_because="The other inits are small C programs; a Python interpreter needs 10 MB before it does anything.",
-    is_on_page=False,
     beside=("trainer-launch", "tini", "dumb-init", "s6", "no init"),
     shows=("memory (PSS)", "wake-ups", "a signal"),
     open=opened,

@@ -88,6 +88,5 @@ SECTION = Section(
     open=opened,
     versions=lambda: {"trainer-launch": version_here("trainer-launch")},
     whos=(WHO,),
-    more_is_better=True,
     repeats=1,
 )

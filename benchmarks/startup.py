@@ -93,6 +93,6 @@ SECTION = Section(
     versions=versions_of_launchers,
     whos=(
         *("trainer-launch", "trainer-launch, plain", RELEASE, "torchrun", "ft_launcher", "dlrover-run"),
-        *("accelerate launch", "shell"),
+        "shell",
     ),
 )
