@@ -68,8 +68,6 @@ def main() -> int:
 
 def _fuzz(one: Target, work: Path, seconds: int) -> bool:
     """Fuzz one target; False when it found something."""
-    from tests.fuzz import seeds  # it imports what is fuzzed, which in the child comes later
-
     grown, crashes, kept = (work / kind / one.name for kind in ("grown", "crashes", "kept"))
     shutil.rmtree(kept, ignore_errors=True)
     for folder in (grown, crashes, kept):
@@ -77,7 +75,7 @@ def _fuzz(one: Target, work: Path, seconds: int) -> bool:
     for name, data in corpus.read(one.name).items():
         (kept / name).write_bytes(data)
     pieces = [piece.encode("utf-8", "surrogatepass") for piece in _PIECES]  # a dictionary takes the short ones only
-    for number, seed in enumerate([*seeds.of(one.name), *pieces]):
+    for number, seed in enumerate(pieces):
         (grown / f"seed-{number}").write_bytes(seed[: one.max_bytes])
     words = work / f"{one.name}.dict"
     words.write_text("".join(f'"{_escaped(word)}"\n' for word in _words(one)), encoding="ascii")
