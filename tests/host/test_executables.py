@@ -71,11 +71,6 @@ def test_what_runs_is_accused_of_nothing(tmp_path: Path, content: bytes) -> None
     assert ends(path) == ""
 
 
-@pytest.mark.parametrize("content", [b"echo hi\n", b"", b"\0\1\2"], ids=["no first line", "empty", "garbage"])
-def test_another_format_is_left_to_the_kernel_which_may_know_it(tmp_path: Path, content: bytes) -> None:
-    assert executables.obstacle(program(tmp_path, content), PATH) is None
-
-
 @pytest.mark.process
 def test_why_the_kernel_refused_a_file_is_said(tmp_path: Path) -> None:
     assert ends(program(tmp_path, b"echo hi\n")).endswith(

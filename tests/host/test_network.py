@@ -16,14 +16,6 @@ from trainer_launch.model import Endpoint, PortRange
 from trainer_launch.model.errors import NodeError
 
 
-@pytest.mark.parametrize("address", ["127.0.0.1", ""])
-def test_whoever_listens_is_named(address: str) -> None:
-    with listen(Endpoint(address, 0)) as taken:  # without an address on IPv6 too, where there is one
-        port = taken.getsockname()[1]
-        assert network.listener(port).startswith(f"pid {os.getpid()} (")
-    assert network.listener(port) == ""
-
-
 def test_a_coordinator_that_cannot_listen_says_who_has_the_port() -> None:
     with (
         socket.create_server(("127.0.0.1", 0)) as taken,

@@ -51,17 +51,6 @@ def test_it_is_made_larger_and_keeps_its_flags_and_files() -> None:
     assert told == [200, 200, True, 6, "here", True]
 
 
-def test_a_launched_function_gets_room_where_elastic_asks_for_it() -> None:
-    told = python("""
-        import json
-        from trainer_launch import Elastic, launch
-        from trainer_launch.host import shm
-        def room(): return shm.space().size_bytes >> 20
-        print(json.dumps(launch(room, Elastic(nproc_per_node=2, start_method="fork", increase_shared_mem=True))[1]))
-    """)
-    assert told == 512
-
-
 def test_run_makes_room_for_its_workers() -> None:
     done = inside([*LAUNCHER, "run", "--engine", "plain", "--nproc-per-node", "2", "--", "df", "-m", "/dev/shm"])
     assert done.returncode == 0
@@ -74,23 +63,6 @@ def test_where_it_may_not_run_says_what_would_help_and_goes_on() -> None:
     done = inside(argv)
     assert done.returncode == 0, done.stderr
     assert done.stderr.count("emptyDir: {medium: Memory, sizeLimit: 1Gi}") == 1
-
-
-@pytest.mark.parametrize("words", [("--nproc-per-node", "1"), ("--nproc-per-node", "4", "--shm-size", "keep")])
-def test_others_are_not_bothered(words: tuple[str, ...]) -> None:
-    done = inside([*LAUNCHER, "run", "--engine", "plain", *words, "--", "df", "-m", "/dev/shm"])
-    assert done.returncode == 0
-    assert "shm" not in done.stderr
-    assert " 64 " in done.stdout
-
-
-def test_explain_shows_it_and_changes_nothing() -> None:
-    script = '"$@" explain --json --nproc-per-node 4 --shm-size 100Mi | cat; df -m /dev/shm >&2; ls -A /dev/shm >&2'
-    done = inside(["sh", "-c", script, "sh", *LAUNCHER])
-    explained = json.loads(done.stdout)
-    assert explained["facts"]["shared_memory"]["enlarge_to"] == 100 << 20
-    assert explained["facts"]["machine"]["shm_free_bytes"] == 64 << 20
-    assert done.stderr.split()[-6:] == ["tmpfs", "64", "0", "64", "0%", "/dev/shm"]
 
 
 def test_who_dies_of_a_full_one_is_told_what_fills_it(tmp_path: Path) -> None:

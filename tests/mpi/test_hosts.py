@@ -26,7 +26,6 @@ from trainer_launch.mpi.host_access import HostAccess, HostCommands, own_ssh
 from trainer_launch.mpi.host_readiness import Probes, Threads
 from trainer_launch.mpi.mpi_job import prepared
 from trainer_launch.mpi.remote_hosts import HostList, RemoteHosts
-from trainer_launch.mpi.ssh_client import configured_port
 from trainer_launch.planning import engines, mpi_options
 from trainer_launch.planning.mpi import KUBEXEC, spec_of
 from trainer_launch.supervisor.system import System
@@ -201,12 +200,3 @@ def test_an_ssh_of_the_users_own_is_recognised_with_its_options(line: str, env: 
 )
 def test_what_is_no_ssh_is_not_taken_for_one(line: str, env: dict[str, str]) -> None:
     assert own_ssh(mpi_options.parse(shlex.split(line)), env) is None
-
-
-def test_the_port_is_where_that_ssh_would_go(tmp_path: Path) -> None:
-    require(shutil.which("ssh"), "needs openssh-client")
-    (tmp_path / "config").write_text("Host w-*\n  Port 2022\nHost *\n  Port 2222\n")
-    ssh = ("ssh", "-F", str(tmp_path / "config"))
-    assert [configured_port(ssh, host) for host in ("w-0", "other")] == [2022, 2222]
-    assert configured_port((*ssh, "-p", "2200"), "w-0") == 2200
-    assert configured_port((str(tmp_path / "no-ssh"),), "w-0") is None

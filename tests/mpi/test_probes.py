@@ -109,24 +109,6 @@ def test_hosts_are_told_apart_by_what_they_lack(
         assert seen["nameless"].stage is HostStage.DNS
 
 
-def test_what_an_attempt_came_to_is_told_while_the_next_one_is_under_way(
-    listen: Callable[[bytes], int], watch: Callable[..., Watcher]
-) -> None:
-    """The time to report may come in the midst of an attempt."""
-    watcher = watch()
-    watcher.places["web"] = ("127.0.0.1", listen(b"HTTP/1.1 400 Bad Request\r\n\r\n"))
-    watcher.probes.watch(["web"])
-    first = watcher.until(lambda s: "no sshd" in s["web"].why)["web"]
-    later: list[Readiness] = []
-
-    def has_looked_50_times(seen: dict[str, Readiness]) -> bool:
-        later.append(seen["web"])
-        return len(later) == 50
-
-    watcher.until(has_looked_50_times)
-    assert set(later) == {first}
-
-
 def test_a_host_that_has_to_let_us_in_is_ready_only_then(
     listen: Callable[[bytes], int], watch: Callable[..., Watcher]
 ) -> None:
@@ -137,18 +119,6 @@ def test_a_host_that_has_to_let_us_in_is_ready_only_then(
     watcher.until(lambda s: s["a"].stage is HostStage.KEY and "denied" in s["a"].why)
     watcher.until(lambda s: s["a"].stage is HostStage.READY)
     assert answers == []
-
-
-def test_a_host_that_was_lost_has_to_pass_everything_again(
-    listen: Callable[[bytes], int], watch: Callable[..., Watcher]
-) -> None:
-    watcher = watch()
-    watcher.places["a"] = ("127.0.0.1", listen(b"SSH-2.0-test\r\n"))
-    watcher.probes.watch(["a"])
-    watcher.until(lambda s: s["a"].stage is HostStage.READY)
-    watcher.probes.watch(["a"], ["a"])
-    assert watcher.probes.readiness["a"].stage is HostStage.DNS
-    watcher.until(lambda s: s["a"].stage is HostStage.READY)
 
 
 def test_where_no_more_threads_may_start_hosts_are_looked_at_later(

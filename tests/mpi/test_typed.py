@@ -21,18 +21,6 @@ def test_these_are_mpiruns(word: str) -> None:
     assert mpi_options.is_mpirun(word)
 
 
-@pytest.mark.parametrize("word", ["mpirunner", "horovodrun", "python", "mpi", "srun"])
-def test_these_are_none(word: str) -> None:
-    assert not mpi_options.is_mpirun(word)
-
-
-def test_trainers_own_command_has_nothing_to_take() -> None:
-    taken = parse("mpirun sleep 10")
-    assert taken.program == ("sleep", "10")
-    assert taken.kept == ()
-    assert taken.number is None
-
-
 def test_the_sdks_command_gives_its_hostfile_and_keeps_its_script() -> None:
     taken = parse("mpirun --hostfile /etc/mpi/hostfile bash -c 'python -c \"print(1)\"'")
     assert taken.hostfile == "/etc/mpi/hostfile"
@@ -59,11 +47,6 @@ def test_hydras_words_are_understood_alike() -> None:
     assert (taken.number, taken.hostfile, taken.named) == (4, "hosts", ("A", "B"))
     assert taken.kept == ("-ppn", "2", "-genv", "NCCL_DEBUG", "INFO", "-genvlist", "A,B")
     assert taken.program == ("./a.out", "-n", "9")
-
-
-def test_values_behind_an_equals_sign_are_taken() -> None:
-    taken = parse("mpirun --np=3 --hostfile=h ./a.out")
-    assert (taken.number, taken.hostfile, taken.kept) == (3, "h", ())
 
 
 def test_several_hosts_options_are_one_list() -> None:

@@ -50,12 +50,6 @@ def test_a_key_without_its_last_newline_or_with_windows_lines_is_mended(tmp_path
     assert (tmp_path / "copy").read_text() == text
 
 
-def test_a_key_may_be_made_for_a_name_that_is_no_utf_8(tmp_path) -> None:
-    folder = secret(tmp_path / "mount", ("-t", "ed25519", "-C", os.fsdecode(b"m\xfcller@host")))
-    public = ssh_client.take_key(job_of(folder), str(tmp_path / "copy"))
-    assert (folder / "id_rsa.pub").read_bytes().startswith(public.encode() + b" m\xfcller")
-
-
 def refused(folder: Path, tmp_path: Path) -> str:
     with pytest.raises(UsageError) as caught:
         ssh_client.take_key(job_of(folder), str(tmp_path / "copy"))

@@ -116,16 +116,6 @@ def test_an_empty_dir_mounted_there_is_made_fit(folder, mount) -> None:
         assert it.output("stat -c %a:%u /run/sshd") == "755:0"
 
 
-def test_docker_s_capabilities_are_enough(folder, mount) -> None:
-    """Those that a container has unless its securityContext says otherwise."""
-    docker = "chown,dac_override,fowner,fsetid,kill,setgid,setuid,setpcap,net_bind_service,net_raw,sys_chroot,mknod"
-    only = ["all", *(f"+{name}" for name in (*docker.split(","), "audit_write", "setfcap"))]
-    names = ",".join(name if name.startswith("+") else f"-{name}" for name in only)
-    wrap = ("setpriv", "--bounding-set", names, "--inh-caps", names)
-    with worker(folder, mount, wrap=wrap) as it:
-        assert it.output("id -u") == "0"
-
-
 @pytest.mark.parametrize(
     ("image", "user", "port"),
     [
