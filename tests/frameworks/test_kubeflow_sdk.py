@@ -128,12 +128,3 @@ def test_an_image_that_has_the_whole_training_runs_its_own_command(tmp_path: Pat
     more = ("-f", str(RUNTIME), "--command", command)
     told = rehearsed(tmp_path, of_container(tmp_path), "kill worker node=1 at=step:20", more=more)
     check(told, ("line-node-0-0", "line-node-0-1"))
-
-
-def test_an_image_without_a_command_is_refused_before_any_pod_starts(tmp_path: Path) -> None:
-    job = tmp_path / "job.yaml"
-    job.write_text(json.dumps(of_container(tmp_path)))
-    ended = launch("rehearse", "-f", str(job), "-f", str(RUNTIME), "--command", "trainer-launch run --")
-    assert ended.returncode == 2
-    assert ended.stderr.count("missing command; write it after --") == 1
-    assert not [line for line in ended.stderr.splitlines() if line.startswith("line-node-0-")]
