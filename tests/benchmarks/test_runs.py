@@ -108,7 +108,7 @@ def test_all_bytes_of_all_writers_arrive(monkeypatch: pytest.MonkeyPatch) -> Non
 
 
 def test_simulated_nodes_get_their_verdict() -> None:
-    found = preflight.simulated(8, "deep")
+    found = preflight.simulated(8)
     assert list(found) == list(preflight.rows(8))
     assert all(value > 0 for value in found.values())
 

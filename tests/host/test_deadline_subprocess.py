@@ -14,7 +14,7 @@ import pytest
 from tests.conftest import require
 from tests.host.test_cgroup import tree
 from tests.waiting import eventually
-from trainer_launch.host import cgroup, deadline_subprocess, network, process_tree
+from trainer_launch.host import deadline_subprocess, machine, network, process_tree
 from trainer_launch.host.deadline_subprocess import Streams
 
 pytestmark = pytest.mark.process
@@ -173,7 +173,7 @@ def test_the_nearest_limit_of_processes_counts_in_both_versions(tmp_path: Path) 
             "sys/fs/cgroup/pod/pids.current": "90\n",
         },
     )
-    assert cgroup.pids_left(cgroup.own_groups(v2)) == (100, 10)
+    assert machine.pids_left(machine.own_groups(v2)) == (100, 10)
     v1 = tree(
         tmp_path / "1",
         {
@@ -182,8 +182,8 @@ def test_the_nearest_limit_of_processes_counts_in_both_versions(tmp_path: Path) 
             "sys/fs/cgroup/pids/pod/pids.current": "24\n",
         },
     )
-    assert cgroup.pids_left(cgroup.own_groups(v1)) == (1024, 1000)
-    assert cgroup.pids_left(cgroup.own_groups(tmp_path / "nothing")) is None
+    assert machine.pids_left(machine.own_groups(v1)) == (1024, 1000)
+    assert machine.pids_left(machine.own_groups(tmp_path / "nothing")) is None
 
 
 def test_adapters_are_listed_with_the_state_of_their_ports(tmp_path: Path) -> None:

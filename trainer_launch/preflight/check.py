@@ -19,9 +19,9 @@ from typing import Any, Generic, TypeAlias, TypeVar
 from msgspec import Struct, field
 from msgspec.structs import replace
 
-from trainer_launch.host import cgroup, deadline_subprocess, dns, network, shm
-from trainer_launch.host.cgroup import Limits
+from trainer_launch.host import deadline_subprocess, machine, network, shm
 from trainer_launch.host.deadline_subprocess import NO_THREAD, begin_thread
+from trainer_launch.host.machine import Limits
 from trainer_launch.host.network import AdapterPort, Interface
 from trainer_launch.model import Host, Job, Topology
 from trainer_launch.model.findings import Fault, Finding, Report, Status
@@ -145,7 +145,7 @@ class Subject(Struct, frozen=True, kw_only=True):
     burn_s: float = 0.0  # how long GPUs are heated
     cards: Cards | None = None  # NVIDIA's GPUs, which children look at; None: there is none
 
-    lookup: dns.Lookup = dns.lookup
+    lookup: network.Lookup = network.lookup
     port_problem: Callable[[int], tuple[int, str] | None] = network.port_error
     write_problem: Callable[[int], int | None] = shm.write_error
     count_errors: Callable[[], Mapping[tuple[str, int, str], int]] = network.port_errors
@@ -246,8 +246,8 @@ def subject_of(reading: Reading, settings: Settings) -> Subject:
         external_check=settings.external_check,
         storage=tuple(path.removeprefix(_SHARED) for path in folders),
         shared=frozenset(path.removeprefix(_SHARED) for path in folders if path.startswith(_SHARED)),
-        limits=cgroup.process_limits(),
-        pids=cgroup.pids_left(cgroup.own_groups()),
+        limits=machine.process_limits(),
+        pids=machine.pids_left(machine.own_groups()),
         has_rdma=network.may_use_rdma(),
     )
 

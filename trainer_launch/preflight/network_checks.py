@@ -12,9 +12,8 @@ import os
 import time
 from collections.abc import Mapping, Sequence
 
-from trainer_launch.host import dns as resolver
-from trainer_launch.host.dns import Addresses, Answer
-from trainer_launch.host.network import AdapterPort, named
+from trainer_launch.host import network as resolver
+from trainer_launch.host.network import AdapterPort, Addresses, Answer, named
 from trainer_launch.model import value_parsers
 from trainer_launch.model.units import counted
 from trainer_launch.planning import interfaces

@@ -13,9 +13,9 @@ from typing import Any
 from msgspec import Struct, json
 from msgspec.structs import replace
 
-from trainer_launch.host import socket_folders
 from trainer_launch.host.deadline_subprocess import Tried
 from trainer_launch.host.files import LiveFiles
+from trainer_launch.host.shm import TMP_VARIABLES, too_long_for_sockets
 from trainer_launch.model.units import MIB, counted, in_mib, in_units
 from trainer_launch.planning import shared_memory
 from trainer_launch.preflight import report_formats
@@ -160,9 +160,9 @@ def _bearable(subject: Subject, most: int) -> int:
 @check("tmpdir")
 def tmpdir(subject: Subject) -> Observed:
     """The directory for temporary files can be written, and its path is short enough for sockets."""
-    name = next((name for name in socket_folders.VARIABLES if subject.env.get(name)), None)
+    name = next((name for name in TMP_VARIABLES if subject.env.get(name)), None)
     path = "/tmp" if name is None else subject.env[name]
-    if (long := socket_folders.too_long(subject.env)) is not None:
+    if (long := too_long_for_sockets(subject.env)) is not None:
         return Observed(facts={"wrong": long, "action": "set TMPDIR to a shorter one, such as /tmp"})
     if not (os.path.isdir(path) and os.access(path, os.W_OK | os.X_OK)):
         text = f"{path} is not a writable directory; Python uses another one, torch and MPI may not"

@@ -11,7 +11,7 @@ from enum import Enum
 from msgspec import Struct
 from msgspec.structs import replace
 
-from trainer_launch.host.dns import Resolving
+from trainer_launch.host.network import Resolving
 from trainer_launch.membership.client import Lines, LostError
 from trainer_launch.membership.protocol import Challenge
 from trainer_launch.model import Endpoint
