@@ -23,9 +23,8 @@ from trainer_launch.model import Job, Mpi
 from trainer_launch.model.errors import UsageError
 from trainer_launch.mpi import host_access
 from trainer_launch.mpi.host_access import HostAccess, HostCommands, own_ssh
-from trainer_launch.mpi.host_readiness import Probes, Threads
 from trainer_launch.mpi.mpi_job import prepared
-from trainer_launch.mpi.remote_hosts import HostList, RemoteHosts
+from trainer_launch.mpi.remote_hosts import HostList, Probes, RemoteHosts, Threads
 from trainer_launch.planning import engines, mpi_options
 from trainer_launch.planning.mpi import KUBEXEC, spec_of
 from trainer_launch.supervisor.system import System

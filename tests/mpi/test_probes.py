@@ -13,8 +13,8 @@ import pytest
 
 from tests.process.world import DEADLINE_S
 from trainer_launch.host.deadline_subprocess import begin_thread
-from trainer_launch.mpi import host_readiness
-from trainer_launch.mpi.host_readiness import HostStage, Probes, Readiness, Threads, summary
+from trainer_launch.mpi import remote_hosts
+from trainer_launch.mpi.remote_hosts import HostStage, Probes, Readiness, Threads, summary
 
 
 class Watcher:
@@ -45,7 +45,7 @@ class Watcher:
 @pytest.fixture
 def watch(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[..., Watcher]]:
     """Make watchers, which take hosts on loopback for others than their own."""
-    monkeypatch.setattr(host_readiness, "_is_own", lambda *_: False)
+    monkeypatch.setattr(remote_hosts, "_is_own", lambda *_: False)
     look_up = socket.getaddrinfo
     with ExitStack() as undo:
 
@@ -127,7 +127,7 @@ def test_where_no_more_threads_may_start_hosts_are_looked_at_later(
     """As at a pod's limit of processes: the launcher goes on."""
     watcher, refusals = watch(), [None]
     refuse = lambda *how: refusals.pop() if refusals else begin_thread(*how)  # noqa: E731
-    monkeypatch.setattr(host_readiness, "begin_thread", refuse)
+    monkeypatch.setattr(remote_hosts, "begin_thread", refuse)
     watcher.places["a"] = ("127.0.0.1", listen(b"SSH-2.0-test\r\n"))
     watcher.probes.watch(["a"])
     watcher.until(lambda s: s["a"].stage is HostStage.READY)

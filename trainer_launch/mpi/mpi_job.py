@@ -32,13 +32,12 @@ from trainer_launch.model import Death, Failure, Member, Outcome, Plan, Process,
 from trainer_launch.model.errors import EXHAUSTED, UsageError
 from trainer_launch.model.signal_policy import STOP_SIGNALS, SignalAction, name_of
 from trainer_launch.model.units import counted
-from trainer_launch.mpi import host_access, host_readiness, mpirun_command, mpirun_messages
+from trainer_launch.mpi import host_access, mpirun_command, mpirun_messages, remote_hosts
 from trainer_launch.mpi.host_access import HostAccess
-from trainer_launch.mpi.host_readiness import Probes, Threads
 from trainer_launch.mpi.hosted_program import Horovodrun, HostedProgram, Mpirun
 from trainer_launch.mpi.mpirun_command import Dialect, recognised
 from trainer_launch.mpi.mpirun_messages import MpirunEnd
-from trainer_launch.mpi.remote_hosts import GATHER_S, HostList, HostWait, RemoteHosts
+from trainer_launch.mpi.remote_hosts import GATHER_S, HostList, HostWait, Probes, RemoteHosts, Threads
 from trainer_launch.planning import mpi_options
 from trainer_launch.planning.mpi import Spec, spec_of
 from trainer_launch.planning.task import Task
@@ -267,7 +266,7 @@ class MpiJob(RunLoop):
         if self._hosts.members != self._members:
             self._on_list(now_s)
         if self._hosts.take_changed():
-            ready = host_readiness.ready(self._hosts.readiness)
+            ready = remote_hosts.ready(self._hosts.readiness)
             self._program.offer([member for member in self._members if member.host in ready])
             if self.phase is MpiPhase.RUNNING:
                 self._look_for_others(now_s)
