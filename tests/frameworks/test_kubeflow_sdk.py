@@ -16,7 +16,7 @@ import pytest
 from tests.cli.launching import launch
 from tests.conftest import require
 from tests.frameworks import frameworks
-from tests.frameworks.kubeflow_api import EXAMPLE, submitted, submitted_by_v1
+from tests.frameworks.kubeflow_api import EXAMPLE, submitted
 
 pytestmark = [pytest.mark.frameworks, pytest.mark.process, pytest.mark.timeout(frameworks.MAKING_S + 240)]
 
@@ -103,12 +103,6 @@ def test_a_function_over_mpi_that_the_sdk_submits(runtime: str, tmp_path: Path) 
     assert int(step) >= 20
     assert "step 60/60" in output
     assert re.search(r"^line-launcher-0-0 +Succeeded +1 +0 ", output, re.MULTILINE), output
-
-
-def test_a_function_that_the_sdk_of_v1_submits(tmp_path: Path) -> None:
-    job = submitted_by_v1(tmp_path, 60, str(tmp_path / "line.pt"))
-    assert job["kind"] == "PyTorchJob"
-    check(rehearsed(tmp_path, job, "kill worker node=1 at=step:20"), ("line-master-0", "line-worker-0"))
 
 
 def of_container(folder: Path) -> dict[str, Any]:

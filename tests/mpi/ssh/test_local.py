@@ -20,7 +20,7 @@ pytestmark = [
     pytest.mark.process,
     pytest.mark.usefixtures("openssh"),
     pytest.mark.timeout(300),
-    pytest.mark.long("tests/mpi/test_repeated_failures.py"),
+    pytest.mark.long("tests/mpi/test_hosts.py"),
 ]
 
 
