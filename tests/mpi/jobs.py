@@ -100,6 +100,10 @@ class FakeHosts:
         self.members = tuple(Member(name, 1) for name in names)
 
     @property
+    def probes(self) -> FakeHosts:
+        return self
+
+    @property
     def readiness(self) -> dict[str, Readiness]:
         return {host: REFUSED if host in self._away else READY for host in self._watched}
 

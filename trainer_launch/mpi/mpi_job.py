@@ -265,8 +265,8 @@ class MpiJob(RunLoop):
         """Take in what is known of the hosts."""
         if self._hosts.members != self._members:
             self._on_list(now_s)
-        if self._hosts.take_changed():
-            ready = remote_hosts.ready(self._hosts.readiness)
+        if self._hosts.probes.take_changed():
+            ready = remote_hosts.ready(self._hosts.probes.readiness)
             self._program.offer([member for member in self._members if member.host in ready])
             if self.phase is MpiPhase.RUNNING:
                 self._look_for_others(now_s)
@@ -278,7 +278,7 @@ class MpiJob(RunLoop):
         self._hosts.watch(self._members, check_keys=self._wait.checks_keys)
         if not self._processes.is_running or self._program.adds_hosts or self._processes.is_draining:
             return
-        self._hosts.rest()
+        self._hosts.probes.rest()
         left, least = self._left(), self._program.least_hosts
         if left and least is not None and len(self._running) - len(left) >= least:
             self._resize(f"{', '.join(sorted(left))} left the job", now_s)
@@ -354,8 +354,8 @@ class MpiJob(RunLoop):
         self.phase, self._running = MpiPhase.RUNNING, members
         self._starts += 1
         if not self._program.adds_hosts:
-            self._hosts.rest()
-        process = self._program.process(members, self._members, self._starts, self._hosts.addresses)
+            self._hosts.probes.rest()
+        process = self._program.process(members, self._members, self._starts, self._hosts.probes.addresses)
         for unstarted in self._processes.start([process]):
             self._finish(unstarted)
 

@@ -227,18 +227,23 @@ class Probes:
         self._targets: dict[str, _Target] = {}
         self._must_log_in = False
         self._at_rest = False
-        self.changed = False
+        self._changed = False
 
     def watch(self, hosts: Iterable[str], afresh: Iterable[str] = (), *, check_keys: bool = False) -> None:
         """Look at these hosts from now on; those `afresh` have to pass everything again."""
         kept = {name: target for name, target in self._targets.items() if name not in set(afresh)}
         self._targets = {name: kept.get(name) or _Target(name) for name in hosts}
         self._must_log_in = check_keys
-        self._at_rest, self.changed = False, True
+        self._at_rest, self._changed = False, True
 
     def rest(self) -> None:
         """The job runs: look seldom at those that are not in it."""
         self._at_rest = True
+
+    def take_changed(self) -> bool:
+        """Whether a host's readiness has changed since the last call."""
+        changed, self._changed = self._changed, False
+        return changed
 
     @property
     def readiness(self) -> dict[str, Readiness]:
@@ -270,7 +275,7 @@ class Probes:
         target.is_busy = False
         if self._targets.get(target.name) is not target:
             return
-        self.changed |= reached != target.reached
+        self._changed |= reached != target.reached
         target.reached = reached
         usual_s = _REST_S if self._at_rest else max(_PAUSE_S, len(self._targets) / _PER_SECOND)
         target.next_s = time.monotonic() + (_KEY_PAUSE_S if reached.stage is HostStage.KEY else usual_s)
@@ -385,7 +390,7 @@ class RemoteHosts:
     ) -> None:
         self._access, self._list, self._threads, self._system = access, hosts, threads, system
         self._commands = HostCommands(system, access.env)
-        self._probes = probes
+        self.probes = probes
         probes.log_in = self._log_in
         system.listen(threads.fd)
         self._looking = False
@@ -407,14 +412,14 @@ class RemoteHosts:
     @property
     def due_s(self) -> float | None:
         """When to `tick` next."""
-        times = (self._probes.due_s, self._commands.due_s, None if self._looking else self._look_at_s)
+        times = (self.probes.due_s, self._commands.due_s, None if self._looking else self._look_at_s)
         return min((at_s for at_s in times if at_s is not None), default=None)
 
     def tick(self, now_s: float) -> None:
         """Take in what was found out, and begin what is due."""
         self._threads.settle()
         self._commands.tick(now_s)
-        self._probes.tick(now_s)
+        self.probes.tick(now_s)
         if self._look_at_s is not None and not self._looking and now_s >= self._look_at_s:
             self._looking = self._threads.submit(self._look_at_list)
             self._look_at_s = now_s + _LOOK_S
@@ -425,7 +430,7 @@ class RemoteHosts:
 
     def close(self) -> None:
         """End what goes on."""
-        self._probes.watch(())
+        self.probes.watch(())
         self._commands.close()
 
     def _look_at_list(self) -> Done:
@@ -440,32 +445,13 @@ class RemoteHosts:
                 logs.warn(f"{self._logged_trouble}; keeping the current list of hosts")
         self._list.members = members
 
-    @property
-    def readiness(self) -> dict[str, Readiness]:
-        """How far each host is."""
-        return self._probes.readiness
-
-    @property
-    def addresses(self) -> Mapping[str, str]:
-        """The addresses that hosts were found at."""
-        return self._probes.addresses
-
-    def take_changed(self) -> bool:
-        """Whether a host's readiness has changed since the last call."""
-        changed, self._probes.changed = self._probes.changed, False
-        return changed
-
     def watch(self, hosts: Iterable[Member], afresh: Iterable[str] = (), *, check_keys: bool = False) -> None:
         """Look whether these hosts are there; those `afresh` have to show it again."""
-        self._probes.watch([member.host for member in hosts], afresh, check_keys=check_keys)
-
-    def rest(self) -> None:
-        """The job runs: look seldom at those that are not in it."""
-        self._probes.rest()
+        self.probes.watch([member.host for member in hosts], afresh, check_keys=check_keys)
 
     def ask(self, hosts: Sequence[str]) -> None:
         """Begin to ask which of these hosts are there now."""
-        self._probes.watch([member.host for member in self.members] or hosts, hosts)
+        self.probes.watch([member.host for member in self.members] or hosts, hosts)
 
     def is_pending(self, hosts: Iterable[str]) -> bool:
         """Whether one of those asked has not answered yet."""
@@ -476,12 +462,12 @@ class RemoteHosts:
 
         By ssh who shows no banner; by kubectl who is refused, as an API server may be slow for who is well.
         """
-        readiness = {host: self.readiness.get(host, Readiness()) for host in hosts}
+        readiness = {host: self.probes.readiness.get(host, Readiness()) for host in hosts}
         refused = (HostStage.KEY,) if self._access.is_kubexec else tuple(s for s in HostStage if s < HostStage.KEY)
         return {host: str(reached) for host, reached in readiness.items() if reached.stage in refused}
 
     def _stage(self, host: str) -> HostStage:
-        return self.readiness.get(host, Readiness()).stage
+        return self.probes.readiness.get(host, Readiness()).stage
 
     def tell_ranks(self, hosts: Collection[str], name: str) -> None:
         """Let the ranks on these hosts have a signal; without any hosts they are here."""
@@ -554,7 +540,7 @@ class HostWait:
         """Whether the time is over; says who is missing: soon, when that changes, and each minute."""
         if now_s >= self._say_at_s:
             self._say_at_s = now_s + _SAY_S
-            readiness = self._hosts.readiness
+            readiness = self._hosts.probes.readiness
             text = summary(readiness) if readiness else ""
             if text and (text != self._last_line or now_s >= self._say_again_s):
                 logs.say(text)
@@ -578,12 +564,12 @@ class HostWait:
 
     def there(self) -> tuple[Member, ...]:
         """The hosts that could run the job: of those that are ready the first, so that ranks keep their order."""
-        are_ready = ready(self._hosts.readiness)
+        are_ready = ready(self._hosts.probes.readiness)
         return tuple(member for member in self._hosts.members if member.host in are_ready)[: self._max_hosts]
 
     def who_is_missing(self) -> str:
         """In words, with the stage that each host is stuck at."""
-        wanted, why = self.wanted(), stuck(self._hosts.readiness)
+        wanted, why = self.wanted(), stuck(self._hosts.probes.readiness)
         absent = [member.host for member in wanted if member.host in why]
         shown = listed([f"{host}: {why[host]}" for host in absent], _SHOWN, "; ")
         what = f"{self._lost} did not come back: " if self._lost in absent else ""
