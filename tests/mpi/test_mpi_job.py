@@ -42,13 +42,6 @@ def test_with_a_minimum_it_goes_on_with_fewer_after_a_patience(
     assert "without b" in caplog.text
 
 
-def test_at_the_start_hosts_that_just_come_are_gathered_even_without_a_patience(tmp_path: Path) -> None:
-    job = MpiRun(tmp_path, "a b c", ENDS, away="b c", min_hosts=1, shrink_after=0.0)
-    job.system.at(2.0, lambda: job.hosts.come("b")).at(4.0, lambda: job.hosts.come("c"))
-    job.run()
-    assert (job.starts, job.system.starts("mpirun")) == (["a b c"], [4.0])
-
-
 def test_a_failed_rank_costs_one_restart_of_the_whole_jobs_budget(tmp_path: Path) -> None:
     job = MpiRun(tmp_path, "a b", rank_1(7), rank_1(7), rank_1(9), restarts=2)
     ended = job.run()
