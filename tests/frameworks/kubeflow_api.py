@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import re
 import subprocess
 import threading
 from collections.abc import Iterator, Sequence
@@ -18,6 +19,20 @@ _GROUP = "/apis/trainer.kubeflow.org/v1alpha1"
 _FRAMEWORKS = {"torch-distributed": "torch", "deepspeed-distributed": "deepspeed", "mlx-distributed": "mlx"}
 
 EXAMPLE = frameworks.EXAMPLES / "create_job.py"
+# The SDK of the v1 Training Operator gives the function of the example one argument: a dict.
+_V1 = """
+import sys
+from kubeflow.training import TrainingClient
+
+{function}
+TrainingClient().create_job(
+    name="line",
+    train_func=train,
+    parameters={{"steps": int(sys.argv[1]), "checkpoint": sys.argv[2]}},
+    num_workers=2,
+    num_procs_per_worker=1,
+)
+"""
 
 
 def _runtime(name: str) -> dict[str, Any]:
@@ -92,3 +107,12 @@ def submitted(words: Sequence[str | Path], folder: Path) -> dict[str, Any]:
         assert ended.returncode == 0, ended.stderr
         (created,) = server.created
         return created
+
+
+def submitted_by_v1(folder: Path, steps: int, checkpoint: str) -> dict[str, Any]:
+    """The PyTorchJob of two pods that the SDK of the v1 Training Operator creates for the example's function."""
+    text = EXAMPLE.read_text()
+    function = text[text.index("def train(") : text.index("def create_job(")]
+    head = "def train(given):\n    steps, checkpoint = given['steps'], given['checkpoint']"
+    (folder / "submit.py").write_text(_V1.format(function=re.sub(r"def train\(.*", head, function, count=1)))
+    return submitted([folder / "submit.py", str(steps), checkpoint], folder)
