@@ -11,6 +11,7 @@ from tests.mpi.jobs import Life, MpiRun, loses, rank_1, unreached
 from tests.supervisor.fakes import Program, failure_of
 from trainer_launch.model import Verdict
 from trainer_launch.mpi.mpi_job import END_S, MAX_EARLY
+from trainer_launch.supervisor import outcome
 
 INT, TERM = int(signal.SIGINT), int(signal.SIGTERM)
 ENDS = Life(Program(ends_s=60.0))
@@ -47,7 +48,8 @@ def test_a_failed_rank_costs_one_restart_of_the_whole_jobs_budget(tmp_path: Path
     ended = job.run()
     assert job.starts == ["a b"] * 3
     failure = failure_of(ended)
-    assert (failure.exit_code, failure.rank, failure.host) == (9, 1, None)
+    assert (failure.exit_code, failure.rank) == (9, 1)
+    assert failure_of(outcome.placed(ended, None, "launcher")).host is None, "the launcher's pod is not accused"
     assert failure.message == "rank 1 ended with exit code 9", "mpirun's own words are no error of the rank"
     assert "the restart budget is used up (2 restarts)" in failure.evidence[-1]
 

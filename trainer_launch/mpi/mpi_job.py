@@ -449,6 +449,8 @@ class MpiJob(RunLoop):
         """Ranks failed by themselves: this costs the budget, unless a restart will not help."""
         end = mpirun_messages.first_failure(end)
         death, is_early = mpirun_messages.death_of(end, self._starts), lasted_s < timeouts.START_S
+        if death.rank is not None and death.host is None and self._running:
+            death = replace(death, host="")  # on one of these hosts, and not known to be this pod
         if death.message and death.reason in ("Misconfigured", "NotRunnable"):
             death = replace(death, message=self._program.explained(death.message, self._running))
         started = self._program.typed.program if is_early else ()
