@@ -165,10 +165,7 @@ _LATE_PATTERNS: tuple[tuple[str, _Take], ...] = (
     (rf"^ssh not successful for host {_HOST}:", _unreached),
     (r"Timed out waiting for .{1,300}", _unreached),
 )
-_ENDING_PATTERNS: tuple[tuple[str, _Take], ...] = (
-    (r"^Process (?P<rank>\d{1,6}) exit with status code (?P<code>\d{1,3})\.", _process_ended),
-    (r"^Process name: (?P<host>[^\s\[]{1,253})\[\d+\]\s*$", _failed_so),
-)
+_ENDING = (r"^Process (?P<rank>\d{1,6}) exit with status code (?P<code>\d{1,3})\.", _process_ended)
 
 
 def rank_and_text(line: str) -> tuple[int | None, str]:
@@ -182,7 +179,7 @@ def with_line_of_horovod(report: MpirunReport, line: str, *, is_elastic: bool) -
     rank, text = rank_and_text(line)
     if rank is not None:
         return _with_match(report, text, _SSH_PATTERNS)
-    return _with_match(report, text, _LATE_PATTERNS if is_elastic else (*_LATE_PATTERNS, *_ENDING_PATTERNS))
+    return _with_match(report, text, _LATE_PATTERNS if is_elastic else (*_LATE_PATTERNS, _ENDING))
 
 
 _TAG = re.compile(r"\s*(?:\[[^\]\s]{1,80}\](?:<std(?:err|out)>)?:? *)?")  # before a line, by mpirun or torch
