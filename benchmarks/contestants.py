@@ -20,24 +20,6 @@ SHELL = (
     "export RANK=$PET_NODE_RANK WORLD_SIZE=$PET_NNODES LOCAL_RANK=0 "
     'MASTER_ADDR=$PET_MASTER_ADDR MASTER_PORT=$PET_MASTER_PORT; exec "$0" "$@"'
 )
-# Without a plan of the user's own manager an agent gives up some time after a failure, and so do the
-# others, and the kubelet starts all pods again. A new start is a new machine to it, or it would be refused.
-LM_JOIN_S = 10
-LM_RESILIENCY = (
-    'mkdir -p -m 700 "/tmp/lm-$HOSTNAME"; cd "/tmp/lm-$HOSTNAME"; tr -d - </proc/sys/kernel/random/uuid >machine; '
-    'export LM_RESILIENCY_MACHINE_ID_PATH="$PWD/machine"; code=$1; shift; exec "$0" -c "$code" --nnodes 3:9 '
-    "--nproc-per-node 1 --rdzv-backend lm_resiliency --rdzv-endpoint job-worker-0:23456 --rdzv-id job --rdzv-conf "
-    f"store_type=tcp,lm_resiliency_join_timeout_ms={LM_JOIN_S}000,"
-    'lm_resiliency_restart_context_path="$PWD/context.json" "$@"'
-)
-# The entry point of 0.2.0 takes an argument, and torch calls it without one: so it is registered by hand.
-LM_TORCHRUN = """
-from lm_resiliency.integrations.torchrun import get_rendezvous_handler_creator
-from torch.distributed.elastic.rendezvous import rendezvous_handler_registry
-from torch.distributed.run import main
-rendezvous_handler_registry.register("lm_resiliency", get_rendezvous_handler_creator())
-main()
-"""
 NAMES = (
     "trainer-launch, fixed",
     "trainer-launch, elastic",
@@ -48,10 +30,9 @@ NAMES = (
     "torchrun, expert",
     "ft_launcher, elastic",
     "dlrover-run, elastic",
-    "accelerate, fixed",
     "shell, fixed",
 )
-SCHEDULED = (*NAMES[:2], *NAMES[6:9], "lm-resiliency")  # those that a schedule of faults is for
+SCHEDULED = (*NAMES[:2], *NAMES[6:9])  # those that a schedule of faults is for
 
 
 @contextlib.contextmanager
@@ -122,35 +103,21 @@ def here() -> tuple[list[Contestant], dict[str, str]]:
         TORCHRUN_EXPERT,
     ]
     before, absent = peers.those_here(dict.fromkeys(NAMES[2:4], _release))
-    others, missing = peers.those_here(dict(zip(NAMES[7:10], (_nvrx, _dlrover, _accelerate), strict=True)))
-    shell = Contestant(name=NAMES[10], contract=jobs.FIXED, words=("sh", "-c", SHELL, sys.executable))
+    others, missing = peers.those_here(dict(zip(NAMES[7:9], (_nvrx, _dlrover), strict=True)))
+    shell = Contestant(name=NAMES[9], contract=jobs.FIXED, words=("sh", "-c", SHELL, sys.executable))
     return [*ours(), *before, *torchrun, *others, shell], absent | missing
 
 
 def scheduled() -> tuple[list[Contestant], dict[str, str]]:
     """Those of `SCHEDULED` that are on this machine, in its order; and why the others are not."""
-    others, absent = peers.those_here(dict(zip(SCHEDULED[3:], (_nvrx, _dlrover, _lm_resiliency), strict=True)))
+    others, absent = peers.those_here(dict(zip(SCHEDULED[3:], (_nvrx, _dlrover), strict=True)))
     return [*ours(), TORCHRUN_EXPERT, *others], absent
-
-
-def _lm_resiliency(name: str) -> Contestant:
-    words = ("sh", "-c", LM_RESILIENCY, peers.python_of("lm-resiliency"), LM_TORCHRUN)
-    return Contestant(name=name, contract=jobs.ELASTIC, words=words, without=("PET_",))
 
 
 def _nvrx(name: str) -> Contestant:
     program = peers.program_of("nvrx", "ft_launcher")
     # Told 1:3, it begins with one node, and keeps the others as spares.
     return Contestant(name=name, contract=jobs.ELASTIC, words=(program,), more={"PET_NNODES": "3"})
-
-
-def _accelerate(name: str) -> Contestant:
-    program = peers.program_of("accelerate", "accelerate")
-    words = "launch --multi_gpu --num_machines 3 --num_processes 3 --mixed_precision no --dynamo_backend no"
-    # What a manifest writes with $(PET_NODE_RANK) and the like.
-    ranks = "--machine_rank $PET_NODE_RANK --main_process_ip $PET_MASTER_ADDR --main_process_port $PET_MASTER_PORT"
-    line = f'exec "$0" {words} --max_restarts 3 {ranks} "$@"'
-    return Contestant(name=name, contract=jobs.FIXED, words=("sh", "-c", line, program))
 
 
 def _dlrover(name: str) -> Contestant:

@@ -25,7 +25,7 @@ SIGNALS = 20
 IDLE_S = 3.0
 SETTLE_S = 0.5
 LIMIT_S = 60.0
-ROWS = {"memory (PSS)": "MB", "memory (RSS)": "MB", "wake-ups": "/s", "CPU while idle": "ms/s", "a signal": "ms"}
+ROWS = {"memory (PSS)": "MB", "wake-ups": "/s", "CPU while idle": "ms/s", "a signal": "ms"}
 # Says when each SIGUSR1 came; blocked before the first line, so that none is lost.
 PROGRAM = """
 import os, signal, sys, time
@@ -93,10 +93,10 @@ def once(init: Init) -> Mapping[str, float | Reading]:
             cpu = trees.cpu_s(beside)
             woken = trees.wakeups(beside, IDLE_S)
             used = (trees.cpu_s(beside) - cpu) / IDLE_S * 1000
-            memory = trees.pss_mb(beside), sum(one.memory_info().rss for one in beside) / 1e6
+            memory = trees.pss_mb(beside)
             send = init.sender(folder, first)
             took = [_signalled(send, heard) * 1000 for _ in range(SIGNALS)]
-        values = (*memory, woken, used, Reading(statistics.median(took), init.note))
+        values = (memory, woken, used, Reading(statistics.median(took), init.note))
         return dict(zip(ROWS, values, strict=True))
 
 
@@ -128,7 +128,7 @@ INITS = (
     Init(
         "trainer-launch", _before(*LAUNCHER, "run", "--log-level", "warning", "--engine", "plain", "--"), _by_signal
     ),
-    *(Init(name, _before(name, "--"), _by_signal, package=name) for name in ("tini", "dumb-init", "catatonit")),
+    *(Init(name, _before(name, "--"), _by_signal, package=name) for name in ("tini", "dumb-init")),
     Init("s6", _s6, _by_s6, "by `s6-svc -1`, as it forwards none", package="s6"),
     Init("no init", _before("sh", "-c", '"$@"; exit $?', "sh"), _to_program, "sent to the program itself"),
 )
@@ -159,7 +159,6 @@ SECTION = Section(
     title="PID 1 while idle",
     about="PID 1 of its own process namespace, with one program that waits for a signal.",
     loses_because="The other inits are small C programs; a Python interpreter needs 10 MB before it does anything.",
-    is_on_page=False,
     beside=("trainer-launch", "tini", "dumb-init", "s6", "no init"),
     shows=("memory (PSS)", "wake-ups", "a signal"),
     open=opened,

@@ -6,7 +6,6 @@ import concurrent.futures
 import contextlib
 import functools
 import math
-import re
 import statistics
 import time
 from collections.abc import Iterator, Mapping, Sequence
@@ -77,7 +76,7 @@ def figures(said: Mapping[Situation, Told]) -> dict[str, Reading | str]:
         if values := [value for value in taken if value is not None]:
             note = f"90 % within {percentile(values, 0.9):.3g} s, {len(values)} situations"
             rows[row] = Reading(statistics.median(values), note)
-    return rows | {one.text: "; ".join(wrong[one]) if wrong[one] else Reading(1, _note(one)) for one in said}
+    return rows | {one.text: "; ".join(wrong[one]) if wrong[one] else Reading(1) for one in said}
 
 
 def precision_and_recall(said: Mapping[Situation, Told]) -> tuple[tuple[int, int], tuple[int, int]]:
@@ -101,26 +100,6 @@ def percentile(values: Sequence[float], part: float) -> float:
     return sorted(values)[math.ceil(part * len(values)) - 1]
 
 
-def _note(one: Situation) -> str:
-    """For the table: seconds as N s, lines as N."""
-    words = {"S": "N s", "L": "incident_job.py:N", "R": "0"}
-    sentence = re.sub(r"\{([A-Z]+)\}", lambda part: words.get(part[1], "…"), one.sentence or "nobody is named")
-    helps = {True: "may help", False: "will not help", None: "unknown"}
-    parts = [
-        _any(one.reason),
-        *([] if one.rank is None else [f"rank {_any(one.rank)}"]),
-        f"exit code {_any(one.exit_code)}",
-        f"restart: {_any(one.retryable, helps)}: {sentence}",
-    ]
-    return ", ".join(parts).replace("|", "/")
-
-
-def _any(right: object, words: Mapping[bool | None, str] | None = None) -> str:
-    """One right answer, or all of them."""
-    answers = right if isinstance(right, tuple) else (right,)
-    return " or ".join(str((words or {}).get(answer, answer)) for answer in answers) or "any"
-
-
 @contextlib.contextmanager
 def opened() -> Iterator[Setup]:
     """One run has all situations."""
@@ -142,6 +121,5 @@ SECTION = Section(
     open=opened,
     versions=lambda: {name: version_here(name) for name in ("trainer-launch", "torch")},
     whos=(WHO,),
-    more_is_better=True,
     repeats=1,
 )

@@ -76,9 +76,7 @@ class Section:
     shows: tuple[str, ...] = ()  # the rows of the page, if fewer; the raw data has them all
     pictured: tuple[str, ...] = ()  # the rows of its picture
     loses_because: str = ""  # where this project loses: the measured cause
-    is_on_page: bool = True  # with a table; without, only its line under Conclusions
     missing: Callable[[], str | None] = lambda: None  # why it cannot be measured here at all
-    more_is_better: bool = False
     repeats: int | None = None  # where another number is right than what was asked for
     versions: Callable[[], Mapping[str, str]]
     is_by_default: bool = True

@@ -1,18 +1,16 @@
-"""An MPI job's start, wait and loss of a host, beside bare mpirun and horovodrun with the same keys and sshd."""
+"""An MPI job's start and its loss of a host, beside bare mpirun and horovodrun with the same keys and sshd."""
 
 from __future__ import annotations
 
 import contextlib
 import functools
 import os
-import random
 import shutil
 import subprocess
 import sys
 import tempfile
-import threading
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 from benchmarks import peers
@@ -26,12 +24,10 @@ from trainer_launch.model import Job
 from trainer_launch.mpi import ssh_client
 
 HOSTS = 8
-LATE_WITHIN_S = 10.0
 LIMIT_S = 90.0
 OURS, BARE = WHOS = ("trainer-launch", "bare")
 START = f"on {HOSTS} hosts, all sshd up: from the start to the first line"
 MPIRUN, HOROVODRUN = f"mpirun {START}", f"horovodrun {START}"
-LATE = f"mpirun, {HOSTS} sshd come up within {LATE_WITHIN_S:g} s: from the last banner to the first line"
 LOSS = f"mpirun, one of {HOSTS} hosts is killed: to the others' next step"
 # Runs on the launcher's host beside what is measured; monotonic time is the same on all of them.
 ALL_UP = """
@@ -109,9 +105,6 @@ def _horovod(
     }
 
 
-# -- hosts that come late, hosts that go ------------------------------------------------------
-
-
 def up(job: mpi.Job) -> subprocess.Popen[str]:
     """Something that ends when every worker's sshd has answered, and says when that was."""
     addresses = [host.address for host in job.workers]
@@ -122,25 +115,6 @@ def up(job: mpi.Job) -> subprocess.Popen[str]:
 def at_s(watcher: subprocess.Popen[str]) -> float:
     """When it was; waits for it."""
     return float(watcher.communicate(timeout=LIMIT_S)[0])
-
-
-def late(job: mpi.Job) -> Mapping[str, float]:
-    """sshd come up in random order; from the last one's first answer to the first line."""
-    run = job.launch("mpirun", "echo", "first", options=("--log-level", "error"))
-    watcher = up(job)
-    begun = [
-        threading.Timer(random.uniform(0, LATE_WITHIN_S), job.start_workers, (host.name,)) for host in job.workers
-    ]
-    for timer in begun:
-        timer.start()
-    try:
-        run.read_until("first")
-        now_s = time.monotonic()
-    finally:
-        for timer in begun:
-            timer.join()
-    run.end()
-    return {LATE: now_s - at_s(watcher)}
 
 
 def loss(job: mpi.Job) -> Mapping[str, float]:
@@ -168,7 +142,7 @@ def loss(job: mpi.Job) -> Mapping[str, float]:
 
 @contextlib.contextmanager
 def opened() -> Iterator[Setup]:
-    """Hosts whose sshd stay up, and hosts whose sshd come and go."""
+    """Hosts whose sshd stay up, and hosts of which one is killed."""
     with tempfile.TemporaryDirectory() as one, tempfile.TemporaryDirectory() as two, contextlib.ExitStack() as undo:
         steady, changing = (undo.enter_context(mpi.job(Path(name), HOSTS)) for name in (one, two))
         has_horovod = _has_horovod()
@@ -180,12 +154,7 @@ def opened() -> Iterator[Setup]:
             Case(who, {row: "s"}, functools.partial(first_line, steady, row, *line), LIMIT_S, 3.0)
             for (row, who), line in lines.items()
         ]
-        faults: list[tuple[str, Callable[[mpi.Job], Mapping[str, float]], float]]
-        faults = [(LATE, late, LATE_WITHIN_S + 4), (LOSS, loss, 10.0)]
-        cases += [
-            Case(OURS, {row: "s"}, functools.partial(what, changing), LIMIT_S, about_s)
-            for row, what, about_s in faults
-        ]
+        cases.append(Case(OURS, {LOSS: "s"}, functools.partial(loss, changing), LIMIT_S, 10.0))
         why = "Horovod cannot be built here: make horovod says why"
         yield Setup(cases, {} if has_horovod else {"horovodrun": why})
 
@@ -204,7 +173,6 @@ SECTION = Section(
         "Before mpirun starts, the launcher starts itself and checks each host's port, host key and login; "
         "bare mpirun does not wait for hosts and ends when a host is lost."
     ),
-    is_on_page=False,
     open=opened,
     versions=lambda: {
         "trainer-launch": version_here("trainer-launch"),
@@ -212,6 +180,7 @@ SECTION = Section(
         "OpenSSH": peers.version_of_debian("openssh-server"),
         "Horovod": peers.horovod_version(),
     },
+    shows=(MPIRUN, HOROVODRUN, LOSS),
     whos=WHOS,
     missing=missing,
 )

@@ -97,9 +97,7 @@ SECTION = Section(
     title="Output",
     about=f"{MEGABYTES} MB of lines of {len(LINE)} bytes, written by 1, 4 and 8 workers, each line with its label.",
     loses_because="`cat` copies blocks unchanged; the launcher labels each line.",
-    is_on_page=False,
     open=opened,
     versions=lambda: {name: version_here(name) for name in ("trainer-launch", "torch")},
     whos=WHOS,
-    more_is_better=True,
 )

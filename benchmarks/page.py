@@ -45,12 +45,7 @@ HEAD = """\
 # Results
 
 `make bench` writes this page from the [raw data](results), which has more rows, more peers and every single run.
-Contestants run in turn (A B C A B C …) on one machine; a cell is the median. Memory is PSS.
-
-## Conclusions
-
-In how many rows of the raw data this project is clearly better or worse (1.1 times) than the best other launcher,
-and worse than a job without a launcher."""
+Contestants run in turn (A B C A B C …) on one machine; a cell is the median. Memory is PSS."""
 
 
 def write(folder: Path = FOLDER, page: Path = PAGE) -> None:
@@ -64,14 +59,13 @@ def write(folder: Path = FOLDER, page: Path = PAGE) -> None:
     faults = [measured[name] for name in survival.NAMES if name in measured]
     parts = ["## A fault in an elastic job", survival.ABOUT, *_survival(faults, folder, page, machines)]
     for section in SECTIONS:
-        if not section.is_on_page or section.name in survival.NAMES:
+        if section.name in survival.NAMES:
             continue
         parts += [f"## {section.title}", section.about]
         if section.name in measured:
             parts += _section(section, measured[section.name], folder, page, machines)
         else:
             parts += [f"Not measured yet: {section.missing() or 'nobody ran it'}."]
-    conclusions = tables.markdown([["section", "wins", "draws", "loses", "loses to none"], *_conclusions(measured)])
     causes = [
         f"- {section.title}: {section.loses_because}"
         for section in SECTIONS
@@ -79,24 +73,8 @@ def write(folder: Path = FOLDER, page: Path = PAGE) -> None:
     ]
     where = [f"{number}. {text}" for number, text in enumerate(machines, 1)]
     below = ["## Machines and versions", "\n".join(where), tables.versions(measured.values())] if where else []
-    text = "\n\n".join(
-        [HEAD, conclusions, *(["Why it loses:\n\n" + "\n".join(causes)] if causes else []), *parts, *below]
-    )
+    text = "\n\n".join([HEAD, *(["Why it loses:\n\n" + "\n".join(causes)] if causes else []), *parts, *below])
     page.write_text(f"{text}\n", encoding="utf-8")
-
-
-def _conclusions(measured: dict[str, Results]) -> list[list[str]]:
-    """One line for all faults, one for each other section that has a peer."""
-    factors: dict[str, tuple[dict[str, float], dict[str, float]]] = {}
-    for section in SECTIONS:
-        if results := measured.get(section.name):
-            is_fault = section.name in survival.NAMES
-            rows = survival.rows(results) if is_fault else tables.rows_of(results)
-            of_section = factors.setdefault("Faults" if is_fault else section.title, ({}, {}))
-            for without, those in enumerate(of_section):
-                more = section.more_is_better
-                those.update(tables.factors(results, rows, more_is_better=more, without=bool(without)))
-    return [tables.conclusion(title, *both) for title, both in factors.items() if any(both)]
 
 
 def _section(section: Section, results: Results, folder: Path, page: Path, machines: list[str]) -> list[str]:

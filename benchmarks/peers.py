@@ -82,7 +82,6 @@ class Launcher:
     env: Mapping[str, str]
     about_s: float  # what it takes to the program's first line here
     beside: Callable[[], contextlib.AbstractContextManager[Mapping[str, str]]] = contextlib.nullcontext  # type: ignore[assignment]
-    least: int = 1  # workers, below which it is another program
 
 
 @functools.cache
@@ -129,9 +128,7 @@ def launchers() -> tuple[list[Launcher], dict[str, str]]:
     def torchrun(n: int) -> tuple[str, ...]:
         return (*_TORCHRUN, f"--nproc-per-node={n}")
 
-    others, absent = those_here(
-        {RELEASE: _release, "ft_launcher": _nvrx, "dlrover-run": _dlrover, "accelerate launch": _accelerate}
-    )
+    others, absent = those_here({RELEASE: _release, "ft_launcher": _nvrx, "dlrover-run": _dlrover})
     known = [
         Launcher("torchrun", torchrun, {}, 2.5),
         Launcher("torchrun, shared store off", torchrun, SHARED_OFF, 2.5),
@@ -178,16 +175,6 @@ def _nvrx(who: str) -> Launcher:
     program = program_of("nvrx", "ft_launcher")
     return Launcher(
         who, lambda n: (program, "--standalone", "--max-restarts", "3", f"--nproc-per-node={n}"), {}, 5.0
-    )
-
-
-def _accelerate(who: str) -> Launcher:
-    """One worker alone has neither ranks nor restarts there; torch elastic begins with two."""
-    every = ("--num_machines", "1", "--mixed_precision", "no", "--dynamo_backend", "no")
-    words = (program_of("accelerate", "accelerate"), "launch", *every)
-    many = ("--multi_gpu", "--max_restarts", "3", "--num_processes")
-    return Launcher(
-        who, lambda n: (*words, *(many if n > 1 else ("--cpu", "--num_processes")), str(n)), {}, 5.0, least=2
     )
 
 
@@ -280,9 +267,7 @@ def versions_of_launchers() -> dict[str, str]:
     }
     with contextlib.suppress(Absent):
         found[f"trainer-launch {RELEASE}"] = _release_commit()
-    return found | versions_of_peers(
-        {"nvrx": "nvidia-resiliency-ext", "dlrover": "dlrover", "accelerate": "accelerate"}
-    )
+    return found | versions_of_peers({"nvrx": "nvidia-resiliency-ext", "dlrover": "dlrover"})
 
 
 def versions_of_peers(packages: Mapping[str, str]) -> dict[str, str]:

@@ -5,33 +5,27 @@ from __future__ import annotations
 import contextlib
 import functools
 import multiprocessing
-import os
 import resource
 import selectors
 import socket
-import subprocess
 import sys
-import tempfile
 import time
 from collections.abc import Iterator, Mapping
 from multiprocessing.connection import Connection
 
-from benchmarks.measuring import Case, Failed, Section, Setup, floats_of
+from benchmarks.measuring import Case, Section, Setup, floats_of
 from benchmarks.peers import version_here
-from trainer_launch.host import network
 from trainer_launch.membership.protocol import Challenge
 from trainer_launch.model import Endpoint, Seats
 from trainer_launch.model.findings import Finding, Status
 from trainer_launch.preflight.cluster import preflight_messages as msg
 from trainer_launch.preflight.cluster.cluster_preflight import PreflightServer
 from trainer_launch.preflight.cluster.present_nodes import ClusterSettings, Names
-from trainer_launch.rehearsal.controllers.local_jobs import address_of, own_environment
 
 JOB = "benchmark"
 LATEST_S = 120.0
 SIZES = (2, 8, 64, 512, 4096)
-REAL = (2, 8)  # two have a core each here, as pods of their own would
-WHOS = ("quick", "standard")
+WHO = "standard"  # the level
 SIMULATED = {"to the verdict": "s", "CPU of node 0": "s", "memory of node 0": "MB"}
 FACTS = {f"env NCCL_BENCHMARK_{number}": "x" * 40 for number in range(60)}  # about 4 KB, as a real node has
 
@@ -139,8 +133,8 @@ def simulate(n_nodes: int) -> tuple[float, float, float]:
     return ended_s - began_s, cpu_s, megabytes
 
 
-def simulated(n_nodes: int, level: str) -> Mapping[str, float]:
-    values = floats_of("benchmarks.preflight", str(n_nodes), level, within_s=LATEST_S)
+def simulated(n_nodes: int) -> Mapping[str, float]:
+    values = floats_of("benchmarks.preflight", str(n_nodes), within_s=LATEST_S)
     return dict(zip(rows(n_nodes), values, strict=True))
 
 
@@ -149,70 +143,20 @@ def rows(n_nodes: int) -> dict[str, str]:
     return {f"{n_nodes:,} nodes: {row}": unit for row, unit in SIMULATED.items()}
 
 
-def rehearsed(n_nodes: int, level: str, row: str, *more: str) -> Mapping[str, float]:
-    """Real processes, all started at once."""
-    options = ("--level", level, "--policy", "own-name=off,gloo-socket-ifname=off,cpu=off", *more)
-    argv = (sys.executable, "-m", "trainer_launch", "preflight", *options)
-    shared = {
-        **own_environment(os.environ),
-        "PET_NNODES": str(n_nodes),
-        "PET_NPROC_PER_NODE": "1",
-        "PET_MASTER_ADDR": address_of(0),
-        "PET_MASTER_PORT": str(network.free_port()),
-        "GLOO_SOCKET_IFNAME": "lo",
-    }
-    with tempfile.TemporaryDirectory() as folder:
-        began_s = time.monotonic()
-        started = []
-        for rank in map(str, range(n_nodes)):
-            own = {"PET_NODE_RANK": rank, "JOB_COMPLETION_INDEX": rank, "HOSTNAME": f"local-node-0-{rank}"}
-            words = (*argv, "--report", os.path.join(folder, f"{rank}.json"))
-            started.append(
-                subprocess.Popen(
-                    words, env={**shared, **own}, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, cwd=folder
-                )
-            )
-        try:
-            codes = [process.wait() for process in started]
-        finally:  # also where they are too late
-            for process in started:
-                process.kill()
-    if any(codes):
-        raise Failed(f"exit codes {sorted(set(codes))}")
-    return {row: time.monotonic() - began_s}
-
-
-_REAL = {n: f"{n} real nodes: from the first start to the last end" for n in REAL}
-
-
 @contextlib.contextmanager
 def opened() -> Iterator[Setup]:
-    """Each level for each number of nodes."""
-    cases = [
-        Case(level, rows(n), functools.partial(simulated, n, level), LATEST_S, 0.6 + n / 1200)
-        for n in SIZES
-        for level in WHOS[1:]
-    ]
-    cases += [
-        Case(level, {row: "s"}, functools.partial(rehearsed, n, level, row), LATEST_S, 4.0)
-        for n, row in _REAL.items()
-        for level in WHOS
-    ]
-    yield Setup(cases)
+    """Each number of nodes."""
+    yield Setup([Case(WHO, rows(n), functools.partial(simulated, n), LATEST_S, 0.6 + n / 1200) for n in SIZES])
 
 
 SECTION = Section(
     name="preflight",
     title="Cluster preflight",
-    about="Simulated nodes on real sockets until the last verdict; then 8 real nodes that share two cores.",
-    is_on_page=False,
-    shows=(
-        *("4,096 nodes: to the verdict", "4,096 nodes: memory of node 0"),
-        "8 real nodes: from the first start to the last end",
-    ),
+    about="Simulated nodes on real sockets until the last verdict.",
+    shows=("4,096 nodes: to the verdict", "4,096 nodes: memory of node 0"),
     open=opened,
-    versions=lambda: {name: version_here(name) for name in ("trainer-launch", "torch")},
-    whos=WHOS,
+    versions=lambda: {"trainer-launch": version_here("trainer-launch")},
+    whos=(WHO,),
 )
 
 

@@ -17,12 +17,6 @@ LIMIT_S = 600.0
 SIZES = (8, 64)
 FOUND, NAMED, OTHERS = "faults found", "faults named with their machine", "faults for which others failed, too"
 LEFT, QUIET = "healthy fleets left alone", "healthy fleets without a warning"
-KINDS = tuple(dict.fromkeys(fault.kind for fault in FAULTS))
-
-
-def of_kind(kind: str) -> str:
-    """The row of a kind."""
-    return f"{kind}: found and named"
 
 
 def healthy(text: str, nodes: int) -> str:
@@ -53,25 +47,16 @@ def figures(
         LEFT: Reading(sum(not failed for failed, _ in fleets.values()), f"of {len(fleets)}"),
         QUIET: Reading(sum(not (failed or warned) for failed, warned in fleets.values()), f"of {len(fleets)}"),
     }
-    for kind in KINDS:
-        its = [found[fault.text] for fault in FAULTS if fault.kind == kind and fault.text in found]
-        rows[of_kind(kind)] = Reading(sum(result.is_right for result in its), _missed(kind, found, len(its)))
     rows |= {text: Reading(1, str(result)) if result.is_right else str(result) for text, result in found.items()}
     for text, (failed, warned) in fleets.items():
         rows[text] = f"ACCUSED: {failed[0][:150]}" if failed else Reading(1, "; ".join(warned)[:150])
     return rows
 
 
-def _missed(kind: str, found: Mapping[str, Found], count: int) -> str:
-    its = {fault.text: found[fault.text] for fault in FAULTS if fault.kind == kind and fault.text in found}
-    wrong = [f"{text}: {result}" for text, result in its.items() if not result.is_right]
-    return f"of {count}" + (f" ({'; '.join(wrong)})" if wrong else "")
-
-
 @contextlib.contextmanager
 def opened() -> Iterator[Setup]:
     """All of it, once."""
-    rows = (FOUND, NAMED, OTHERS, LEFT, QUIET, *map(of_kind, KINDS), *(fault.text for fault in FAULTS))
+    rows = (FOUND, NAMED, OTHERS, LEFT, QUIET, *(fault.text for fault in FAULTS))
     rows += tuple(healthy(fleet.text, nodes) for fleet in HEALTHY_FLEETS for nodes in SIZES)
     yield Setup([Case(WHO, dict.fromkeys(rows, ""), functools.partial(once), LIMIT_S, 180.0)])
 
@@ -88,6 +73,5 @@ SECTION = Section(
     open=opened,
     versions=lambda: {"trainer-launch": version_here("trainer-launch")},
     whos=(WHO,),
-    more_is_better=True,
     repeats=1,
 )

@@ -93,7 +93,7 @@ def versions() -> dict[str, str]:
     found = {name: version_here(name) for name in ("trainer-launch", "torch")} | {
         "Python": platform.python_version()
     }
-    packages = {"nvrx": "nvidia-resiliency-ext", "dlrover": "dlrover", "lm-resiliency": "lm-resiliency"}
+    packages = {"nvrx": "nvidia-resiliency-ext", "dlrover": "dlrover"}
     return found | versions_of_peers(packages)
 
 
@@ -111,7 +111,6 @@ SECTION = Section(
         "torchrun, expert",
         "ft_launcher, elastic",
         "dlrover-run, elastic",
-        "lm-resiliency",
     ),
     open=opened,
     versions=versions,

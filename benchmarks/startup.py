@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import functools
-import subprocess
 import sys
 import time
 from collections.abc import Iterator, Mapping
@@ -38,15 +37,6 @@ ROWS = {
     "wake-ups beside the program": "/s",
     "from the program's end to the launcher's": "s",
 }
-EXPLAIN = "`explain --json`, from its start to its end"
-
-
-def explained() -> Mapping[str, float]:
-    """What a script waits that asks what would run."""
-    began_s = time.monotonic()
-    argv = (*LAUNCHER, "explain", "--json", "--", sys.executable, "-c", "pass")
-    subprocess.run(argv, stdout=subprocess.DEVNULL, timeout=LIMIT_S, check=True)
-    return {EXPLAIN: time.monotonic() - began_s}
 
 
 def once(launcher: Launcher) -> Mapping[str, float]:
@@ -77,7 +67,6 @@ def opened() -> Iterator[Setup]:
         Case(one.who, ROWS, functools.partial(once, one), LIMIT_S * 2, one.about_s + SETTLE_S + IDLE_S + 2)
         for one in programs
     ]
-    cases.append(Case(found[0].who, {EXPLAIN: "s"}, explained, LIMIT_S, 0.5))
     yield Setup(cases, absent)
 
 
@@ -93,6 +82,6 @@ SECTION = Section(
     versions=versions_of_launchers,
     whos=(
         *("trainer-launch", "trainer-launch, plain", RELEASE, "torchrun", "ft_launcher", "dlrover-run"),
-        *("accelerate launch", "shell"),
+        "shell",
     ),
 )

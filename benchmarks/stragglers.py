@@ -146,6 +146,5 @@ SECTION = Section(
     open=opened,
     versions=lambda: {name: version_here(name) for name in ("trainer-launch", "torch")},
     whos=(WHO,),
-    more_is_better=True,
     repeats=1,
 )

@@ -22,7 +22,6 @@ BEGIN_S = 120.0  # for the start, on a busy machine
 WATCH_S = 75.0
 RUN_S = 12.0  # a start, a fault and an end on a quiet machine
 BEYOND, FEWER = "beyond the pod's absence", "with fewer"
-SAVES = ", script saves"
 ABOUT = f"""\
 Three pods of an elastic PyTorchJob with their own network, processes and files. Each has one gloo worker that saves
 a checkpoint at each step. A kubelet restarts a failed pod after 3 s. A cell has the seconds from the fault to the
@@ -51,8 +50,6 @@ class Row:
     before: int = 3  # workers that train before the fault, and after it
     after: int = 3
     is_elastic: bool = False
-    saves: bool = False  # whether the script saves on SIGTERM and exits with 0
-    spares: int = 0  # pods beside those that train before the fault
 
     def is_met(self, whole_s: float, beyond_s: float | None, starts: str) -> bool:
         """Whether one run did what is asked."""
@@ -61,14 +58,12 @@ class Row:
         return in_time and starts == self.starts
 
 
-def _stays(node: int, *, saves: bool = False) -> Row:
-    text = f"worker of node {node} killed" + SAVES * saves
-    return Row(text=text, fault=jobs.kill_worker(node), starts="1/1/1", limit_s=1.5, saves=saves)
+def _stays(node: int) -> Row:
+    return Row(text=f"worker of node {node} killed", fault=jobs.kill_worker(node), starts="1/1/1", limit_s=1.5)
 
 
-def _away(node: int, text: str, fault: jobs.Fault, *, saves: bool = False) -> Row:
-    starts = ("2/1/1", "1/2/1")[node]
-    return Row(text=text + SAVES * saves, fault=fault, starts=starts, limit_s=2.0, away=node, saves=saves)
+def _away(node: int, text: str, fault: jobs.Fault) -> Row:
+    return Row(text=text, fault=fault, starts=("2/1/1", "1/2/1")[node], limit_s=2.0, away=node)
 
 
 def _elastic(text: str, fault: jobs.Fault, limit_s: float, before: int = 3, after: int = 2) -> Row:
@@ -87,20 +82,6 @@ ROWS = {
     "lost-1": _elastic("node 1 lost for good", jobs.lose_pod(1), 4.0),
     "lost-0": _elastic("node 0 lost for good", jobs.lose_pod(0), 10.0),
     "late": _elastic("one pod joins late", jobs.start_late, 3.0, before=2, after=3),
-    "spare-1": Row(
-        text="node 1 lost for good, with a spare",
-        fault=jobs.lose_pod(1),
-        starts="1/1/1",
-        limit_s=2.0,
-        before=2,
-        after=2,
-        spares=1,
-    ),
-    "saving-worker-1": _stays(1, saves=True),
-    "saving-pod-1": _away(1, "pod of node 1 killed", jobs.kill_pod(1), saves=True),
-    "saving-pod-0": _away(0, "pod of node 0 killed", jobs.kill_pod(0), saves=True),
-    "saving-term-1": _away(1, "pod of node 1 gets SIGTERM", jobs.stop_pod(1), saves=True),
-    "saving-term-0": _away(0, "pod of node 0 gets SIGTERM", jobs.stop_pod(0), saves=True),
     "hang": Row(text="a worker is stopped", fault=jobs.hang_worker(1), starts="1/1/1", limit_s=None),
 }
 
@@ -111,13 +92,7 @@ def once(who: Contestant, row: Row) -> Mapping[str, Reading | str]:
         script = jobs.training(Path(folder))
         argv = (*trees.private(), *who.argv(script, is_hang=row.limit_s is None))
         names = (*who.contract.names, *who.helpers)
-        more = {"TRAINER_LAUNCH_SPARES": str(row.spares)} if row.spares else {}
-        env = jobs.saving(who.env) if row.saves else who.env
-        pods = row.before + row.spares
-        with (
-            pods_of(names, argv, lambda node: env(node) | more, Path(folder), at_first=pods) as job,
-            who.beside(job),
-        ):
+        with pods_of(names, argv, who.env, Path(folder), at_first=row.before) as job, who.beside(job):
             wait_for(lambda: jobs.is_steady(job.folder, row.before), "all to train at first", BEGIN_S, 0.05)
             return _watched(job, row)
 
@@ -151,7 +126,7 @@ def _starts(job: Job) -> str:
 
 @contextlib.contextmanager
 def opened(row: Row) -> Iterator[Setup]:
-    """All that can meet this fault: only elastic jobs shrink and grow, only ours have spares."""
+    """All that can meet this fault: only elastic jobs shrink and grow."""
     found, absent = contestants.here()
     cases = [
         Case(
@@ -163,7 +138,7 @@ def opened(row: Row) -> Iterator[Setup]:
             {BEYOND: "s", FEWER: "s"},
         )
         for who in found
-        if (who.is_elastic or not row.is_elastic) and (not row.spares or who.name == contestants.NAMES[0])
+        if who.is_elastic or not row.is_elastic
     ]
     yield Setup(cases, absent)
 

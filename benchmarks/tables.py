@@ -1,17 +1,13 @@
-"""Raw data as text: medians with their spread, tables, and by how much this project wins or loses. Pure."""
+"""Raw data as text: medians with their spread, and tables. Pure."""
 
 from __future__ import annotations
 
-import math
 import statistics
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
 
-from benchmarks.peers import RELEASE
 from benchmarks.results import Figure, Results
 
 OURS = "trainer-launch"
-WITHOUT = frozenset(("shell", "bare", "no init", "cat"))  # what a job has without any launcher
-CLEARLY = 1.1  # worse by so much is a loss; less is noise
 
 
 def number(value: float) -> str:
@@ -100,67 +96,6 @@ def middle(figure: Figure) -> float | None:
 
 def rows_of(results: Results) -> list[str]:
     return list(dict.fromkeys(figure.row for figure in results.figures))
-
-
-def _medians(results: Results, row: str) -> dict[str, float]:
-    figures = [figure for figure in results.figures if figure.row == row and figure.values]
-    return {figure.who: statistics.median(figure.values) for figure in figures}
-
-
-def _factor(ours: float, theirs: float, more_is_better: bool) -> float:
-    """How many times better this project is; below 1: worse."""
-    better, worse = (ours, theirs) if more_is_better else (theirs, ours)
-    if better == worse:
-        return 1.0
-    return better / worse if worse else math.inf
-
-
-def _loses(factor: float) -> bool:
-    return factor * CLEARLY < 1
-
-
-def factors(
-    results: Results, rows: Iterable[str], *, more_is_better: bool, without: bool = False
-) -> dict[str, float]:
-    """How many times better this project's first form is than the best of the others, for each row that has some.
-
-    The others are launchers, or, with `without`, what a job has without one. This project's last release is
-    neither. Who failed all its runs is worse by any factor.
-    """
-    found: dict[str, float] = {}
-    for row in rows:
-        medians = _medians(results, row)
-        tried = {figure.who for figure in results.figures if figure.row == row} - {RELEASE}
-        others = [who for who in tried if not who.startswith(OURS) and (who in WITHOUT) == without]
-        mine = next((value for who, value in medians.items() if who.startswith(OURS)), None)
-        if mine is not None and others:
-            theirs = [_factor(mine, medians[who], more_is_better) for who in others if who in medians]
-            found[row] = min(theirs, default=math.inf)
-    return found
-
-
-def conclusion(title: str, launchers: Mapping[str, float], without: Mapping[str, float]) -> list[str]:
-    """A section's line of the first table: the rows that this project wins, draws and loses, and by how much."""
-    wins = {row: factor for row, factor in launchers.items() if factor > CLEARLY}
-    draws = len(launchers) - len(wins) - len(_losses(launchers))
-    return [title, _times(wins), str(draws or "-"), _times(_losses(launchers)), _times(_losses(without))]
-
-
-def _losses(factors: Mapping[str, float]) -> dict[str, float]:
-    return {row: 1 / factor if factor else math.inf for row, factor in factors.items() if _loses(factor)}
-
-
-def _times(factors: Mapping[str, float]) -> str:
-    if not factors:
-        return "-"
-    most = max(factors, key=lambda row: factors[row])
-    least = f"{_as_number(min(factors.values()))} to " if len(factors) > 1 else ""
-    highest = "any factor" if math.isinf(factors[most]) else f"{_as_number(factors[most])} times"
-    return f"{len(factors)}: {least}{highest}"
-
-
-def _as_number(factor: float) -> str:
-    return "any" if math.isinf(factor) else f"{factor:.2g}" if factor < 10 else f"{factor:,.0f}"
 
 
 def quiet_limit(machine: str) -> float:

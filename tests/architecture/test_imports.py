@@ -24,14 +24,6 @@ from tests.architecture.package import (
     tree_of,
 )
 
-BASE = {
-    "model/__init__.py": {"addresses", "signal_policy"},
-    "model/signal_policy.py": {"errors"},
-    "model/exit_codes.py": set(),
-    "model/errors.py": {"exit_codes"},
-    "model/findings.py": {"exit_codes"},
-    "model/units.py": set(),
-}
 PURE_FOLDERS = ("contracts/",)
 SAYS_PURE = re.compile(r"\b(Pure|No effects|Values only)\b|, purely|as a pure")
 FIRST_WORDS = re.compile(r'r?"""(.*?)(?:"""|\n\n)', re.DOTALL)  # of a module's docstring
@@ -91,13 +83,6 @@ def files_imported_by(path: Path) -> set[str]:
             names = {f"{node.module}.{alias.name}" for alias in node.names}
             found |= names & modules or {node.module}
     return found
-
-
-def test_the_base_imports_nothing_but_itself() -> None:
-    for path in FILES:
-        if name_of(path) in BASE:
-            ours = {name.removeprefix(f"{OURS}.model.") for name in imports_of(path) if name.startswith(OURS)}
-            assert {name.split(".")[0] for name in ours - {f"{OURS}.model"}} <= BASE[name_of(path)], path
 
 
 @pytest.mark.parametrize("folder", PLUGIN_FOLDERS)

@@ -29,11 +29,6 @@ def python(*args: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run([sys.executable, *args], text=True, capture_output=True, timeout=30, check=True)
 
 
-def test_importing_the_way_to_run_loads_nothing_heavy() -> None:
-    code = "import sys, trainer_launch.cli, trainer_launch.commands.run; print(*sys.modules)"
-    assert HEAVY.isdisjoint(python("-c", code).stdout.split())
-
-
 def loaded_by_run(*words: str) -> set[str]:
     """What PID 1 loads for `run` with these words, from its start to its end."""
     argv = ("-X", "importtime", "-m", "trainer_launch", "run", *words)
@@ -106,16 +101,3 @@ def write_if_asked(section: str, modules: set[str]) -> None:
         sections = {name: listed(name) for name in SECTIONS} | {section: modules}
         blocks = ["\n".join((f"[{name}]", *sorted(names))) + "\n" for name, names in sections.items()]
         LISTED.write_text("\n".join(blocks), encoding="utf-8")
-
-
-def test_a_torch_job_loads_nothing_of_what_others_need() -> None:
-    code = (
-        "import sys, trainer_launch.cli, trainer_launch.commands.run, trainer_launch.commands.options\n"
-        "import trainer_launch.pytorch.node, trainer_launch.membership.server\n"
-        "print(*sys.modules)"
-    )
-    loaded = set(python("-c", code).stdout.split())
-    assert HEAVY.isdisjoint(loaded)
-    others = ("preflight", "rehearsal", "supervisor.hang_watch", "mpi")
-    ours = tuple(f"trainer_launch.{name}" for name in others)
-    assert sorted(name for name in loaded if name.startswith(ours)) == []

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import argparse
-import ast
 import re
 from importlib import import_module
 
 import pytest
 
-from tests.architecture.package import FILES, PACKAGE, ROOT, module_of, name_of, plugins_in, tree_of
+from tests.architecture.package import FILES, PACKAGE, ROOT, module_of, name_of, plugins_in
 from trainer_launch import contracts
 from trainer_launch.commands import options
 from trainer_launch.contracts import CONTRACTS
@@ -44,10 +43,6 @@ def test_every_contract_that_a_module_defines_is_listed() -> None:
     modules = [contracts, *(import_module(module_of(path)) for path in plugins_in("contracts"))]
     defined = [one for module in modules for one in vars(module).values() if isinstance(one, Contract)]
     assert sorted(one.name for one in defined) == sorted(one.name for one in CONTRACTS)
-
-
-def test_every_contract_says_what_it_is_for() -> None:
-    assert [path.name for path in plugins_in("contracts") if not ast.get_docstring(tree_of(path))] == []
 
 
 def test_every_engine_can_be_asked_for_but_sshd_and_front_ends_which_are_commands() -> None:

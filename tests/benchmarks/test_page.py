@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import math
 import shutil
 from pathlib import Path
 
@@ -71,39 +70,10 @@ def test_a_cell_says_what_failed_beside_what_did_not(figure: Figure | None, text
     assert tables.cell(figure) == text
 
 
-def test_conclusions_compare_with_the_best_other_launcher_and_apart_from_it_with_none() -> None:
-    made = measured(
-        "startup",
-        Figure("start", "trainer-launch", "s", [2.0]),
-        Figure("start", "trainer-launch, plain", "s", [0.1]),  # another form, for other programs
-        Figure("start", "torchrun", "s", [3.0]),
-        Figure("start", "ft_launcher", "s", [4.0]),
-        Figure("start", "0.2.0", "s", [1.0]),
-        Figure("start", "shell", "s", [0.5]),
-        Figure("recovery", "trainer-launch", "s", [1.0]),
-        Figure("recovery", "torchrun", "s", [], [], ["never"]),
-        Figure("wake-ups", "trainer-launch", "/s", [0.0]),
-        Figure("wake-ups", "torchrun", "/s", [0.0]),
-        Figure("memory", "trainer-launch", "MB", [10.0]),
-        Figure("memory", "torchrun", "MB", [4.0]),
-        Figure("alone", "trainer-launch", "s", [1.0]),
-        Figure("failed", "trainer-launch", "s", [], [], ["late"]),
-        Figure("failed", "torchrun", "s", [1.0]),
-    )
-    rows = tables.rows_of(made)
-    launchers = tables.factors(made, rows, more_is_better=False)
-    without = tables.factors(made, rows, more_is_better=False, without=True)
-    assert launchers == {"start": 1.5, "recovery": math.inf, "wake-ups": 1.0, "memory": 0.4}
-    assert without == {"start": 0.25}
-    conclusion = ["2: 1.5 to any factor", "1", "1: 2.5 times", "1: 4 times"]
-    assert tables.conclusion("Start-up", launchers, without) == ["Start-up", *conclusion]
-    assert tables.conclusion("Start-up", {}, {})[1:] == ["-", "-", "-", "-"]
-
-
 def test_each_section_that_is_shown_is_on_the_page_also_where_nobody_measured_it(folder: Path) -> None:
     folder.mkdir()
     text = drawn(folder)
-    shown = [section for section in SECTIONS if section.is_on_page and section.name not in survival.NAMES]
+    shown = [section for section in SECTIONS if section.name not in survival.NAMES]
     assert all(f"## {section.title}" in text for section in shown)
     assert "## A fault in an elastic job" in text
     assert text.count("Not measured yet") == len(shown) + 1
@@ -125,17 +95,6 @@ def test_a_section_has_its_own_date_and_command_and_the_page_ends_with_machines_
     assert "The machine was not idle" not in text
     results.save(measured("startup", figure, load=6.0), folder)
     assert "**The machine was not idle for startup" in drawn(folder)
-
-
-def test_a_section_without_a_table_has_its_line_and_why_it_loses(folder: Path) -> None:
-    figures = [
-        Figure("memory (PSS)", who, "MB", [value]) for who, value in (("trainer-launch", 9.0), ("tini", 0.2))
-    ]
-    results.save(measured("idle", *figures), folder)
-    text = drawn(folder)
-    assert "|PID 1 while idle|-|-|1: 45 times|-|" in text
-    assert "- PID 1 while idle: The other inits are small C programs" in text
-    assert "## PID 1 while idle" not in text
 
 
 def test_a_fault_measured_on_another_machine_stands_in_the_same_table_with_both_machines_below(

@@ -58,7 +58,7 @@ def test_a_start_up_is_read_in_all_its_rows(launcher: Launcher) -> None:
 def test_a_process_1_is_read_in_all_its_rows(init: idle.Init) -> None:
     found = numbers(idle.once(init))
     assert list(found) == list(idle.ROWS)
-    assert found["memory (RSS)"] > 0
+    assert found["memory (PSS)"] > 0
     assert 0 < found["a signal"] < 10_000
 
 
@@ -108,7 +108,7 @@ def test_all_bytes_of_all_writers_arrive(monkeypatch: pytest.MonkeyPatch) -> Non
 
 
 def test_simulated_nodes_get_their_verdict() -> None:
-    found = preflight.simulated(8, "standard")
+    found = preflight.simulated(8)
     assert list(found) == list(preflight.rows(8))
     assert all(value > 0 for value in found.values())
 

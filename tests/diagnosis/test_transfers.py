@@ -15,8 +15,8 @@ import pytest
 from tests.waiting import eventually
 from trainer_launch.diagnosis import worker_samples
 from trainer_launch.diagnosis.collectives import Doing
-from trainer_launch.host import process_tree, system_calls
-from trainer_launch.host.system_calls import CallKind, SystemCall
+from trainer_launch.host import process_tree
+from trainer_launch.host.process_tree import CallKind, SystemCall
 
 pytestmark = pytest.mark.process
 HEAD = """
@@ -92,8 +92,8 @@ def doing(pid: int, *own_ports: int, has_joined: bool = False) -> Doing:
 def calls_of(pid: int) -> list[SystemCall | None]:
     """Of the main thread first, then of all threads beside it and below it."""
     pids = [pid, *(entry.pid for entry in process_tree.descendants(pid))]
-    others = [call for each in pids for call in system_calls.of_other_threads(each)]
-    return [*(system_calls.of_thread(each, each) for each in pids), *others]
+    others = [call for each in pids for call in process_tree.of_other_threads(each)]
+    return [*(process_tree.of_thread(each, each) for each in pids), *others]
 
 
 @pytest.mark.parametrize("code", TRANSFERS.values(), ids=[*TRANSFERS])

@@ -20,7 +20,7 @@ from trainer_launch.diagnosis.collectives import ANSWERS
 from trainer_launch.diagnosis.hang_detection import WatchedWorker
 from trainer_launch.diagnosis.stacks import STACKS_SIGNAL
 from trainer_launch.diagnosis.worker_samples import Recorders, WatchedWorkers, WorkerPlace
-from trainer_launch.host import process_tree, system_calls
+from trainer_launch.host import process_tree
 
 pytestmark = pytest.mark.process
 DEADLINE_S = 20.0
@@ -105,10 +105,10 @@ def test_who_still_connects_is_not_asked_as_a_library_in_c_would_give_up(tmp_pat
         argv = (sys.executable, "-c", CONNECTS, f"{tmp_path}/stacks", str(full.getsockname()[1]))
         process = stack.enter_context(subprocess.Popen(argv, stdout=subprocess.PIPE))
         try:
-            eventually(lambda: system_calls.is_connecting(process.pid), "it connects")
+            eventually(lambda: process_tree.is_connecting(process.pid), "it connects")
             worker = WatchedWorker("rank 0", process.pid, 1, 0, 0, f"{tmp_path}/stacks")
             assert stacks.ask_all({worker: ()}) == {}
-            assert system_calls.is_connecting(process.pid)
+            assert process_tree.is_connecting(process.pid)
             assert process.stdout is not None
             assert not select.select([process.stdout], [], [], 0)[0]
         finally:

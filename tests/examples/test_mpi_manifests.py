@@ -20,7 +20,7 @@ from tests.frameworks import building
 pytestmark = [
     pytest.mark.process,
     pytest.mark.timeout(400),
-    pytest.mark.long("tests/mpi/test_repeated_failures.py"),
+    pytest.mark.long("tests/mpi/test_hosts.py"),
 ]
 
 

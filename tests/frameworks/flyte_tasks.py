@@ -12,7 +12,6 @@ import sys
 import flytekit  # type: ignore[import-not-found]
 from flytekit.configuration import Image, ImageConfig, SerializationSettings  # type: ignore[import-not-found]
 from flytekitplugins.kfmpi import Launcher, MPIJob, Worker  # type: ignore[import-not-found]
-from kubernetes.client import V1Container, V1PodSpec  # type: ignore[import-not-found]
 
 OURS = ["trainer-launch", "sshd"]
 
@@ -25,22 +24,11 @@ def over_mpi() -> int:
     return 1
 
 
-MAIN = V1Container(name="primary", command=["trainer-launch", "run", "--"], args=["train.py"])
-
-
-@flytekit.task(
-    container_image="my-image",
-    pod_template=flytekit.PodTemplate(primary_container_name="primary", pod_spec=V1PodSpec(containers=[MAIN])),
-)
-def with_a_command() -> int:
-    return 1
-
-
 def main() -> None:
     module = importlib.import_module(sys.argv[1])
     image = ImageConfig(Image("default", "my-image", "1"))
     settings = SerializationSettings(image_config=image, project="p", domain="d", version="1")
-    for task in (module.on_one_node, module.on_three_nodes, over_mpi, with_a_command):
+    for task in (module.on_one_node, module.on_three_nodes, over_mpi):
         pod, container = task.get_k8s_pod(settings), task.get_container(settings)
         told = {
             "name": task.name.rpartition(".")[2],

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import re
 import signal
-import subprocess
-import sys
 from collections.abc import Callable
 from pathlib import Path
 
@@ -98,9 +96,3 @@ def changed(manifest: str, folder: Path, change: Callable[[str], str]) -> Path:
     path = folder / manifest
     path.write_text(change(text))
     return path
-
-
-def explained(snapshot: Path) -> subprocess.CompletedProcess[str]:
-    """What `explain` says of a rendered pod."""
-    argv = [sys.executable, "-m", "trainer_launch", "explain", "--json", "--pod", str(snapshot), "--", "train.py"]
-    return subprocess.run(argv, env=frameworks.env(), capture_output=True, text=True)

@@ -2,20 +2,17 @@
 
 from __future__ import annotations
 
-import json
 import re
 from pathlib import Path
 
 import pytest
 
-from tests.cli.launching import launch
 from tests.frameworks import frameworks
 from tests.frameworks.rehearsals import (
     AT_100,
     RUN_S,
     assert_learnt,
     changed,
-    explained,
     got_over,
     lives,
     succeeded,
@@ -95,11 +92,3 @@ def test_sigterm_to_one_process_stops_both_after_the_same_step_and_they_go_on_th
     assert len(stopped) == 2
     assert re.findall(r"resumed at step (\d+)", output) == stopped[:1] == stopped[1:]
     assert [lives(output, pod) for pod in pods] == [(1, 1), (2, 0)]
-
-
-@pytest.mark.parametrize("manifest", [JAXJOB, TRAINJOB])
-def test_rendered_pods_tell_each_process_its_place(manifest: str, tmp_path: Path) -> None:
-    rendered = launch("rehearse", "-f", str(frameworks.EXAMPLES / manifest), "--render", str(tmp_path))
-    assert rendered.returncode == 0, rendered.stderr
-    jobs = [json.loads(explained(path).stdout)["job"] for path in sorted(tmp_path.glob("*.json"))]
-    assert [(job["nodes"], job["node_rank"]) for job in jobs] == [(2, 0), (2, 1)]

@@ -54,12 +54,6 @@ def test_what_a_pod_template_adds_stays(made: dict[str, dict[str, Any]]) -> None
     assert {"name": "shm", "emptyDir": {"medium": "Memory", "sizeLimit": "8Gi"}} in pod["volumes"]
 
 
-def test_a_command_in_a_pod_template_is_overwritten(made: dict[str, dict[str, Any]]) -> None:
-    container = primary(made["with_a_command"])
-    assert container["command"] == []
-    assert container["args"][0] == "pyflyte-execute"
-
-
 def test_kfmpi_puts_mpirun_before_it_without_a_command(made: dict[str, dict[str, Any]]) -> None:
     command, args = made["over_mpi"]["container"]
     assert command == []

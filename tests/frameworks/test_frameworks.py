@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import os
 import subprocess
 import sys
-from pathlib import Path
 
 import pytest
 
@@ -27,19 +25,3 @@ def test_a_frameworks_python_runs_the_launcher_of_this_tree(name: str) -> None:
     assert sys.prefix not in told, "an environment of its own"
     version = subprocess.run([*frameworks.launcher(name), "--version"], env=frameworks.env(), capture_output=True)
     assert version.returncode == 0, version.stderr
-
-
-def test_what_cannot_be_installed_ends_with_3_and_a_sentence(tmp_path: Path) -> None:
-    cache = {"XDG_CACHE_HOME": str(tmp_path / "a cache"), "PIP_ARGS": "--no-index --find-links /nowhere"}
-    env = {**os.environ, **cache, "PYTHON": sys.executable, "PIP_CONFIG_FILE": os.devnull, "PIP_FIND_LINKS": ""}
-    ended = subprocess.run([SETUP / "frameworks.sh", NAMES[0]], env=env, capture_output=True, text=True)
-    assert ended.returncode == 3
-    assert f"pip cannot install {NAMES[0]}" in ended.stderr.splitlines()[-1]
-    assert ended.stdout == ""
-
-
-def test_a_framework_that_nobody_described_is_refused() -> None:
-    env = {**os.environ, "PYTHON": sys.executable}
-    ended = subprocess.run([SETUP / "frameworks.sh", "no-such"], env=env, capture_output=True, text=True)
-    assert ended.returncode == 2
-    assert "there is no" in ended.stderr

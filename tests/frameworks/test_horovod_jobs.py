@@ -90,7 +90,7 @@ def test_a_failed_rank_ends_the_static_job_with_its_code_and_its_words(three: Jo
     words = three.folder / "last-words"
     run = horovodrun(three, FAIL, "--max-restarts", "0", "--termination-log", str(words))
     assert run.end() == 1, run.output
-    assert f"rank=1 host={W1} exit=1 " in words.read_text()
+    assert "rank=1 exit=1 " in words.read_text()
     assert "the reason why" in words.read_text()
     no_strays(three)
 

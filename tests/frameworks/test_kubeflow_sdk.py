@@ -16,7 +16,7 @@ import pytest
 from tests.cli.launching import launch
 from tests.conftest import require
 from tests.frameworks import frameworks
-from tests.frameworks.kubeflow_api import EXAMPLE, submitted, submitted_by_v1
+from tests.frameworks.kubeflow_api import EXAMPLE, submitted
 
 pytestmark = [pytest.mark.frameworks, pytest.mark.process, pytest.mark.timeout(frameworks.MAKING_S + 240)]
 
@@ -105,12 +105,6 @@ def test_a_function_over_mpi_that_the_sdk_submits(runtime: str, tmp_path: Path) 
     assert re.search(r"^line-launcher-0-0 +Succeeded +1 +0 ", output, re.MULTILINE), output
 
 
-def test_a_function_that_the_sdk_of_v1_submits(tmp_path: Path) -> None:
-    job = submitted_by_v1(tmp_path, 60, str(tmp_path / "line.pt"))
-    assert job["kind"] == "PyTorchJob"
-    check(rehearsed(tmp_path, job, "kill worker node=1 at=step:20"), ("line-master-0", "line-worker-0"))
-
-
 def of_container(folder: Path) -> dict[str, Any]:
     """The TrainJob that `CustomTrainerContainer` submits, with our runtime in place of the stock one."""
     (folder / "submit.py").write_text(CONTAINER)
@@ -128,12 +122,3 @@ def test_an_image_that_has_the_whole_training_runs_its_own_command(tmp_path: Pat
     more = ("-f", str(RUNTIME), "--command", command)
     told = rehearsed(tmp_path, of_container(tmp_path), "kill worker node=1 at=step:20", more=more)
     check(told, ("line-node-0-0", "line-node-0-1"))
-
-
-def test_an_image_without_a_command_is_refused_before_any_pod_starts(tmp_path: Path) -> None:
-    job = tmp_path / "job.yaml"
-    job.write_text(json.dumps(of_container(tmp_path)))
-    ended = launch("rehearse", "-f", str(job), "-f", str(RUNTIME), "--command", "trainer-launch run --")
-    assert ended.returncode == 2
-    assert ended.stderr.count("missing command; write it after --") == 1
-    assert not [line for line in ended.stderr.splitlines() if line.startswith("line-node-0-")]

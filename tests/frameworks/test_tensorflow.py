@@ -2,20 +2,17 @@
 
 from __future__ import annotations
 
-import json
 import re
 from pathlib import Path
 
 import pytest
 
-from tests.cli.launching import launch
 from tests.frameworks import frameworks
 from tests.frameworks.rehearsals import (
     AT_100,
     RUN_S,
     assert_learnt,
     changed,
-    explained,
     lives,
     succeeded,
 )
@@ -69,13 +66,3 @@ def test_a_lost_parameter_server_ends_the_chief_which_goes_on_from_the_checkpoin
     once = dict.fromkeys(found, (1, 0))
     assert found == {**once, "ps-0": (2, 0)}
     assert "resumed at step" in output
-
-
-def test_rendered_pods_tell_each_role_its_place(tmp_path: Path) -> None:
-    rendered = launch("rehearse", "-f", str(frameworks.EXAMPLES / "tfjob-ps.yaml"), "--render", str(tmp_path))
-    assert rendered.returncode == 0, rendered.stderr
-    told = {path.name.split(".")[0]: explained(path) for path in sorted(tmp_path.glob("*.json"))}
-    jobs = {name: json.loads(one.stdout)["job"] for name, one in told.items()}
-    assert {name: job["role"] for name, job in jobs.items()} == {
-        f"tfjob-ps-{role}": role.rpartition("-")[0] for role in ROLES
-    }

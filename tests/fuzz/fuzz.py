@@ -10,7 +10,6 @@ It needs atheris. What a defect takes is written to `crashes/NAME` in the folder
 from __future__ import annotations
 
 import argparse
-import ast
 import importlib
 import json
 import os
@@ -68,8 +67,6 @@ def main() -> int:
 
 def _fuzz(one: Target, work: Path, seconds: int) -> bool:
     """Fuzz one target; False when it found something."""
-    from tests.fuzz import seeds  # it imports what is fuzzed, which in the child comes later
-
     grown, crashes, kept = (work / kind / one.name for kind in ("grown", "crashes", "kept"))
     shutil.rmtree(kept, ignore_errors=True)
     for folder in (grown, crashes, kept):
@@ -77,10 +74,10 @@ def _fuzz(one: Target, work: Path, seconds: int) -> bool:
     for name, data in corpus.read(one.name).items():
         (kept / name).write_bytes(data)
     pieces = [piece.encode("utf-8", "surrogatepass") for piece in _PIECES]  # a dictionary takes the short ones only
-    for number, seed in enumerate([*seeds.of(one.name), *pieces]):
+    for number, seed in enumerate(pieces):
         (grown / f"seed-{number}").write_bytes(seed[: one.max_bytes])
     words = work / f"{one.name}.dict"
-    words.write_text("".join(f'"{_escaped(word)}"\n' for word in _words(one)), encoding="ascii")
+    words.write_text("".join(f'"{_escaped(word)}"\n' for word in _PIECES), encoding="ascii")
     done = _libfuzzer(
         one, seconds + 120, f"-max_total_time={seconds}", f"-timeout={_TIMEOUT_S}", f"-rss_limit_mb={_MEMORY_MB}",
         f"-max_len={one.max_bytes}", f"-artifact_prefix={crashes}/", f"-dict={words}", "-print_final_stats=1",
@@ -138,18 +135,6 @@ def _in_this_process(name: str, flags: list[str]) -> None:
         one = in_home(*name.split(":"))
     atheris.Setup([sys.argv[0], *flags], one.run)
     atheris.Fuzz()
-
-
-def _words(one: Target) -> list[str]:
-    """What mutations put in: nasty pieces, and the texts in the modules that the target's own module imports."""
-    home = sys.modules[one.run.__module__]
-    files = {getattr(value, "__file__", None) for value in vars(home).values()}
-    found = set()
-    for file in sorted(name for name in files if name and "trainer_launch" in name):
-        for part in ast.walk(ast.parse(Path(file).read_text(encoding="utf-8"))):
-            if isinstance(part, ast.Constant) and isinstance(part.value, str) and 1 < len(part.value) < 40:
-                found.add(part.value)
-    return [*_PIECES, *sorted(found)[:1500]]
 
 
 def _escaped(word: str) -> str:

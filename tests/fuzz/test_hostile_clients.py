@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import errno
-import selectors
 import socket
 import ssl
 import subprocess
@@ -28,8 +27,6 @@ from trainer_launch.membership.candidates import ask
 from trainer_launch.membership.client import Client
 from trainer_launch.model import Endpoint, StatusEndpoint
 from trainer_launch.model.errors import NodeError
-from trainer_launch.mpi import host_readiness
-from trainer_launch.mpi.host_readiness import HostStage, Probes, Threads
 from trainer_launch.observability import trainjob_status
 from trainer_launch.preflight.children import pair_bench
 from trainer_launch.preflight.cluster.pair_tests import CHILD
@@ -89,26 +86,6 @@ def test_who_asks_a_hostile_coordinator_gets_one_sentence_in_time(answer: Callab
 
 
 @every_answer
-def test_what_shows_no_banner_is_no_sshd(
-    answer: Callable[[socket.socket], None], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """As mpirun's launcher waits for its hosts."""
-    monkeypatch.setattr(host_readiness, "_is_own", lambda *_: False)
-    with hostile.server(answer) as port, selectors.DefaultSelector() as selector:
-        threads = Threads(2)
-        selector.register(threads.fd, selectors.EVENT_READ, threads.settle)
-        probes = Probes(threads, port, lambda _: None)
-        probes.watch(["127.0.0.1"])
-        end_s, seen = time.monotonic() + 2.0, set()
-        while time.monotonic() < end_s:
-            for key, _ in selector.select(0.05):
-                key.data()
-            probes.tick(time.monotonic())
-            seen.add(probes.readiness["127.0.0.1"].stage)
-        probes.watch([])
-        assert HostStage.READY not in seen
-
-
 @pytest.mark.parametrize(
     "answer",
     [

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from trainer_launch.host import cgroup
+from trainer_launch.host import machine
 
 
 def tree(root: Path, files: dict[str, str]) -> Path:
@@ -34,17 +34,17 @@ V1_CONTAINER = {
 
 
 def test_a_v2_container_tells_quota_limit_and_oom_kills(tmp_path: Path) -> None:
-    groups = cgroup.own_groups(tree(tmp_path, V2_CONTAINER))
-    assert cgroup.cpu_quota(groups) == 2.5
-    assert cgroup.memory_limit_bytes(groups) == 2**30
-    assert cgroup.oom_kills(groups) == 2
+    groups = machine.own_groups(tree(tmp_path, V2_CONTAINER))
+    assert machine.cpu_quota(groups) == 2.5
+    assert machine.memory_limit_bytes(groups) == 2**30
+    assert machine.oom_kills(groups) == 2
 
 
 def test_a_v1_container_tells_quota_limit_and_oom_kills(tmp_path: Path) -> None:
-    groups = cgroup.own_groups(tree(tmp_path, V1_CONTAINER))
-    assert cgroup.cpu_quota(groups) == 1.5
-    assert cgroup.memory_limit_bytes(groups) == 2**29
-    assert cgroup.oom_kills(groups) == 7
+    groups = machine.own_groups(tree(tmp_path, V1_CONTAINER))
+    assert machine.cpu_quota(groups) == 1.5
+    assert machine.memory_limit_bytes(groups) == 2**29
+    assert machine.oom_kills(groups) == 7
 
 
 def test_the_smallest_limit_on_the_way_up_counts(tmp_path: Path) -> None:
@@ -57,17 +57,17 @@ def test_the_smallest_limit_on_the_way_up_counts(tmp_path: Path) -> None:
         "sys/fs/cgroup/pod/container/cpu.max": "max 100000\n",
         "sys/fs/cgroup/pod/container/memory.max": "8192\n",
     }
-    groups = cgroup.own_groups(tree(tmp_path, files))
-    assert cgroup.cpu_quota(groups) == 2.0
-    assert cgroup.memory_limit_bytes(groups) == 4096
+    groups = machine.own_groups(tree(tmp_path, files))
+    assert machine.cpu_quota(groups) == 2.0
+    assert machine.memory_limit_bytes(groups) == 4096
 
 
 def test_the_most_memory_that_the_group_had(tmp_path: Path) -> None:
     v2 = V2_CONTAINER | {"sys/fs/cgroup/memory.peak": "123\n"}
     v1 = V1_CONTAINER | {"sys/fs/cgroup/memory/memory.max_usage_in_bytes": "456\n"}
-    assert cgroup.memory_peak_bytes(cgroup.own_groups(tree(tmp_path / "v2", v2))) == 123
-    assert cgroup.memory_peak_bytes(cgroup.own_groups(tree(tmp_path / "v1", v1))) == 456
-    assert cgroup.memory_peak_bytes(cgroup.own_groups(tree(tmp_path / "none", {}))) is None
+    assert machine.memory_peak_bytes(machine.own_groups(tree(tmp_path / "v2", v2))) == 123
+    assert machine.memory_peak_bytes(machine.own_groups(tree(tmp_path / "v1", v1))) == 456
+    assert machine.memory_peak_bytes(machine.own_groups(tree(tmp_path / "none", {}))) is None
 
 
 @pytest.mark.parametrize(
@@ -83,12 +83,12 @@ def test_the_most_memory_that_the_group_had(tmp_path: Path) -> None:
     ids=["no cgroups", "v2 max", "v1 -1", "zero period", "garbage", "v1 largest number"],
 )
 def test_no_limit_is_none(tmp_path: Path, files: dict[str, str]) -> None:
-    groups = cgroup.own_groups(tree(tmp_path, files))
-    assert cgroup.cpu_quota(groups) is None
-    assert cgroup.memory_limit_bytes(groups) is None
-    assert cgroup.oom_kills(groups) is None
+    groups = machine.own_groups(tree(tmp_path, files))
+    assert machine.cpu_quota(groups) is None
+    assert machine.memory_limit_bytes(groups) is None
+    assert machine.oom_kills(groups) is None
 
 
 def test_a_path_of_the_host_that_is_not_mounted_here_means_the_mounts_root(tmp_path: Path) -> None:
     files = V2_CONTAINER | {"proc/self/cgroup": "0::/../../kubepods.slice/pod9\n"}
-    assert cgroup.cpu_quota(cgroup.own_groups(tree(tmp_path, files))) == 2.5
+    assert machine.cpu_quota(machine.own_groups(tree(tmp_path, files))) == 2.5

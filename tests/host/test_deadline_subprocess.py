@@ -14,7 +14,7 @@ import pytest
 from tests.conftest import require
 from tests.host.test_cgroup import tree
 from tests.waiting import eventually
-from trainer_launch.host import cgroup, deadline_subprocess, network, process_tree
+from trainer_launch.host import deadline_subprocess, machine, network, process_tree
 from trainer_launch.host.deadline_subprocess import Streams
 
 pytestmark = pytest.mark.process
@@ -29,11 +29,6 @@ def run(script: str, limit_s: float = 30.0, text: str | None = None) -> deadline
 def test_a_command_that_ends_tells_its_code_and_both_streams() -> None:
     ended = run("cat; echo told >&2; exit 3", text="given")
     assert (ended.code, ended.out, ended.err, ended.timed_out, ended.failure) == (3, "given", "told\n", False, "")
-
-
-def test_a_signal_is_told_as_the_shell_tells_it() -> None:
-    ended = run("kill -TERM $$")
-    assert (ended.status, ended.code) == (-15, 143)
 
 
 def test_a_command_that_cannot_be_started_raises_nothing() -> None:
@@ -76,13 +71,6 @@ def test_a_daemon_that_keeps_the_output_open_holds_nobody_up_for_ever() -> None:
     os.killpg(int(ended.out), 9)
 
 
-def test_a_child_that_reads_its_input_ends_when_that_is_closed() -> None:
-    child = deadline_subprocess.RunningCommand(("cat",), None, Streams(stdin=subprocess.PIPE))
-    child.close_input()
-    child.stop(30.0)
-    assert child.end().code == 0
-
-
 def test_of_several_children_none_waits_for_a_reader_of_another() -> None:
     """Each says more than a pipe holds; the last one that is asked for ends first."""
     slow = deadline_subprocess.RunningCommand(("cat",), None, Streams(stdin=subprocess.PIPE))
@@ -99,14 +87,6 @@ def script(folder: Path, monkeypatch: pytest.MonkeyPatch, text: str) -> None:
     path = folder / "probe.py"
     path.write_text("import os, signal, sys, time\n" + text)
     monkeypatch.setattr(deadline_subprocess, "_TRIAL", path)
-
-
-def test_a_folder_that_takes_a_checkpoint(tmp_path: Path) -> None:
-    tried = deadline_subprocess.try_out("storage", str(tmp_path), 20.0)
-    assert tried.is_good
-    assert tried.values["same"] == 1.0
-    assert tried.values["free_bytes"] > 0
-    assert list(tmp_path.iterdir()) == []
 
 
 @pytest.mark.parametrize(
@@ -193,7 +173,7 @@ def test_the_nearest_limit_of_processes_counts_in_both_versions(tmp_path: Path) 
             "sys/fs/cgroup/pod/pids.current": "90\n",
         },
     )
-    assert cgroup.pids_left(cgroup.own_groups(v2)) == (100, 10)
+    assert machine.pids_left(machine.own_groups(v2)) == (100, 10)
     v1 = tree(
         tmp_path / "1",
         {
@@ -202,8 +182,8 @@ def test_the_nearest_limit_of_processes_counts_in_both_versions(tmp_path: Path) 
             "sys/fs/cgroup/pids/pod/pids.current": "24\n",
         },
     )
-    assert cgroup.pids_left(cgroup.own_groups(v1)) == (1024, 1000)
-    assert cgroup.pids_left(cgroup.own_groups(tmp_path / "nothing")) is None
+    assert machine.pids_left(machine.own_groups(v1)) == (1024, 1000)
+    assert machine.pids_left(machine.own_groups(tmp_path / "nothing")) is None
 
 
 def test_adapters_are_listed_with_the_state_of_their_ports(tmp_path: Path) -> None:

@@ -16,14 +16,6 @@ from trainer_launch.model.settings import load
 from trainer_launch.planning.reading import read
 
 
-def test_what_was_there_is_replaced_and_nothing_is_left_beside_it(tmp_path: Path) -> None:
-    place = tmp_path / "report.json"
-    place.write_text("old, and longer than what comes")
-    replace(str(place), b"new")
-    assert place.read_bytes() == b"new"
-    assert os.listdir(tmp_path) == ["report.json"]
-
-
 @pytest.mark.parametrize("mode", [0o600, 0o644, 0o755])
 def test_the_permissions_are_those_asked_for_whatever_the_umask(tmp_path: Path, mode: int) -> None:
     before = os.umask(0o077)
@@ -41,11 +33,6 @@ def test_when_it_cannot_be_put_there_the_old_one_stays(tmp_path: Path) -> None:
         replace(str(place), b"new")
     assert [path.name for path in tmp_path.iterdir()] == ["taken"]
     assert (place / "inside").is_dir()
-
-
-def test_the_longest_name_can_be_replaced(tmp_path: Path) -> None:
-    replace(str(tmp_path / ("n" * 255)), b"new")
-    assert os.listdir(tmp_path) == ["n" * 255]
 
 
 def test_a_secret_is_what_stands_between_the_blanks(tmp_path: Path) -> None:

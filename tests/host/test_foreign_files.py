@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import json
 import os
-import select
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -16,7 +14,6 @@ from trainer_launch.diagnosis.hang_detection import WatchedWorker
 from trainer_launch.host import files, runtime_directory
 from trainer_launch.model.errors import NodeError
 from trainer_launch.observability import event_log, node_view, progress
-from trainer_launch.preflight import report_formats
 from trainer_launch.pytorch import error_file, function_launch
 from trainer_launch.supervisor import error_lines
 
@@ -110,15 +107,6 @@ def test_a_log_is_added_to_a_regular_file_or_not_at_all(tmp_path: Path, kind: st
 
 
 @pytest.mark.timeout(30)
-def test_a_fifo_that_somebody_reads_gets_no_log(tmp_path: Path) -> None:
-    os.mkfifo(tmp_path / "stdout.log")
-    reader = os.open(tmp_path / "stdout.log", os.O_RDONLY | os.O_NONBLOCK)
-    with pytest.raises(OSError, match="regular file"):
-        files.appended(str(tmp_path / "stdout.log"))
-    os.close(reader)
-
-
-@pytest.mark.timeout(30)
 @pytest.mark.parametrize("kind", MAKE)
 def test_what_launch_reads_of_its_workers_holds_nobody_up(tmp_path: Path, kind: str) -> None:
     (tmp_path / "function.result.0").write_bytes(b"3\nthe third's")
@@ -141,28 +129,3 @@ def test_a_worker_with_a_foreign_file_in_place_of_its_own_ends_as_ever(
     assert (tmp_path / "secret").read_text() == "x"
     said = error_lines.message_in(error_lines.read_error_file(str(tmp_path / "error.json")))
     assert said == ("ValueError: no luck" if kind == "nothing" else None)
-
-
-@pytest.mark.timeout(30)
-@pytest.mark.parametrize("kind", ["a FIFO", "a link to /dev/zero", "a directory"])
-def test_a_termination_message_of_a_rehearsed_pod_holds_nobody_up(tmp_path: Path, kind: str) -> None:
-    MAKE[kind](tmp_path / "termination-log")
-    assert files.text(tmp_path / "termination-log") == ""
-
-
-@pytest.mark.timeout(30)
-def test_a_fifo_that_nobody_reads_gets_no_report_and_one_that_is_read_gets_all_of_it(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
-    path, large = str(tmp_path / "report.json"), "x" * (1 << 20)
-    os.mkfifo(path)
-    report_formats.write_file("--report", path, "text")
-    assert f"--report: {path} was not written: No such device or address" in caplog.text
-    with ThreadPoolExecutor() as pool:
-        reader = os.open(path, os.O_RDONLY | os.O_NONBLOCK)
-        os.set_blocking(reader, True)
-        writer = pool.submit(report_formats.write_file, "--report", path, large)
-        assert select.select([reader], [], [], 20)[0], "the report begins"
-        with open(reader, encoding="utf-8") as file:
-            assert file.read(1 << 20) == large
-        writer.result()

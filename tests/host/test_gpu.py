@@ -119,10 +119,6 @@ def test_other_accelerators_are_counted_by_their_files_and_variables(
     assert (found.device, found.count, found.cuda) == (device, count, 0), found.reason
 
 
-def test_of_several_kinds_cudas_is_the_one(tmp_path: Path) -> None:
-    assert machine.count({}, tree(devices(tmp_path, *NVIDIA), XPU)).cuda == 4
-
-
 @pytest.mark.parametrize("name", ["NODE_NAME", "K8S_NODE_NAME", "MY_NODE_NAME"])
 def test_a_machine_has_the_name_of_its_kubernetes_node(name, tmp_path: Path) -> None:
     assert machine.machine_name({name: " gpu-7 "}, "pod-1", tmp_path) == "gpu-7"

@@ -94,21 +94,15 @@ def test_links_folders_and_other_users_files_stay(folder: Path) -> None:
     assert len(list(folder.iterdir())) == 5
 
 
-def test_another_users_segment_stays(folder: Path) -> None:
-    require(os.geteuid() == 0, "giving a file away needs root")
-    os.chown(made(folder, "psm_0a"), 65534, 65534)
-    assert sweep((), str(folder)) == Removed()
-
-
 def test_a_segment_whose_name_has_a_live_process_stays(folder: Path) -> None:
     made(folder, f"torch_{os.getpid()}_1804289383_0")
     assert sweep((), str(folder)) == Removed()
 
 
-def test_a_segment_that_is_let_go_a_moment_later_is_removed(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    held = os.open(made(folder, "psm_0a"), os.O_RDONLY)
-    monkeypatch.setattr("trainer_launch.host.shm.time.sleep", lambda _seconds: os.close(held))
-    assert sweep((), str(folder)).count == 1
+def test_another_users_segment_stays(folder: Path) -> None:
+    require(os.geteuid() == 0, "giving a file away needs root")
+    os.chown(made(folder, "psm_0a"), 65534, 65534)
+    assert sweep((), str(folder)) == Removed()
 
 
 @pytest.mark.process
@@ -194,10 +188,4 @@ def test_a_broken_note_is_as_none(folder: Path, note: bytes) -> None:
     ground = Baseline("pod", str(folder), is_pid1=True)
     assert ground.removed == Removed()
     assert ("psm_0a", (folder / "psm_0a").stat().st_ino) in ground.before
-    ground.close()
-
-
-def test_without_the_folder_there_is_nothing_to_do(tmp_path: Path) -> None:
-    ground = Baseline("pod", str(tmp_path / "none"), is_pid1=True)
-    assert ground.sweep() == Removed()
     ground.close()

@@ -9,19 +9,10 @@ import time
 
 import pytest
 
-from trainer_launch.host import dns, network
-from trainer_launch.host.dns import Answer
-from trainer_launch.host.network import free_port, listen
+from trainer_launch.host import network
+from trainer_launch.host.network import Answer, free_port, listen
 from trainer_launch.model import Endpoint, PortRange
 from trainer_launch.model.errors import NodeError
-
-
-@pytest.mark.parametrize("address", ["127.0.0.1", ""])
-def test_whoever_listens_is_named(address: str) -> None:
-    with listen(Endpoint(address, 0)) as taken:  # without an address on IPv6 too, where there is one
-        port = taken.getsockname()[1]
-        assert network.listener(port).startswith(f"pid {os.getpid()} (")
-    assert network.listener(port) == ""
 
 
 def test_a_coordinator_that_cannot_listen_says_who_has_the_port() -> None:
@@ -52,7 +43,7 @@ def test_what_the_resolver_says_is_told_apart(number: int | None, answer: Answer
             return FOUND
         raise OSError(number, "as the resolver says") if number else OSError("no number")
 
-    assert dns.lookup_all(["absent", "there"], 10.0, lookup) == {"absent": answer, "there": FOUND}
+    assert network.lookup_all(["absent", "there"], 10.0, lookup) == {"absent": answer, "there": FOUND}
 
 
 def test_a_name_that_is_not_answered_in_time_may_be_there() -> None:
@@ -64,7 +55,7 @@ def test_a_name_that_is_not_answered_in_time_may_be_there() -> None:
 
     began_s = time.monotonic()
     try:
-        found = dns.lookup_all(["silent", "there"], 0.5, lookup)
+        found = network.lookup_all(["silent", "there"], 0.5, lookup)
     finally:
         release.set()
     assert found == {"silent": Answer.TEMPORARY, "there": FOUND}
@@ -73,7 +64,7 @@ def test_a_name_that_is_not_answered_in_time_may_be_there() -> None:
 
 @pytest.mark.parametrize("name", ["a..b", "x" * 64, "." * 3, ""])
 def test_a_name_that_cannot_exist_is_denied(name: str) -> None:
-    assert dns.lookup_all([name], 10.0) == {name: Answer.NXDOMAIN}
+    assert network.lookup_all([name], 10.0) == {name: Answer.NXDOMAIN}
 
 
 @pytest.mark.parametrize(

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from trainer_launch.host import socket_folders
+from trainer_launch.host import shm
 
 
 @pytest.fixture
@@ -36,14 +36,14 @@ def folder_in(place: Path, name: str = "pymp-x7k2p_9q", *, listens: bool = False
 @pytest.mark.parametrize("name", ["pymp-x7k2p_9q", "torch-shm-dir-aB3_xY"])
 def test_what_a_killed_process_has_left_goes(name: str, tmp_path: Path) -> None:
     folder, _ = folder_in(tmp_path, name)
-    assert socket_folders.sweep(str(tmp_path)) == 1
+    assert shm.sweep_sockets(str(tmp_path)) == 1
     assert not folder.exists()
 
 
 def test_the_folder_of_a_process_that_listens_stays(tmp_path: Path) -> None:
     folder, listener = folder_in(tmp_path, listens=True)
     with listener:
-        assert socket_folders.sweep(str(tmp_path)) == 0
+        assert shm.sweep_sockets(str(tmp_path)) == 0
         assert folder.exists()
         listener.settimeout(0.0)
         with pytest.raises(BlockingIOError):
@@ -60,31 +60,22 @@ def test_a_folder_that_proves_nothing_stays(tmp_path: Path) -> None:
     elsewhere.mkdir()
     folder_in(elsewhere)
     os.symlink(elsewhere / "pymp-x7k2p_9q", tmp_path / "pymp-22222222")
-    assert socket_folders.sweep(str(tmp_path)) == 0
+    assert shm.sweep_sockets(str(tmp_path)) == 0
     assert (beside / "data").read_text() == "kept"
     assert len(list(elsewhere.iterdir())) == 1
-
-
-def test_a_place_that_is_not_there_is_swept_of_nothing(tmp_path: Path) -> None:
-    assert socket_folders.sweep(str(tmp_path / "nowhere")) == 0
 
 
 @pytest.mark.parametrize("more", [0, 1])
 def test_the_longest_path_that_is_allowed_has_room_for_torchs_socket(more: int) -> None:
     with tempfile.TemporaryDirectory(dir="/tmp") as place, socket.socket(socket.AF_UNIX) as listener:
-        folder = f"{place}/{'x' * (socket_folders.MOST_BYTES + more - len(place) - 1)}"
+        folder = f"{place}/{'x' * (shm.MOST_TMP_BYTES + more - len(place) - 1)}"
         path = f"{folder}/torch-shm-dir-123456/manager.sock"
         Path(path).parent.mkdir(parents=True)
         with pytest.raises(OSError, match="path too long") if more else contextlib.nullcontext():
             listener.bind(path)
-    assert (socket_folders.too_long({"TMPDIR": folder}) is None) is not bool(more)
+    assert (shm.too_long_for_sockets({"TMPDIR": folder}) is None) is not bool(more)
 
 
-@pytest.mark.parametrize("env", [{}, {"TMPDIR": ""}, {"TMPDIR": "/tmp", "TEMP": "x" * 200}], ids=str)
-def test_a_short_path_is_nothing_to_speak_of(env: dict[str, str]) -> None:
-    assert socket_folders.too_long(env) is None
-
-
-@pytest.mark.parametrize("name", socket_folders.VARIABLES)
+@pytest.mark.parametrize("name", shm.TMP_VARIABLES)
 def test_the_variable_is_named(name: str) -> None:
-    assert str(socket_folders.too_long({name: "x" * 80})).startswith(f"{name} is a path of 80 bytes")
+    assert str(shm.too_long_for_sockets({name: "x" * 80})).startswith(f"{name} is a path of 80 bytes")

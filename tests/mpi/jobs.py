@@ -13,11 +13,10 @@ from tests.planning.requests import given, request
 from tests.supervisor.fakes import FakeSystem, Program
 from trainer_launch.model import Death, Job, Member, Outcome, Process
 from trainer_launch.mpi.host_access import HostAccess
-from trainer_launch.mpi.host_readiness import HostStage, Readiness
 from trainer_launch.mpi.hosted_program import HostedProgram, Mpirun
 from trainer_launch.mpi.mpi_job import HostedJob, JobDiagnosis, MpiJob
 from trainer_launch.mpi.mpirun_command import OPEN_MPI, Dialect
-from trainer_launch.mpi.remote_hosts import RemoteHosts
+from trainer_launch.mpi.remote_hosts import HostStage, Readiness, RemoteHosts
 from trainer_launch.planning import engines, mpi_options
 from trainer_launch.planning.mpi import spec_of
 from trainer_launch.supervisor.processes import Processes
@@ -99,6 +98,10 @@ class FakeHosts:
 
     def list(self, *names: str) -> None:
         self.members = tuple(Member(name, 1) for name in names)
+
+    @property
+    def probes(self) -> FakeHosts:
+        return self
 
     @property
     def readiness(self) -> dict[str, Readiness]:

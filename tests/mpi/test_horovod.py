@@ -14,7 +14,7 @@ from trainer_launch.model import Job, Member, NodeRange
 from trainer_launch.mpi import hosted_program
 from trainer_launch.mpi.hosted_program import Horovodrun
 from trainer_launch.mpi.mpi_job import Preparation, prepared
-from trainer_launch.mpi.mpirun_messages import MpirunReport, rank_and_text, with_line_of_horovod
+from trainer_launch.mpi.mpirun_messages import MpirunReport, with_line_of_horovod
 from trainer_launch.planning import engines, mpi_options
 
 
@@ -100,26 +100,23 @@ def test_a_start_looks_no_names_up_because_a_dead_name_server_would_hold_the_lau
     assert "--network-interfaces=lo" in argv
 
 
-def test_the_first_rank_that_fails_is_the_cause_in_a_static_job() -> None:
-    heard = said("[1]<stdout>:bye", "Process 1 exit with status code 42.", "Process 0 exit with status code 143.")
-    assert (heard.rank, heard.exit_code, heard.signal) == (1, 42, None)
+@pytest.mark.parametrize(("ended", "code", "number"), [(42, 42, None), (137, None, 9)])
+def test_the_first_rank_that_fails_is_the_cause_in_a_static_job(
+    ended: int, code: int | None, number: int | None
+) -> None:
+    lines = (
+        f"Process 1 exit with status code {ended}.",
+        "Process 0 exit with status code 143.",
+    )
+    heard = said("[1]<stdout>:bye", *lines)
+    assert (heard.rank, heard.exit_code, heard.signal) == (1, code, number)
+    assert said(*lines, is_elastic=True) == MpirunReport(), "an elastic job survives it"
 
 
-def test_a_rank_that_died_of_a_signal_is_told_so() -> None:
-    heard = said("Process 3 exit with status code 137.")
-    assert (heard.rank, heard.exit_code, heard.signal) == (3, None, 9)
-
-
-def test_of_an_elastic_job_the_last_failure_counts_but_not_who_was_ended_for_it() -> None:
-    lines = ("Process 1 exit with status code 7.", "Process 0 exit with status code 3.", "Process name: w-0[0]")
-    heard = said(*lines, "Process 2 exit with status code 255.", is_elastic=True)
-    assert (heard.rank, heard.exit_code, heard.host) == (0, 3, "w-0")
-
-
-def test_an_ssh_that_lost_its_host_is_no_failure_of_the_rank() -> None:
-    heard = said("[1]<stderr>:Connection to w-1 closed by remote host.", "Process 1 exit with status code 255.")
-    assert heard.rank is None
-    assert heard.words == "Connection to w-1 closed by remote host."
+@pytest.mark.parametrize("is_elastic", [False, True])
+def test_an_ssh_that_lost_its_host_is_no_failure_of_the_rank(is_elastic: bool) -> None:
+    lines = "[1]<stderr>:Connection to w-1 closed by remote host.", "Process 1 exit with status code 255."
+    assert said(*lines, is_elastic=is_elastic) == MpirunReport(lost="w-1")
 
 
 def test_a_rank_may_end_with_255_by_itself() -> None:
@@ -149,8 +146,3 @@ def test_hosts_that_horovod_could_not_reach_are_heard(line: str, host: str) -> N
 )
 def test_what_ranks_print_is_not_believed(line: str) -> None:
     assert said(line) == MpirunReport()
-
-
-def test_a_line_of_a_rank_is_told_from_horovods_own() -> None:
-    assert rank_and_text("[12]<stderr>:the reason why") == (12, "the reason why")
-    assert rank_and_text("Traceback (most recent call last):") == (None, "Traceback (most recent call last):")

@@ -12,7 +12,6 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
-from msgspec.structs import replace
 
 from tests.conftest import require
 from tests.planning.requests import request
@@ -24,10 +23,8 @@ from trainer_launch.model import Job, Mpi
 from trainer_launch.model.errors import UsageError
 from trainer_launch.mpi import host_access
 from trainer_launch.mpi.host_access import HostAccess, HostCommands, own_ssh
-from trainer_launch.mpi.host_readiness import Probes, Threads
 from trainer_launch.mpi.mpi_job import prepared
-from trainer_launch.mpi.remote_hosts import HostList, RemoteHosts
-from trainer_launch.mpi.ssh_client import InThread, configured_port
+from trainer_launch.mpi.remote_hosts import HostList, Probes, RemoteHosts, Threads
 from trainer_launch.planning import engines, mpi_options
 from trainer_launch.planning.mpi import KUBEXEC, spec_of
 from trainer_launch.supervisor.system import System
@@ -64,24 +61,18 @@ def test_hosts_are_looked_for_where_the_users_own_agent_would_go(
     assert access_of(tmp_path, line)[0].probed_port == port
 
 
-def test_a_call_in_a_thread_raises_any_error_in_its_caller_who_would_wait_for_ever_else() -> None:
-    def call(*words: str) -> int:
-        raise OSError(errno.EMFILE, "Too many open files")
-
-    assert InThread(len, "word").result() == 4
-    with pytest.raises(OSError, match="Too many open files"):
-        InThread(call, "mpirun", "--version").result()
-
-
 def test_an_mpirun_that_a_limit_of_the_container_keeps_from_starting_is_not_to_be_installed(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     task = request("mpirun -np 1 x", Job(contract="c"), scratch=str(tmp_path))
-    ended = Ended(status=127, problem=OSError(errno.EMFILE, "Too many open files"))
-    monkeypatch.setattr(deadline_subprocess, "run", lambda *_: ended)
+    problems = [OSError(errno.EMFILE, "Too many open files"), OSError(errno.EACCES, "No")]
+
+    def start(*_: object) -> None:
+        raise problems.pop(0)
+
+    monkeypatch.setattr(deadline_subprocess, "RunningCommand", start)
     with pytest.raises(OSError, match="Too many open files"):
         prepared(task, engines.plan(task).processes[0])
-    monkeypatch.setattr(deadline_subprocess, "run", lambda *_: replace(ended, problem=OSError(errno.EACCES, "No")))
     with pytest.raises(UsageError, match=r"'mpirun' cannot be run \(No\); install an MPI in this image"):
         prepared(task, engines.plan(task).processes[0])
 
@@ -208,12 +199,3 @@ def test_an_ssh_of_the_users_own_is_recognised_with_its_options(line: str, env: 
 )
 def test_what_is_no_ssh_is_not_taken_for_one(line: str, env: dict[str, str]) -> None:
     assert own_ssh(mpi_options.parse(shlex.split(line)), env) is None
-
-
-def test_the_port_is_where_that_ssh_would_go(tmp_path: Path) -> None:
-    require(shutil.which("ssh"), "needs openssh-client")
-    (tmp_path / "config").write_text("Host w-*\n  Port 2022\nHost *\n  Port 2222\n")
-    ssh = ("ssh", "-F", str(tmp_path / "config"))
-    assert [configured_port(ssh, host) for host in ("w-0", "other")] == [2022, 2222]
-    assert configured_port((*ssh, "-p", "2200"), "w-0") == 2200
-    assert configured_port((str(tmp_path / "no-ssh"),), "w-0") is None

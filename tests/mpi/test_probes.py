@@ -13,8 +13,8 @@ import pytest
 
 from tests.process.world import DEADLINE_S
 from trainer_launch.host.deadline_subprocess import begin_thread
-from trainer_launch.mpi import host_readiness
-from trainer_launch.mpi.host_readiness import HostStage, Probes, Readiness, Threads, summary
+from trainer_launch.mpi import remote_hosts
+from trainer_launch.mpi.remote_hosts import HostStage, Probes, Readiness, Threads, summary
 
 
 class Watcher:
@@ -45,7 +45,7 @@ class Watcher:
 @pytest.fixture
 def watch(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[..., Watcher]]:
     """Make watchers, which take hosts on loopback for others than their own."""
-    monkeypatch.setattr(host_readiness, "_is_own", lambda *_: False)
+    monkeypatch.setattr(remote_hosts, "_is_own", lambda *_: False)
     look_up = socket.getaddrinfo
     with ExitStack() as undo:
 
@@ -109,24 +109,6 @@ def test_hosts_are_told_apart_by_what_they_lack(
         assert seen["nameless"].stage is HostStage.DNS
 
 
-def test_what_an_attempt_came_to_is_told_while_the_next_one_is_under_way(
-    listen: Callable[[bytes], int], watch: Callable[..., Watcher]
-) -> None:
-    """The time to report may come in the midst of an attempt."""
-    watcher = watch()
-    watcher.places["web"] = ("127.0.0.1", listen(b"HTTP/1.1 400 Bad Request\r\n\r\n"))
-    watcher.probes.watch(["web"])
-    first = watcher.until(lambda s: "no sshd" in s["web"].why)["web"]
-    later: list[Readiness] = []
-
-    def has_looked_50_times(seen: dict[str, Readiness]) -> bool:
-        later.append(seen["web"])
-        return len(later) == 50
-
-    watcher.until(has_looked_50_times)
-    assert set(later) == {first}
-
-
 def test_a_host_that_has_to_let_us_in_is_ready_only_then(
     listen: Callable[[bytes], int], watch: Callable[..., Watcher]
 ) -> None:
@@ -139,25 +121,13 @@ def test_a_host_that_has_to_let_us_in_is_ready_only_then(
     assert answers == []
 
 
-def test_a_host_that_was_lost_has_to_pass_everything_again(
-    listen: Callable[[bytes], int], watch: Callable[..., Watcher]
-) -> None:
-    watcher = watch()
-    watcher.places["a"] = ("127.0.0.1", listen(b"SSH-2.0-test\r\n"))
-    watcher.probes.watch(["a"])
-    watcher.until(lambda s: s["a"].stage is HostStage.READY)
-    watcher.probes.watch(["a"], ["a"])
-    assert watcher.probes.readiness["a"].stage is HostStage.DNS
-    watcher.until(lambda s: s["a"].stage is HostStage.READY)
-
-
 def test_where_no_more_threads_may_start_hosts_are_looked_at_later(
     listen: Callable[[bytes], int], watch: Callable[..., Watcher], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """As at a pod's limit of processes: the launcher goes on."""
     watcher, refusals = watch(), [None]
     refuse = lambda *how: refusals.pop() if refusals else begin_thread(*how)  # noqa: E731
-    monkeypatch.setattr(host_readiness, "begin_thread", refuse)
+    monkeypatch.setattr(remote_hosts, "begin_thread", refuse)
     watcher.places["a"] = ("127.0.0.1", listen(b"SSH-2.0-test\r\n"))
     watcher.probes.watch(["a"])
     watcher.until(lambda s: s["a"].stage is HostStage.READY)

@@ -21,18 +21,6 @@ def test_these_are_mpiruns(word: str) -> None:
     assert mpi_options.is_mpirun(word)
 
 
-@pytest.mark.parametrize("word", ["mpirunner", "horovodrun", "python", "mpi", "srun"])
-def test_these_are_none(word: str) -> None:
-    assert not mpi_options.is_mpirun(word)
-
-
-def test_trainers_own_command_has_nothing_to_take() -> None:
-    taken = parse("mpirun sleep 10")
-    assert taken.program == ("sleep", "10")
-    assert taken.kept == ()
-    assert taken.number is None
-
-
 def test_the_sdks_command_gives_its_hostfile_and_keeps_its_script() -> None:
     taken = parse("mpirun --hostfile /etc/mpi/hostfile bash -c 'python -c \"print(1)\"'")
     assert taken.hostfile == "/etc/mpi/hostfile"
@@ -61,11 +49,6 @@ def test_hydras_words_are_understood_alike() -> None:
     assert taken.program == ("./a.out", "-n", "9")
 
 
-def test_values_behind_an_equals_sign_are_taken() -> None:
-    taken = parse("mpirun --np=3 --hostfile=h ./a.out")
-    assert (taken.number, taken.hostfile, taken.kept) == (3, "h", ())
-
-
 def test_several_hosts_options_are_one_list() -> None:
     assert parse("mpirun -H a:2 --host b,c ./a.out").hosts == "a:2,b,c"
 
@@ -75,23 +58,6 @@ def test_of_several_programs_each_keeps_its_number() -> None:
     assert taken.number is None
     assert taken.kept == ("-np", "1")
     assert taken.program == ("./server", ":", "-np", "2", "./worker")
-
-
-@pytest.mark.parametrize(
-    ("line", "env", "fills"),
-    [
-        ("mpirun --mca btl tcp,self x", {"OMPI_MCA_rmaps_base_verbose": "1"}, True),
-        ("mpirun --map-by node x", {}, False),
-        ("mpirun --mca rmaps_base_mapping_policy node x", {}, False),
-        ("mpirun x", {"OMPI_MCA_rmaps_base_mapping_policy": "node"}, False),
-        ("mpirun x", {"PRTE_MCA_rmaps_default_mapping_policy": "node"}, False),
-        ("mpirun x", {"OMPI_MCA_rmaps_base_mapping_policy": ""}, True),
-    ],
-)
-def test_ranks_fill_the_slots_of_the_list_unless_somebody_places_them(
-    line: str, env: dict[str, str], fills: bool
-) -> None:
-    assert mpi_options.fills_slots(parse(line), env) is fills
 
 
 @pytest.mark.parametrize(

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from tests.planning.requests import request
-from trainer_launch.host import dns, network
+from trainer_launch.host import network
 from trainer_launch.host.network import Interface
 from trainer_launch.model import Cpus, Endpoint, Gpus, Host, Job, NodeRange, Topology
 from trainer_launch.model.errors import ContractError
@@ -126,7 +126,7 @@ def looked_at(coordinator: str, names: dict[str, tuple[str, ...]], monkeypatch: 
             raise socket.gaierror(socket.EAI_NONAME, "Name or service not known")
         return names[name]
 
-    monkeypatch.setattr(dns, "lookup", lookup)
+    monkeypatch.setattr(network, "lookup", lookup)
     monkeypatch.setattr(network, "interfaces", lambda: (LO, ETH0, NET1))
     monkeypatch.setattr(network, "is_here", lambda host: "127.0.0.1" in names.get(host, ()))
     monkeypatch.setattr(network, "source_to", lambda to: "10.1.0.7" if to.startswith("10.1.") else "10.0.0.7")

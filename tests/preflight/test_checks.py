@@ -14,8 +14,8 @@ from msgspec.structs import replace
 from tests.preflight.fault_catalogue import FAULTS
 from tests.preflight.gpus import FACTS
 from tests.preflight.world import ADDRESSES, ETH0, GIB, HEALTHY, JOB, LO, MIB, STORED, Names, run_all, subject
-from trainer_launch.host.cgroup import Limits
 from trainer_launch.host.deadline_subprocess import Tried
+from trainer_launch.host.machine import Limits
 from trainer_launch.host.network import AdapterPort, Interface
 from trainer_launch.model import Cpus, Endpoint, Gpus, Member, Mpi, NodeRange
 from trainer_launch.model.findings import Fault, Finding, PreflightVerdict, Status

@@ -9,8 +9,8 @@ from typing import Any
 from msgspec.structs import replace
 
 from tests.preflight.gpus import HEALTHY_CARDS
-from trainer_launch.host.cgroup import Limits
 from trainer_launch.host.deadline_subprocess import Tried
+from trainer_launch.host.machine import Limits
 from trainer_launch.host.network import AdapterPort, Interface
 from trainer_launch.model import Cpus, Endpoint, Gpus, Host, Job, Member, NodeRange, Topology
 from trainer_launch.model.findings import Report

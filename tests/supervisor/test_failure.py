@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from msgspec.structs import replace
 
-from trainer_launch.host import cgroup
+from trainer_launch.host import machine
 from trainer_launch.model import Death
 from trainer_launch.supervisor.failure import (
     Evidence,
@@ -282,7 +282,7 @@ def test_torchruns_worker_is_judged_not_torchrun():
 
 def test_kills_for_memory_count_from_the_last_start(monkeypatch):
     counts = iter((1, 2, 2, 2))
-    monkeypatch.setattr(cgroup, "oom_kills", lambda _: next(counts))
+    monkeypatch.setattr(machine, "oom_kills", lambda _: next(counts))
     witness = Witness()
     for killed in (True, False):
         witness.begin()

@@ -17,7 +17,7 @@ from msgspec.structs import replace
 
 from trainer_launch.diagnosis.collectives import ANSWERS, Doing
 from trainer_launch.diagnosis.hang_detection import WatchedWorker, label
-from trainer_launch.host import files, process_tree, system_calls
+from trainer_launch.host import files, process_tree
 from trainer_launch.host.slow_files import within
 from trainer_launch.model.codec import MAX_TEXT
 
@@ -109,7 +109,7 @@ def _ask(path: str | None, pid: int) -> int | None:
         return None
     # The thread that answers PID 1 sleeps in Python, which goes on. A sleep of the program's in C would end.
     before, thread = size(path), process_tree.thread_named(pid, ANSWERS)
-    if thread is None and system_calls.is_connecting(pid):  # to a store, perhaps: torch would give up
+    if thread is None and process_tree.is_connecting(pid):  # to a store, perhaps: torch would give up
         return None
     if thread is None or not process_tree.send(thread, STACKS_SIGNAL):
         process_tree.send(pid, STACKS_SIGNAL)

@@ -19,9 +19,9 @@ from msgspec.structs import replace
 from trainer_launch.diagnosis import stacks
 from trainer_launch.diagnosis.collectives import MAX_BYTES, Doing, RankState, Recorded, Stage
 from trainer_launch.diagnosis.hang_detection import Activity, Sample, WatchedWorker
-from trainer_launch.host import files, process_tree, runtime_directory, system_calls
+from trainer_launch.host import files, process_tree, runtime_directory
+from trainer_launch.host.process_tree import CallKind, SystemCall
 from trainer_launch.host.slow_files import within
-from trainer_launch.host.system_calls import CallKind, SystemCall
 from trainer_launch.model.codec import MessageError, decode
 from trainer_launch.model.errors import MALFORMED
 from trainer_launch.supervisor.processes import Processes
@@ -373,19 +373,19 @@ def wait_outside(
     `below` are its descendants, `own_ports` those of the job's store. A worker that `has_joined` a collective which
     has not ended may wait for that, so its other threads prove nothing.
     """
-    call = system_calls.of_thread(pid, pid)
+    call = process_tree.of_thread(pid, pid)
     if call is None:
         return Doing.UNKNOWN
     if 0 in call.fds and call.kind is not CallKind.EPOLL:
         return Doing.INPUT
-    remote = system_calls.connections(pid, own_ports)
+    remote = process_tree.connections(pid, own_ports)
     by_parent: dict[int, list[int]] = {}
     for entry in below:
         by_parent.setdefault(entry.parent, []).append(entry.pid)
     calls = [call]
     if call.kind in (CallKind.LOCK, *_POLLS) and not has_joined:
         # It may wait for its other threads. Those of gloo and NCCL poll other ranks all the time.
-        others = system_calls.of_other_threads(pid)
+        others = process_tree.of_other_threads(pid)
         calls += [other for other in others if other.kind not in _POLLS and other.kind is not CallKind.LOCK]
     programs = {child for each in calls for child in _awaited(each, pid, by_parent)}
     moves = any(_moves(each, remote) for each in calls)
@@ -405,12 +405,12 @@ def _awaited(call: SystemCall, pid: int, by_parent: Mapping[int, list[int]]) -> 
     if call.kind is CallKind.CHILD:
         return [call.child] if call.child else by_parent.get(pid, [])
     pipes = {link for link in call.files if link.startswith("pipe:")}
-    return [child for child in by_parent.get(pid, []) if pipes and pipes & system_calls.open_files(child)]
+    return [child for child in by_parent.get(pid, []) if pipes and pipes & process_tree.open_files(child)]
 
 
 def _program_moves(pid: int, by_parent: Mapping[int, list[int]], remote: Collection[str]) -> bool:
     """Whether a thread of a program, or of one that it has started, waits for a file or a connection."""
-    calls = [system_calls.of_thread(pid, pid), *system_calls.of_other_threads(pid)]
+    calls = [process_tree.of_thread(pid, pid), *process_tree.of_other_threads(pid)]
     if any(call is not None and _moves(call, remote) for call in calls):
         return True
     return any(_program_moves(child, by_parent, remote) for child in by_parent.get(pid, []))

@@ -1,4 +1,4 @@
-"""Why the kernel does not execute a file: its first line, interpreter, format or mount. Nothing is run."""
+"""Why the kernel does not execute a file: its first line, interpreter or format. Nothing is run."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from trainer_launch.host.files import LiveFiles
 
 _START_BYTES = 4096
 _SHOWN_BYTES = 120
-_BOM, _ELF = b"\xef\xbb\xbf", b"\x7fELF"
+_ELF = b"\x7fELF"
 _FIRST_LINE = re.compile(rb"#![ \t]*([^ \t\n]+)[ \t]*([^ \t\n=]*)[^\n]*")  # an interpreter, and a word for it
 _LOADER = re.compile(rb"/[\w/.-]*/ld[\w.-]*\.so[\w.]*")
 # Of ELF's numbers those of machines that train, and what uname calls them.
@@ -27,12 +27,6 @@ def obstacle(path: str, search: str | None) -> str | None:
     program, word = map(os.fsdecode, first.groups()) if first else ("", "")
     line = repr(first[0][:_SHOWN_BYTES].decode(errors="replace")) if first else ""
     name = word if os.path.basename(program) == "env" and not word.startswith("-") else ""
-    if _is_on_noexec(path):
-        return "its file system is mounted noexec; copy it to another" + (
-            f", or write: {program} {path}" * bool(first)
-        )
-    if start.startswith(_BOM + b"#!"):
-        return "a byte-order mark stands before its #!; save it as UTF-8 without one"
     if "\r" in program + name:
         return f"its lines end as on Windows (CRLF), also the first: {line}; write: sed -i 's/\\r$//' {path}"
     if first and not os.path.exists(program):
@@ -63,11 +57,3 @@ def loader_of(path: str) -> str:
 
 def _start_of(path: str) -> bytes:
     return LiveFiles(_START_BYTES).read(path) or b""
-
-
-def _is_on_noexec(path: str) -> bool:
-    try:
-        may_be_run = os.stat(path).st_mode & 0o111 != 0
-        return may_be_run and bool(os.statvfs(path).f_flag & os.ST_NOEXEC)
-    except (OSError, ValueError):
-        return False

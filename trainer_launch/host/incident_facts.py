@@ -18,7 +18,7 @@ from datetime import datetime, timezone
 from pathlib import Path
 from typing import Any
 
-from trainer_launch.host import cgroup, files, shm
+from trainer_launch.host import files, machine, shm
 from trainer_launch.model.redaction import redact
 from trainer_launch.model.units import in_units
 
@@ -32,7 +32,7 @@ _SEGMENTS = 20
 
 def memory(root: Path = Path("/")) -> str:
     """The container's counters of memory, of kills for it, and of pressure."""
-    groups = cgroup.own_groups(root)
+    groups = machine.own_groups(root)
     counters = [(folder / name, files.text(folder / name)) for folder in groups.memory[:1] for name in _MEMORY]
     return "".join(f"== {path.name}\n{text}\n" for path, text in counters if text)
 

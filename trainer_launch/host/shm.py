@@ -1,4 +1,4 @@
-"""The memory file system at /dev/shm: its room, what lies in it, who uses that, and making it larger.
+"""The memory file system at /dev/shm: its room, what lies in it, and making it larger; what dead workers leave.
 
 Its pages count against the container's memory limit, like any other memory. In Kubernetes all containers of a pod
 share one (the pod sandbox's, 64 MiB, or an emptyDir that they mount), and it outlives a container's restart.
@@ -7,21 +7,23 @@ share one (the pod sandbox's, 64 MiB, or an emptyDir that they mount), and it ou
 from __future__ import annotations
 
 import contextlib
+import errno
 import fcntl
 import json
 import logging
 import os
 import re
 import signal
+import socket
 import stat
 import tempfile
 import time
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Collection, Iterator, Mapping
 from pathlib import Path
 
 from msgspec import Struct
 
-from trainer_launch.host import files, socket_folders
+from trainer_launch.host import files
 from trainer_launch.host.slow_files import within
 from trainer_launch.model.errors import MALFORMED, NodeError
 from trainer_launch.model.units import counted, in_units
@@ -306,6 +308,63 @@ def _parsed(content: bytes, hostname: str) -> frozenset[Key] | None:
         return None
 
 
+# In the folder for temporary files `multiprocessing` makes `pymp-…`, and torch's manager of shared memory
+# `torch-shm-dir-…`, each with its sockets; they remove them at an orderly end. Such a folder is a dead process's if
+# no socket in it has a listener: no process of this network namespace has bound it, and the kernel refuses a
+# connection. One without a socket proves nothing.
+TMP_VARIABLES = ("TMPDIR", "TEMP", "TMP")  # as Python's tempfile reads them
+MOST_TMP_BYTES = 107 - len("/torch-shm-dir-123456/manager.sock")  # of a folder's path, for sockets' in it
+_SOCKET_FOLDERS = re.compile(r"pymp-\w{8}|torch-shm-dir-\w{6}")
+_MOST_FOLDERS = 1000  # that one sweep looks at
+
+
+def too_long_for_sockets(env: Mapping[str, str]) -> str | None:
+    """Why sockets cannot be made in the folder for temporary files, by the length of its path."""
+    name = next((name for name in TMP_VARIABLES if env.get(name)), None)
+    size = 0 if name is None else len(os.fsencode(env[name]))
+    if size <= MOST_TMP_BYTES:
+        return None
+    return (
+        f"{name} is a path of {size} bytes, and sockets in it need one of at most {MOST_TMP_BYTES}: data loaders "
+        f"with workers and torch.multiprocessing may hang or fail"
+    )
+
+
+def sweep_sockets(place: str) -> int:
+    """Remove those of our user in this folder that dead processes have left; how many."""
+    with contextlib.suppress(OSError), os.scandir(place) as entries:
+        chosen = [entry.path for entry in entries if _SOCKET_FOLDERS.fullmatch(entry.name)][:_MOST_FOLDERS]
+        bound = files.text("/proc/net/unix") if chosen else ""
+        return sum(_remove_folder(path, bound) for path in chosen)
+    return 0
+
+
+def _remove_folder(folder: str, bound: str) -> bool:
+    """Remove a dead process's folder; whether it was and is gone."""
+    try:
+        status = os.lstat(folder)
+        if not stat.S_ISDIR(status.st_mode) or status.st_uid != os.geteuid():
+            return False
+        paths = [os.path.join(folder, name) for name in os.listdir(folder)]
+        if not paths or not all(f" {path}\n" not in bound and _has_no_listener(path) for path in paths):
+            return False
+        for path in paths:
+            os.unlink(path)
+        os.rmdir(folder)
+    except OSError:
+        return False
+    return True
+
+
+def _has_no_listener(path: str) -> bool:
+    """Whether this is a socket without a listener."""
+    if not stat.S_ISSOCK(os.lstat(path).st_mode):
+        return False
+    with socket.socket(socket.AF_UNIX) as probe:
+        probe.setblocking(False)
+        return probe.connect_ex(path) == errno.ECONNREFUSED
+
+
 @contextlib.contextmanager
 def kept_clean() -> Iterator[Callable[[], None]]:
     """Remove what a killed predecessor left; yield what removes our dead workers' share, and do that at the end."""
@@ -314,7 +373,7 @@ def kept_clean() -> Iterator[Callable[[], None]]:
         place = tempfile.gettempdir()
 
     def sweep_folders() -> None:
-        folders = within(place, 0, socket_folders.sweep, place) if place else 0
+        folders = within(place, 0, sweep_sockets, place) if place else 0
         if folders:
             _log.info("removed %s of dead workers from %s", counted(folders, "folder"), place)
 

@@ -10,7 +10,7 @@ import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
 
-from trainer_launch.host.dns import in_threads, is_absent
+from trainer_launch.host.network import in_threads, is_absent
 from trainer_launch.membership import protocol as msg
 from trainer_launch.membership import timeouts
 from trainer_launch.membership.client import inquire

@@ -313,7 +313,7 @@ class Death(Struct, frozen=True, kw_only=True):
     process: str = ""  # its name, for people; "": it was no process of ours
     rank: int | None = None  # in the job
     local_rank: int | None = None
-    host: str | None = None
+    host: str | None = None  # None: this one; "": another one, nobody knows which
     code: int | None = None  # as the shell has it; None: of a signal, or not known
     signal: int | None = None
     at_s: float = 0.0  # monotonic seconds; of a hang, the last progress

@@ -22,7 +22,7 @@ from trainer_launch.host import executables, files, logs, network, runtime_direc
 from trainer_launch.model import Death, Destination, Member, Process, exit_codes, hostfile
 from trainer_launch.model.errors import NodeError
 from trainer_launch.model.units import counted
-from trainer_launch.mpi import mpirun_command, mpirun_messages, rank_environment
+from trainer_launch.mpi import mpirun_command, rank_environment
 from trainer_launch.mpi.host_access import HostAccess
 from trainer_launch.mpi.mpirun_command import Dialect
 from trainer_launch.mpi.mpirun_messages import (
@@ -33,7 +33,6 @@ from trainer_launch.mpi.mpirun_messages import (
     with_line_of_horovod,
 )
 from trainer_launch.mpi.rank_environment import but_secrets
-from trainer_launch.planning import mpi_options
 from trainer_launch.planning.mpi_options import COOLDOWN, INTERFACES, MIN_NUMBER, Typed
 
 _LAST_LINES = 400  # of all ranks together
@@ -140,14 +139,10 @@ class HostedProgram(ABC):
         """Whether all of its output was read."""
         return not self._open
 
-    def end(self, death: Death, members: Sequence[Member]) -> MpirunEnd:
-        """How the program ended on these hosts, with its messages."""
+    def end(self, death: Death) -> MpirunEnd:
+        """How the program ended, with its messages."""
         with self._lock:
-            end = MpirunEnd(death, self._report, tuple(self._last_lines())[-_KEPT_LINES:], self.is_hydras)
-        # Open MPI 4 gives ranks of this host the first numbers, wherever the list has it.
-        has_own = any(self._access.is_own(member.host) for member in members)
-        fills_slots = not has_own and mpi_options.fills_slots(self.typed, self._process.env)
-        return mpirun_messages.located(end, members) if fills_slots else end
+            return MpirunEnd(death, self._report, tuple(self._last_lines())[-_KEPT_LINES:], self.is_hydras)
 
     def explained(self, refusal: str, members: Sequence[Member]) -> str:
         """A refusal of mpirun's own, with numbers and an option, or why this host cannot run the program."""
@@ -307,8 +302,9 @@ class Horovodrun(HostedProgram):
             self._lines.append(text)
 
     def _last_lines(self) -> Iterable[str]:
-        """The lines of the failed rank: Horovod's own traceback says nothing of the cause."""
-        return (text for rank, text in map(rank_and_text, self._lines) if rank == self._report.rank)
+        """The lines of the failed rank, or of all: Horovod's own traceback says nothing of the cause."""
+        lines = ((rank, text) for rank, text in map(rank_and_text, self._lines) if rank is not None)
+        return (text for rank, text in lines if self._report.rank in (rank, None))
 
 
 def _ssh(access: HostAccess, env: Mapping[str, str]) -> tuple[str, ...]:

@@ -26,19 +26,18 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from trainer_launch.host import deadline_subprocess, logs, runtime_directory
+from trainer_launch.host.deadline_subprocess import RunningCommand
 from trainer_launch.membership import retry_policy, timeouts
 from trainer_launch.model import Death, Failure, Member, Outcome, Plan, Process, exit_codes
 from trainer_launch.model.errors import EXHAUSTED, UsageError
 from trainer_launch.model.signal_policy import STOP_SIGNALS, SignalAction, name_of
 from trainer_launch.model.units import counted
-from trainer_launch.mpi import host_access, host_readiness, mpirun_command, mpirun_messages
+from trainer_launch.mpi import host_access, mpirun_command, mpirun_messages, remote_hosts
 from trainer_launch.mpi.host_access import HostAccess
-from trainer_launch.mpi.host_readiness import Probes, Threads
 from trainer_launch.mpi.hosted_program import Horovodrun, HostedProgram, Mpirun
 from trainer_launch.mpi.mpirun_command import Dialect, recognised
 from trainer_launch.mpi.mpirun_messages import MpirunEnd
-from trainer_launch.mpi.remote_hosts import GATHER_S, HostList, HostWait, RemoteHosts
-from trainer_launch.mpi.ssh_client import InThread
+from trainer_launch.mpi.remote_hosts import GATHER_S, HostList, HostWait, Probes, RemoteHosts, Threads
 from trainer_launch.planning import mpi_options
 from trainer_launch.planning.mpi import Spec, spec_of
 from trainer_launch.planning.task import Task
@@ -110,27 +109,34 @@ def prepared(task: Task, process: Process) -> Preparation:
         LaunchError: the list of hosts makes no sense, there is no key, no ssh, or no mpirun that is known.
     """
     spec, typed, threads = spec_of(task, process), mpi_options.parse(process.argv), Threads(_THREADS)
-    dialect = None if mpi_options.is_horovodrun(process.argv) else InThread(_dialect, process)
+    version = None if mpi_options.is_horovodrun(process.argv) else _version_asked(process)
     hosts = HostList(spec, typed)
     access = host_access.prepared(spec, typed, process.env, hosts.members if hosts.exists else None)
     probes = Probes(threads, access.probed_port, over_ssh=not access.is_kubexec)
     if not access.is_kubexec:
         probes.watch(member.host for member in hosts.members)
         probes.tick(time.monotonic())
-    if dialect is None:
+    if version is None:
         program: HostedProgram = Horovodrun(process, typed, access, hosts.members, threads.wake)
     else:
-        program = Mpirun(process, typed, access, dialect.result(), threads.wake)
+        program = Mpirun(process, typed, access, _dialect(process, version), threads.wake)
     return Preparation(spec, access, hosts, threads, probes, program)
 
 
-def _dialect(process: Process) -> Dialect:
+def _version_asked(process: Process) -> RunningCommand:
     mpirun = process.argv[0]
-    ended = deadline_subprocess.run((mpirun, "--version"), process.env, _VERSION_S)
-    if ended.problem is not None:
-        if ended.problem.errno in EXHAUSTED:
-            raise ended.problem  # a limit of this container, of which the command line says what helps
-        raise UsageError(f"{mpirun!r} cannot be run ({ended.problem.strerror}); install an MPI in this image")
+    try:
+        return deadline_subprocess.RunningCommand((mpirun, "--version"), process.env)
+    except OSError as problem:
+        if problem.errno in EXHAUSTED:
+            raise  # a limit of this container, of which the command line says what helps
+        raise UsageError(f"{mpirun!r} cannot be run ({problem.strerror}); install an MPI in this image") from None
+
+
+def _dialect(process: Process, version: RunningCommand) -> Dialect:
+    mpirun = process.argv[0]
+    version.stop(_VERSION_S)
+    ended = version.end()
     dialect = recognised(ended.out + ended.err)
     if dialect is None:
         output = " ".join((ended.out + ended.err).split())[:_VERSION_CHARS]
@@ -259,8 +265,8 @@ class MpiJob(RunLoop):
         """Take in what is known of the hosts."""
         if self._hosts.members != self._members:
             self._on_list(now_s)
-        if self._hosts.take_changed():
-            ready = host_readiness.ready(self._hosts.readiness)
+        if self._hosts.probes.take_changed():
+            ready = remote_hosts.ready(self._hosts.probes.readiness)
             self._program.offer([member for member in self._members if member.host in ready])
             if self.phase is MpiPhase.RUNNING:
                 self._look_for_others(now_s)
@@ -272,7 +278,7 @@ class MpiJob(RunLoop):
         self._hosts.watch(self._members, check_keys=self._wait.checks_keys)
         if not self._processes.is_running or self._program.adds_hosts or self._processes.is_draining:
             return
-        self._hosts.rest()
+        self._hosts.probes.rest()
         left, least = self._left(), self._program.least_hosts
         if left and least is not None and len(self._running) - len(left) >= least:
             self._resize(f"{', '.join(sorted(left))} left the job", now_s)
@@ -348,8 +354,8 @@ class MpiJob(RunLoop):
         self.phase, self._running = MpiPhase.RUNNING, members
         self._starts += 1
         if not self._program.adds_hosts:
-            self._hosts.rest()
-        process = self._program.process(members, self._members, self._starts, self._hosts.addresses)
+            self._hosts.probes.rest()
+        process = self._program.process(members, self._members, self._starts, self._hosts.probes.addresses)
         for unstarted in self._processes.start([process]):
             self._finish(unstarted)
 
@@ -379,7 +385,7 @@ class MpiJob(RunLoop):
         death = self._death
         if self.phase is not MpiPhase.SETTLING or death is None or not self._has_settled(death, now_s):
             return
-        end, lost = self._program.end(death, self._running), self._lost_host
+        end, lost = self._program.end(death), self._lost_host
         if self._stop_signal is not None or (death.exit_code == 0 and not self._is_ended_by_us and lost is None):
             self._finish(None)
             return
@@ -443,6 +449,8 @@ class MpiJob(RunLoop):
         """Ranks failed by themselves: this costs the budget, unless a restart will not help."""
         end = mpirun_messages.first_failure(end)
         death, is_early = mpirun_messages.death_of(end, self._starts), lasted_s < timeouts.START_S
+        if death.rank is not None and death.host is None and self._running:
+            death = replace(death, host="")  # on one of these hosts, and not known to be this pod
         if death.message and death.reason in ("Misconfigured", "NotRunnable"):
             death = replace(death, message=self._program.explained(death.message, self._running))
         started = self._program.typed.program if is_early else ()

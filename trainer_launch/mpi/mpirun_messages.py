@@ -13,7 +13,7 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from trainer_launch.membership.retry_policy import is_of_code
-from trainer_launch.model import Death, Member, exit_codes
+from trainer_launch.model import Death, exit_codes
 from trainer_launch.supervisor.error_lines import error_name, headline, with_places
 
 _FATAL = frozenset(
@@ -37,7 +37,11 @@ class MpirunReport(Struct, frozen=True, kw_only=True):
 
 def with_line(report: MpirunReport, line: str) -> MpirunReport:
     """Take one line of mpirun's stderr in; the first message about a value stands."""
-    for pattern, take in _PATTERNS:
+    return _with_match(report, line, (*_PATTERNS, *_SSH_PATTERNS))
+
+
+def _with_match(report: MpirunReport, line: str, patterns: Sequence[tuple[str, _Take]]) -> MpirunReport:
+    for pattern, take in patterns:
         if match := re.search(pattern, line[:_MAX_CHARS]):
             return take(report, match)
     return report
@@ -84,6 +88,16 @@ def _unreached(report: MpirunReport, match: re.Match[str]) -> MpirunReport:
     if report.words:
         return report
     return replace(report, unreached=match.groupdict().get("host") or "", words=match[0].strip()[:200])
+
+
+def _process_ended(report: MpirunReport, match: re.Match[str]) -> MpirunReport:
+    """Horovod also tells of ranks that it has ended itself, and takes the end of an ssh for that of its rank."""
+    code = int(match["code"])
+    if report.rank is not None or report.words or report.lost or exit_codes.failing(code) is None:
+        return report
+    if code in _SIGNALLED:
+        return replace(report, rank=int(match["rank"]), signal=code - 128)
+    return replace(report, rank=int(match["rank"]), exit_code=code)
 
 
 _NOT_RUN = (
@@ -133,7 +147,9 @@ _PATTERNS: tuple[tuple[str, _Take], ...] = (
     (rf"THE EXIT STRING: .*\(signal {_SIGNAL}\)", lambda *how: replace(_failed(*how), exit_code=None)),
     (rf"MPI_Abort\(.*\) - process {_RANK}", _failed),
     (rf"^Abort\(-?\d+\) on node \d+ \(rank {_RANK} in comm 0\)", _failed),
-    # ssh; Hydra keeps one for each host, and says nothing itself when that ends
+)
+# Of ssh. Hydra keeps one for each host, horovodrun for each rank, and neither says anything when it ends.
+_SSH_PATTERNS: tuple[tuple[str, _Take], ...] = (
     (rf"^(?:Connection to|Timeout, server) ({_NAME}) (?:closed by remote host|not responding)", _lost),
     (rf"^Read from remote host ({_NAME}): ", _lost),
     (rf"ssh: connect to host {_HOST} port \d+: .*", _unreached),
@@ -143,21 +159,13 @@ _PATTERNS: tuple[tuple[str, _Take], ...] = (
     (r"kex_exchange_identification: .*", _unreached),
     (rf"No \S+ host key is known for \[?{_HOST}\]?.*", _unreached),
 )
-
-
-_SSH_FAILED = 255  # ssh's own code, and that of a program that says -1
-_SIGNALLED = range(129, 193)  # as the shell has it
-_BY_HOROVOD = (_SSH_FAILED, exit_codes.STOPPED)  # how ranks end that it ends itself
 _OF_RANK = re.compile(r"^\[(\d{1,6})\]<(?:stdout|stderr)>:(.*)", re.DOTALL)
-_EXIT = re.compile(r"^Process (\d{1,6}) exit with status code (\d{1,3})\.")
-_ON_HOST = re.compile(r"^Process name: ([^\s\[]{1,253})\[\d+\]\s*$")
-_NO_SSH = re.compile(r"^ssh not successful for host (\S{1,253}):")
-_TOO_LATE = re.compile(r"^(?!\[).{0,300}?(Timed out waiting for .{1,300})")
-_GONE = re.compile(
-    r"^\[\d{1,6}\]<stderr>:(?:"
-    rf"(?:Timeout, server|Connection to|Read from remote host) {_HOST}(?: not responding| closed by remote host|: )"
-    r"|client_loop: send disconnect|ssh: |Connection (?:closed|reset) by ).*"
+_SIGNALLED = range(129, 193)  # as the shell has it
+_LATE_PATTERNS: tuple[tuple[str, _Take], ...] = (
+    (rf"^ssh not successful for host {_HOST}:", _unreached),
+    (r"Timed out waiting for .{1,300}", _unreached),
 )
+_ENDING = (r"^Process (?P<rank>\d{1,6}) exit with status code (?P<code>\d{1,3})\.", _process_ended)
 
 
 def rank_and_text(line: str) -> tuple[int | None, str]:
@@ -167,35 +175,11 @@ def rank_and_text(line: str) -> tuple[int | None, str]:
 
 
 def with_line_of_horovod(report: MpirunReport, line: str, *, is_elastic: bool) -> MpirunReport:
-    """Take one line of horovodrun's output in; of an elastic job, which survives failures, the last one counts."""
-    line = line[:_MAX_CHARS]
-    if match := _EXIT.match(line):
-        return _rank_ended(report, int(match[1]), int(match[2]), is_elastic=is_elastic)
-    if match := _ON_HOST.match(line):
-        return replace(report, host=match[1])
-    if match := _GONE.match(line):
-        words = report.words or line.partition(":")[2].strip()
-        return replace(report, lost=report.lost or match["host"], unreached=report.unreached or "", words=words)
-    if report.words:
-        return report
-    if match := _NO_SSH.match(line):
-        return replace(report, unreached=match[1], words="ssh is refused")
-    if match := _TOO_LATE.match(line):
-        return replace(report, unreached="", words=match[1])
-    return report
-
-
-def _rank_ended(report: MpirunReport, rank: int, code: int, *, is_elastic: bool) -> MpirunReport:
-    if exit_codes.failing(code) is None:
-        return report  # Horovod says it of failures only: it is a rank's own line
-    if code == _SSH_FAILED and report.words:
-        return report  # it was not the rank
-    if report.rank is not None and (not is_elastic or code in _BY_HOROVOD):
-        return report  # ended by horovodrun, because of the first
-    number = code - 128 if code in _SIGNALLED else None
-    return replace(
-        report, rank=rank, exit_code=None if number else code, signal=number, words="", unreached=None, lost=None
-    )
+    """Take one line of horovodrun's output in; an elastic job survives failures, so none of them is its end."""
+    rank, text = rank_and_text(line)
+    if rank is not None:
+        return _with_match(report, text, _SSH_PATTERNS)
+    return _with_match(report, text, _LATE_PATTERNS if is_elastic else (*_LATE_PATTERNS, _ENDING))
 
 
 _TAG = re.compile(r"\s*(?:\[[^\]\s]{1,80}\](?:<std(?:err|out)>)?:? *)?")  # before a line, by mpirun or torch
@@ -257,20 +241,6 @@ def first_failure(end: MpirunEnd) -> MpirunEnd:
     if report.signal is not None or end.code != _CUT_OFF_CODE or _error_of(end):
         return replace(end, report=replace(report, cut_off=False))  # who failed by itself is known
     return replace(end, report=MpirunReport(exit_code=exit_codes.INFRASTRUCTURE, cut_off=True))
-
-
-def located(end: MpirunEnd, hosts: Sequence[Member]) -> MpirunEnd:
-    """With the host of the first failed rank, where mpirun does not tell it: ranks fill the slots in order."""
-    rank = end.report.rank
-    if rank is None or end.report.host is not None:
-        return end
-    for member in hosts:
-        if member.slots is None:
-            return end
-        if rank < member.slots:
-            return replace(end, report=replace(end.report, host=member.host))
-        rank -= member.slots
-    return end
 
 
 def _refusal(end: MpirunEnd) -> str:

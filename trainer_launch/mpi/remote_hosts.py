@@ -1,25 +1,36 @@
-"""The hosts of an MPI job: their list, their readiness, commands on them, and how long the job waits for them."""
+"""The hosts of an MPI job: their list, their readiness, commands on them, and how long the job waits for them.
+
+Readiness is how far each host is from taking a daemon: its name, its port, its banner, its key. Each host is looked
+at in threads, until it is ready. One that has shown its banner is not asked again: sshd counts those who come and
+do not log in.
+"""
 
 from __future__ import annotations
 
 import contextlib
+import os
+import socket
+import threading
+import time
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from enum import IntEnum
 from functools import partial
 from pathlib import Path
+from queue import Empty, SimpleQueue
+from typing import TypeAlias
 
+from msgspec import Struct
 from msgspec.structs import replace
 
 from trainer_launch.contracts import mpi_operator
-from trainer_launch.host import logs
-from trainer_launch.host.deadline_subprocess import Ended
+from trainer_launch.host import logs, network
+from trainer_launch.host.deadline_subprocess import Ended, begin_thread
 from trainer_launch.host.files import LiveFiles
 from trainer_launch.model import Member, hostfile
 from trainer_launch.model.errors import ContractError, LaunchError, NodeError
 from trainer_launch.model.units import counted, listed, printable
 from trainer_launch.model.value_parsers import named
-from trainer_launch.mpi import host_readiness
 from trainer_launch.mpi.host_access import HostAccess, HostCommands
-from trainer_launch.mpi.host_readiness import Done, HostStage, Probes, Readiness, Threads
 from trainer_launch.mpi.hosted_program import HostedProgram
 from trainer_launch.planning.mpi import Spec
 from trainer_launch.planning.mpi_options import DISCOVERY, SLOTS, Typed
@@ -37,8 +48,20 @@ _SAY_S = 5.0  # between two lines about missing hosts
 _SAY_AGAIN_S = 60.0  # while nothing changes
 _MAX_BYTES = 8 << 20
 _SCRIPT_S = 10.0  # kubelet mounts a script of echo lines; the user's own may ask somebody
+_CONNECT_S = 1.2  # less than `RemoteHosts.ask_s`: who is asked and gives no answer has had it by then
+_BANNER_S = 4.0  # sshd looks the name of its caller up before it says anything, where UseDNS is on
+_PAUSE_S = 0.1  # between two attempts
+_REST_S = 1.0  # likewise, while the job runs without them
+_PER_SECOND = 500  # attempts for all hosts together
+_KEY_PAUSE_S = 2.0
+_OWN_BANNER = b"SSH-2.0-trainer_launch_probe\r\n"  # to who leaves without one, sshd's log gives an error each time
+_BANNER_BYTES = 4096
+_STACK_BYTES = 256 * 1024
 
 Run = Callable[[Sequence[str], float], Ended]  # a command, and its limit in seconds
+LogIn: TypeAlias = Callable[[str], "str | None"]  # blocks; why a host does not let us in, None: it does
+Done: TypeAlias = Callable[[], None]  # called in the main loop
+Work: TypeAlias = Callable[[], Done]
 
 
 class HostList:
@@ -127,6 +150,238 @@ def merged(listed: Sequence[Member], discovered: Sequence[Member], before: Seque
     return tuple(members.values())
 
 
+class HostStage(IntEnum):
+    """The stages that a host has to pass, in order."""
+
+    DNS = 0
+    PORT = 1
+    BANNER = 2
+    KEY = 3
+    READY = 4
+
+
+_NAMES = {HostStage.DNS: "DNS", HostStage.PORT: "port", HostStage.BANNER: "banner", HostStage.KEY: "key"}
+
+
+class Readiness(Struct, frozen=True):
+    """The stage that a host has not passed yet, and why."""
+
+    stage: HostStage = HostStage.DNS
+    why: str = "not asked yet"
+
+    def __str__(self) -> str:
+        return "ready" if self.stage is HostStage.READY else f"{_NAMES[self.stage]}: {self.why}"
+
+
+def summary(readiness: Mapping[str, Readiness], most: int = 5) -> str:
+    """How many hosts are ready and what the others wait for, as a line of the log."""
+    missing = stuck(readiness)
+    words = listed([f"{host} ({why})" for host, why in missing.items()], most, "; ")
+    return f"{len(readiness) - len(missing)} of {counted(len(readiness), 'host')} ready; waiting for {words}"
+
+
+def stuck(readiness: Mapping[str, Readiness]) -> dict[str, str]:
+    """Where each host that is not ready is stuck."""
+    return {host: str(reached) for host, reached in readiness.items() if reached.stage is not HostStage.READY}
+
+
+def ready(readiness: Mapping[str, Readiness]) -> frozenset[str]:
+    """The hosts that have passed all stages."""
+    return frozenset(host for host, reached in readiness.items() if reached.stage is HostStage.READY)
+
+
+class _Target:
+    """A host, and the attempt that is under way."""
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+        self.reached = Readiness()  # what the last attempt came to; one under way can only be further than that
+        self.address = ""  # that it was last looked for at
+        self.next_s = 0.0
+        self.tried = 0
+        self.is_busy = False  # a thread works for it
+
+    @property
+    def is_due(self) -> bool:
+        """Whether the host is not ready, and no attempt is under way."""
+        return self.reached.stage is not HostStage.READY and not self.is_busy
+
+    def reach(self, stage: HostStage, why: str) -> None:
+        """An attempt has come so far; from its thread."""
+        if self.reached.stage < stage:
+            self.reached = Readiness(stage, why)
+
+
+class Probes:
+    """The hosts that are probed, and their readiness; without a port only their names can be probed."""
+
+    def __init__(
+        self,
+        threads: Threads,
+        port: int | None,
+        log_in: LogIn = lambda _: "not asked yet",
+        *,
+        over_ssh: bool = True,
+    ) -> None:
+        self._threads, self._port, self.log_in, self._over_ssh = threads, port, log_in, over_ssh
+        self._targets: dict[str, _Target] = {}
+        self._must_log_in = False
+        self._at_rest = False
+        self._changed = False
+
+    def watch(self, hosts: Iterable[str], afresh: Iterable[str] = (), *, check_keys: bool = False) -> None:
+        """Look at these hosts from now on; those `afresh` have to pass everything again."""
+        kept = {name: target for name, target in self._targets.items() if name not in set(afresh)}
+        self._targets = {name: kept.get(name) or _Target(name) for name in hosts}
+        self._must_log_in = check_keys
+        self._at_rest, self._changed = False, True
+
+    def rest(self) -> None:
+        """The job runs: look seldom at those that are not in it."""
+        self._at_rest = True
+
+    def take_changed(self) -> bool:
+        """Whether a host's readiness has changed since the last call."""
+        changed, self._changed = self._changed, False
+        return changed
+
+    @property
+    def readiness(self) -> dict[str, Readiness]:
+        """The stage of each host, in the order in which they were named."""
+        return {name: target.reached for name, target in self._targets.items()}
+
+    @property
+    def addresses(self) -> dict[str, str]:
+        """Where each host was found."""
+        return {name: target.address for name, target in self._targets.items() if target.address}
+
+    @property
+    def due_s(self) -> float | None:
+        """When to `tick` next; None: nothing is due."""
+        return min((target.next_s for target in self._targets.values() if target.is_due), default=None)
+
+    def tick(self, now_s: float) -> None:
+        """Begin what is due."""
+        for target in self._targets.values():
+            if target.is_due and now_s >= target.next_s:
+                target.is_busy = self._threads.submit(partial(self._work, target))
+                target.next_s = now_s + _REST_S
+
+    def _work(self, target: _Target) -> Done:
+        """In a thread."""
+        return partial(self._ended, target, self._attempt(target))
+
+    def _ended(self, target: _Target, reached: Readiness) -> None:
+        target.is_busy = False
+        if self._targets.get(target.name) is not target:
+            return
+        self._changed |= reached != target.reached
+        target.reached = reached
+        usual_s = _REST_S if self._at_rest else max(_PAUSE_S, len(self._targets) / _PER_SECOND)
+        target.next_s = time.monotonic() + (_KEY_PAUSE_S if reached.stage is HostStage.KEY else usual_s)
+
+    def _attempt(self, target: _Target) -> Readiness:
+        """In a thread."""
+        if not self._over_ssh or target.reached.stage is HostStage.KEY:
+            return self._key(target)
+        try:
+            addresses = socket.getaddrinfo(target.name, self._port, type=socket.SOCK_STREAM)
+        except (OSError, UnicodeError) as problem:
+            return Readiness(HostStage.DNS, getattr(problem, "strerror", None) or str(problem))
+        family, _, _, _, address = addresses[target.tried % len(addresses)]
+        target.tried += 1
+        target.address = str(address[0])
+        if self._port is None or _is_own(str(addresses[0][4][0])):
+            return Readiness(HostStage.READY, "")  # mpirun starts ranks on its own host itself
+        target.reach(HostStage.PORT, "no answer yet")
+        try:
+            with socket.socket(family, socket.SOCK_STREAM) as connected:
+                connected.settimeout(_CONNECT_S)
+                connected.connect(address)
+                target.reach(HostStage.BANNER, "no banner yet")
+                why = banner_fault(connected)
+        except TimeoutError:
+            return Readiness(HostStage.PORT, "no answer")
+        except OSError as problem:
+            return Readiness(HostStage.PORT, str(problem.strerror))
+        if why:
+            return Readiness(HostStage.BANNER, why)
+        if self._must_log_in:
+            target.reach(HostStage.KEY, "logging in")
+            return self._key(target)
+        return Readiness(HostStage.READY, "")
+
+    def _key(self, target: _Target) -> Readiness:
+        why = self.log_in(target.name)
+        return Readiness(HostStage.READY, "") if why is None else Readiness(HostStage.KEY, why)
+
+
+def banner_fault(connected: socket.socket) -> str:
+    """Why what has answered is no sshd; "": it is. Blocks."""
+    until_s, text = time.monotonic() + _BANNER_S, b""
+    while b"\n" not in text.partition(b"SSH-")[2]:
+        try:
+            connected.settimeout(max(0.001, until_s - time.monotonic()))
+            data = connected.recv(_BANNER_BYTES)
+        except TimeoutError:
+            return f"silent for {_BANNER_S:g} s"
+        except OSError as problem:
+            return str(problem.strerror)
+        text += data
+        if not data or len(text) > _BANNER_BYTES:
+            return "what listens there is no sshd" if text else "it closes connections at once"
+    with contextlib.suppress(OSError):
+        connected.send(_OWN_BANNER)
+    return ""
+
+
+def _is_own(address: str) -> bool:
+    """Whether ranks there are started without ssh; the pods of a rehearsal have loopback addresses of their own."""
+    return address in ("127.0.0.1", "::1") or (not address.startswith("127.") and network.is_here(address))
+
+
+class Threads:
+    """Daemon threads, so that one that hangs keeps nobody alive; `fd` is readable when one has an answer."""
+
+    def __init__(self, size: int) -> None:
+        self._free = threading.BoundedSemaphore(size)
+        self._answers: SimpleQueue[Done] = SimpleQueue()
+        self.fd, self._post = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
+
+    def submit(self, work: Work) -> bool:
+        """Let a thread do `work`; what it returns is called in the main loop. False: no more threads may start."""
+        others_bytes = threading.stack_size(_STACK_BYTES)
+        try:
+            return begin_thread("hosts", self._labour, work) is not None
+        finally:
+            threading.stack_size(others_bytes)
+
+    def post(self, done: Done) -> None:
+        """Have `done` called in the main loop; from any thread."""
+        self._answers.put(done)
+        self.wake()
+
+    def wake(self) -> None:
+        """Let the main loop turn; from any thread."""
+        with contextlib.suppress(BlockingIOError):  # full: its reader is due to wake up anyway
+            os.write(self._post, b".")
+
+    def settle(self) -> None:
+        """In the main loop: call what threads have answered."""
+        with contextlib.suppress(BlockingIOError):
+            os.read(self.fd, 65536)
+        while True:
+            try:
+                done = self._answers.get_nowait()
+            except Empty:
+                return
+            done()
+
+    def _labour(self, work: Work) -> None:
+        with self._free:
+            self.post(work())
+
+
 class RemoteHosts:
     """The state of the hosts. Threads and commands look at them; `tick` takes in the answers, in the main loop."""
 
@@ -135,7 +390,7 @@ class RemoteHosts:
     ) -> None:
         self._access, self._list, self._threads, self._system = access, hosts, threads, system
         self._commands = HostCommands(system, access.env)
-        self._probes = probes
+        self.probes = probes
         probes.log_in = self._log_in
         system.listen(threads.fd)
         self._looking = False
@@ -157,14 +412,14 @@ class RemoteHosts:
     @property
     def due_s(self) -> float | None:
         """When to `tick` next."""
-        times = (self._probes.due_s, self._commands.due_s, None if self._looking else self._look_at_s)
+        times = (self.probes.due_s, self._commands.due_s, None if self._looking else self._look_at_s)
         return min((at_s for at_s in times if at_s is not None), default=None)
 
     def tick(self, now_s: float) -> None:
         """Take in what was found out, and begin what is due."""
         self._threads.settle()
         self._commands.tick(now_s)
-        self._probes.tick(now_s)
+        self.probes.tick(now_s)
         if self._look_at_s is not None and not self._looking and now_s >= self._look_at_s:
             self._looking = self._threads.submit(self._look_at_list)
             self._look_at_s = now_s + _LOOK_S
@@ -175,7 +430,7 @@ class RemoteHosts:
 
     def close(self) -> None:
         """End what goes on."""
-        self._probes.watch(())
+        self.probes.watch(())
         self._commands.close()
 
     def _look_at_list(self) -> Done:
@@ -190,32 +445,13 @@ class RemoteHosts:
                 logs.warn(f"{self._logged_trouble}; keeping the current list of hosts")
         self._list.members = members
 
-    @property
-    def readiness(self) -> dict[str, Readiness]:
-        """How far each host is."""
-        return self._probes.readiness
-
-    @property
-    def addresses(self) -> Mapping[str, str]:
-        """The addresses that hosts were found at."""
-        return self._probes.addresses
-
-    def take_changed(self) -> bool:
-        """Whether a host's readiness has changed since the last call."""
-        changed, self._probes.changed = self._probes.changed, False
-        return changed
-
     def watch(self, hosts: Iterable[Member], afresh: Iterable[str] = (), *, check_keys: bool = False) -> None:
         """Look whether these hosts are there; those `afresh` have to show it again."""
-        self._probes.watch([member.host for member in hosts], afresh, check_keys=check_keys)
-
-    def rest(self) -> None:
-        """The job runs: look seldom at those that are not in it."""
-        self._probes.rest()
+        self.probes.watch([member.host for member in hosts], afresh, check_keys=check_keys)
 
     def ask(self, hosts: Sequence[str]) -> None:
         """Begin to ask which of these hosts are there now."""
-        self._probes.watch([member.host for member in self.members] or hosts, hosts)
+        self.probes.watch([member.host for member in self.members] or hosts, hosts)
 
     def is_pending(self, hosts: Iterable[str]) -> bool:
         """Whether one of those asked has not answered yet."""
@@ -226,12 +462,12 @@ class RemoteHosts:
 
         By ssh who shows no banner; by kubectl who is refused, as an API server may be slow for who is well.
         """
-        readiness = {host: self.readiness.get(host, Readiness()) for host in hosts}
+        readiness = {host: self.probes.readiness.get(host, Readiness()) for host in hosts}
         refused = (HostStage.KEY,) if self._access.is_kubexec else tuple(s for s in HostStage if s < HostStage.KEY)
         return {host: str(reached) for host, reached in readiness.items() if reached.stage in refused}
 
     def _stage(self, host: str) -> HostStage:
-        return self.readiness.get(host, Readiness()).stage
+        return self.probes.readiness.get(host, Readiness()).stage
 
     def tell_ranks(self, hosts: Collection[str], name: str) -> None:
         """Let the ranks on these hosts have a signal; without any hosts they are here."""
@@ -304,8 +540,8 @@ class HostWait:
         """Whether the time is over; says who is missing: soon, when that changes, and each minute."""
         if now_s >= self._say_at_s:
             self._say_at_s = now_s + _SAY_S
-            readiness = self._hosts.readiness
-            text = host_readiness.summary(readiness) if readiness else ""
+            readiness = self._hosts.probes.readiness
+            text = summary(readiness) if readiness else ""
             if text and (text != self._last_line or now_s >= self._say_again_s):
                 logs.say(text)
                 self._last_line, self._say_again_s = text, now_s + _SAY_AGAIN_S
@@ -328,12 +564,12 @@ class HostWait:
 
     def there(self) -> tuple[Member, ...]:
         """The hosts that could run the job: of those that are ready the first, so that ranks keep their order."""
-        ready = host_readiness.ready(self._hosts.readiness)
-        return tuple(member for member in self._hosts.members if member.host in ready)[: self._max_hosts]
+        are_ready = ready(self._hosts.probes.readiness)
+        return tuple(member for member in self._hosts.members if member.host in are_ready)[: self._max_hosts]
 
     def who_is_missing(self) -> str:
         """In words, with the stage that each host is stuck at."""
-        wanted, why = self.wanted(), host_readiness.stuck(self._hosts.readiness)
+        wanted, why = self.wanted(), stuck(self._hosts.probes.readiness)
         absent = [member.host for member in wanted if member.host in why]
         shown = listed([f"{host}: {why[host]}" for host in absent], _SHOWN, "; ")
         what = f"{self._lost} did not come back: " if self._lost in absent else ""

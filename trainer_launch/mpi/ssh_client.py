@@ -13,11 +13,8 @@ import os
 import pwd
 import re
 import shutil
-import stat
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from queue import SimpleQueue
-from typing import Generic, TypeVar, cast
 
 from msgspec import Struct, field
 
@@ -26,8 +23,6 @@ from trainer_launch.host.files import LiveFiles
 from trainer_launch.model import Job
 from trainer_launch.model.errors import NodeError, UsageError
 from trainer_launch.model.value_parsers import parse_number
-
-Result = TypeVar("Result")
 
 _PLAIN_PORT = 22
 _PORT_OF_IMAGES = 2222  # mpi-operator's and Trainer's; who is not root may not listen at 22
@@ -49,28 +44,6 @@ ALIVE_MISSED = 3  # unanswered ones after which it is lost
 _CONNECT_S = 5  # for one attempt to connect
 
 
-class InThread(Generic[Result]):
-    """A call that waits for a child, in a thread, while the caller goes on."""
-
-    def __init__(self, call: Callable[..., Result], *args: object) -> None:
-        self._results: SimpleQueue[tuple[Result | None, Exception | None]] = SimpleQueue()
-        if deadline_subprocess.begin_thread("waits", self._work, call, args) is None:
-            self._work(call, args)
-
-    def _work(self, call: Callable[..., Result], args: tuple[object, ...]) -> None:
-        try:
-            self._results.put((call(*args), None))
-        except Exception as problem:  # noqa: BLE001  whatever it is, the caller waits for it
-            self._results.put((None, problem))
-
-    def result(self) -> Result:
-        """Wait for the call's result, or raise what the call has raised."""
-        result, problem = self._results.get()
-        if problem is not None:
-            raise problem
-        return cast("Result", result)
-
-
 class SshFiles:
     """Where the files of one pod's ssh are, all in one private folder."""
 
@@ -87,7 +60,6 @@ class Account(Struct, frozen=True):
     """The user that OpenSSH and mpirun take us for."""
 
     name: str
-    shell: str
     env: Mapping[str, str] = field(default_factory=dict)  # by which they find it, where the image does not have it
 
     def argv(self, program: str) -> tuple[str, ...]:
@@ -141,9 +113,8 @@ def prepared(
         raise NodeError(f"the private folder {folder} cannot be made: {problem.strerror}") from None
     user = account(folder)
     ssh = user.argv(find("ssh", path))
-    asked = InThread(port_of, ssh) if port is None else None
     public = take_key(job, files.key, user.argv(find("ssh-keygen", path)))
-    used = port or (_PLAIN_PORT if asked is None else asked.result())
+    used = port or port_of(ssh)
     write(files.known_hosts, known_hosts(public))
     write(files.client, configuration(files, used, check_host_keys=check_host_keys))
     return SshClient(ssh=ssh, account=user, files=files, port=used, public=public, checks_host_keys=check_host_keys)
@@ -205,17 +176,14 @@ def _find_key(folder: str) -> Path:
     for name in _KEYS:
         if name in names:
             return Path(folder, name)
-    content = f"it holds {', '.join(names[:5])}" if names else "it is empty"
-    raise UsageError(
-        f"{folder} has none of {', '.join(_KEYS)}; {content}; mount the Secret with the job's ssh key there"
-    )
+    raise UsageError(f"{folder} has none of {', '.join(_KEYS)}; mount the Secret with the job's ssh key there")
 
 
 def _read_key(path: Path) -> bytes:
     data = LiveFiles(_KEY_BYTES + 1).read(str(path))
     if data is None:
         raise UsageError(
-            f"the job's ssh key {path} cannot be read by uid {os.geteuid()} ({_looks(path)}); "
+            f"the job's ssh key {path} cannot be read by uid {os.geteuid()}; "
             f"let the pod's securityContext have fsGroup and the Secret defaultMode 0440"
         )
     text = data.replace(b"\r\n", b"\n").strip()
@@ -227,16 +195,6 @@ def _read_key(path: Path) -> bytes:
     return text + b"\n"  # without it newer forms of keys are refused
 
 
-def _looks(path: Path) -> str:
-    """Mode and owner, for a message."""
-    try:
-        status = path.stat()
-    except OSError as problem:
-        return problem.strerror or "no such file"
-    kind = "" if stat.S_ISREG(status.st_mode) else "no regular file, "
-    return f"{kind}mode {stat.S_IMODE(status.st_mode):04o}, owner {status.st_uid}:{status.st_gid}"
-
-
 def _public(source: Path, copy: str, keygen: Sequence[str]) -> str:
     done = deadline_subprocess.run((*keygen, "-y", "-P", "", "-f", copy), None, _SECONDS)
     if done.failure:
@@ -244,12 +202,9 @@ def _public(source: Path, copy: str, keygen: Sequence[str]) -> str:
     match = PUBLIC_KEY.fullmatch(done.out.strip())
     if done.code == 0 and match:
         return f"{match[1]} {match[2]}"
-    if "passphrase" in done.err:
-        raise UsageError(
-            f"the job's ssh key {source} has a passphrase, which cannot be typed in a pod; create one without"
-        )
     raise UsageError(
-        f"{source} is no private key that {keygen[-1]} understands; it may be cut short: recreate the Secret"
+        f"{source} is no private key that {keygen[-1]} understands: it may be cut short, or have a passphrase; "
+        f"recreate the Secret"
     )
 
 
@@ -275,7 +230,7 @@ def account(folder: str) -> Account:
     uid = os.geteuid()
     with contextlib.suppress(KeyError):
         entry = pwd.getpwuid(uid)
-        return Account(entry.pw_name, entry.pw_shell)
+        return Account(entry.pw_name)
     line = f"trainer-launch:x:{uid}:{os.getegid()}::/:/bin/sh\n"
     library = next((path for name in _NSS_WRAPPERS for path in glob.glob(name) if os.path.isfile(path)), None)
     if library is None:
@@ -289,7 +244,7 @@ def account(folder: str) -> Account:
     write(group, _text(_GROUP))
     _log.info("uid %d has no entry in %s: %s gives OpenSSH and mpirun one", uid, _PASSWD, library)
     env = {"LD_PRELOAD": library, "NSS_WRAPPER_PASSWD": passwd, "NSS_WRAPPER_GROUP": group}
-    return Account("trainer-launch", "/bin/sh", env)
+    return Account("trainer-launch", env)
 
 
 def _text(path: str) -> str:

@@ -32,13 +32,6 @@ ppn perhost launcher rmk bootstrap launcher-exec bootstrap-exec iface membind pr
 errfile-pattern nameserver configfile topolib demux usize ranks-per-proc localhost info umask
 """
 _OF_MPIRUN = _NUMBER | _HOSTS | _FILES | _NAMED | frozenset((_OF_OPEN_MPI + _OF_HYDRA).split())
-# With none of these, ranks fill the slots of the list in order.
-_PLACING = "N npernode npersocket map-by rank-by bynode pernode rf rankfile ppn perhost ppr rr"
-_PLACING_PARAMETERS = """
-rmaps_base_mapping_policy rmaps_base_schedule_policy rmaps_default_mapping_policy rmaps_base_ranking_policy
-rmaps_default_ranking_policy rmaps_base_bynode rmaps_base_pernode rmaps_base_n_pernode rmaps_base_n_persocket
-rmaps_base_pattern rmaps_ppr_pattern rmaps_rank_file_path orte_rankfile
-"""
 MCA_VARIABLES = ("OMPI_MCA_", "PRTE_MCA_")  # and a parameter's name
 MIN_NUMBER = ("min-num-proc", "min-np")
 DISCOVERY, SLOTS, SSH_PORT = "host-discovery-script", "slots-per-host", ("ssh-port", "p")
@@ -161,13 +154,6 @@ def parse(words: Sequence[str]) -> Typed:
         values=values_of,
         program=program,
     )
-
-
-def fills_slots(typed: Typed, env: Mapping[str, str]) -> bool:
-    """Whether ranks fill the slots of the list in order, unless an option or a variable places them."""
-    parameters = _PLACING_PARAMETERS.split()
-    is_placed = any(env.get(f"{prefix}{name}") for prefix in MCA_VARIABLES for name in parameters)
-    return not is_placed and typed.names.isdisjoint((*_PLACING.split(), *parameters))
 
 
 def _count(program: str, name: str) -> int:

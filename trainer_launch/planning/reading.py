@@ -20,7 +20,7 @@ from msgspec.structs import replace
 
 from trainer_launch.contracts import read_job
 from trainer_launch.contracts.source import MAX_FILE_BYTES, PodInput
-from trainer_launch.host import dns, executables, network, socket_folders
+from trainer_launch.host import executables, network, shm
 from trainer_launch.host.files import JOB_SECRET, LiveFiles
 from trainer_launch.host.machine import probe
 from trainer_launch.host.network import Interface
@@ -101,7 +101,7 @@ def _job(pod: PodInput, settings: Settings, command: Command | None) -> Job:
     job = overlay(job, job_options(settings), Origin.FLAG)
     job = with_minimum(with_spares(job, settings.spares, platform.nodes), settings.min_nodes)
     job = _with_secret(job, pod, settings.secret_file)
-    long = socket_folders.too_long(pod.env)
+    long = shm.too_long_for_sockets(pod.env)
     warnings = (
         unexpanded(pod.command, pod.env),
         long and f"{long}; set TMPDIR to a shorter one, such as /tmp",
@@ -188,7 +188,7 @@ def look_at_network(topology: Topology, host: Host, env: Mapping[str, str]) -> N
 def _addresses(name: str) -> tuple[tuple[str, ...], str]:
     """The addresses of a name, and why it has none."""
     try:
-        addresses: tuple[str, ...] = in_time(f"the lookup of {name}", (), dns.lookup, name, wait_s=_LOOKUP_S)
+        addresses: tuple[str, ...] = in_time(f"the lookup of {name}", (), network.lookup, name, wait_s=_LOOKUP_S)
     except OSError as problem:
         return (), problem.strerror or str(problem)
     return addresses, "" if addresses else f"no answer within {_LOOKUP_S:g} s"

@@ -19,9 +19,9 @@ from typing import Any, Generic, TypeAlias, TypeVar
 from msgspec import Struct, field
 from msgspec.structs import replace
 
-from trainer_launch.host import cgroup, deadline_subprocess, dns, network, shm
-from trainer_launch.host.cgroup import Limits
+from trainer_launch.host import deadline_subprocess, machine, network, shm
 from trainer_launch.host.deadline_subprocess import NO_THREAD, begin_thread
+from trainer_launch.host.machine import Limits
 from trainer_launch.host.network import AdapterPort, Interface
 from trainer_launch.model import Host, Job, Topology, removed
 from trainer_launch.model.findings import Fault, Finding, Report, Status
@@ -143,7 +143,7 @@ class Subject(Struct, frozen=True, kw_only=True):
     burn_s: float = 0.0  # how long GPUs are heated
     cards: Cards | None = None  # NVIDIA's GPUs, which children look at; None: there is none
 
-    lookup: dns.Lookup = dns.lookup
+    lookup: network.Lookup = network.lookup
     write_problem: Callable[[int], int | None] = shm.write_error
     count_errors: Callable[[], Mapping[tuple[str, int, str], int]] = network.port_errors
     try_out: Callable[[str, str, float], deadline_subprocess.Tried] = deadline_subprocess.try_out
@@ -244,8 +244,8 @@ def subject_of(reading: Reading, settings: Settings) -> Subject:
         burn_s=settings.gpu_burn,
         external_check=settings.external_check,
         storage=folders,
-        limits=cgroup.process_limits(),
-        pids=cgroup.pids_left(cgroup.own_groups()),
+        limits=machine.process_limits(),
+        pids=machine.pids_left(machine.own_groups()),
         has_rdma=network.may_use_rdma(),
     )
 

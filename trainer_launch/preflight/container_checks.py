@@ -17,12 +17,11 @@ from typing import Any
 from msgspec import Struct, json
 from msgspec.structs import replace
 
-from trainer_launch.host import dns as resolver
-from trainer_launch.host import socket_folders
+from trainer_launch.host import network
 from trainer_launch.host.deadline_subprocess import Tried
-from trainer_launch.host.dns import Addresses, Answer
 from trainer_launch.host.files import LiveFiles
-from trainer_launch.host.network import AdapterPort, named
+from trainer_launch.host.network import AdapterPort, Addresses, Answer, named
+from trainer_launch.host.shm import TMP_VARIABLES, too_long_for_sockets
 from trainer_launch.model import value_parsers
 from trainer_launch.model.units import MIB, counted, in_mib, in_units
 from trainer_launch.planning import interfaces, shared_memory
@@ -187,9 +186,9 @@ def _bearable(subject: Subject, most: int) -> int:
 @check("tmpdir")
 def tmpdir(subject: Subject) -> Observed:
     """The directory for temporary files can be written, and its path is short enough for sockets."""
-    name = next((name for name in socket_folders.VARIABLES if subject.env.get(name)), None)
+    name = next((name for name in TMP_VARIABLES if subject.env.get(name)), None)
     path = "/tmp" if name is None else subject.env[name]
-    if (long := socket_folders.too_long(subject.env)) is not None:
+    if (long := too_long_for_sockets(subject.env)) is not None:
         return Observed(facts={"wrong": long, "action": "set TMPDIR to a shorter one, such as /tmp"})
     if not (os.path.isdir(path) and os.access(path, os.W_OK | os.X_OK)):
         text = f"{path} is not a writable directory; Python uses another one, torch and MPI may not"
@@ -304,7 +303,7 @@ def _wait(subject: Subject, home: str) -> tuple[Mapping[str, Addresses | Answer]
     while True:
         patience_s = min(_POLL_S, max(_LAST_LOOK_S, end_s - time.monotonic()))
         asked_s = time.monotonic()
-        answers = resolver.lookup_all(names, patience_s, subject.lookup)
+        answers = network.lookup_all(names, patience_s, subject.lookup)
         if not isinstance(answers[home], Answer) or time.monotonic() >= until_s:
             return answers, round(time.monotonic() - asked_s, 1)
         time.sleep(min(pause_s, _LONGEST_PAUSE_S))

@@ -21,9 +21,9 @@ from trainer_launch.model.errors import LaunchError, UsageError
 from trainer_launch.model.findings import Basis, Fault, Finding, Scope
 from trainer_launch.model.settings import Settings
 from trainer_launch.model.units import all_of, grouped, listed
-from trainer_launch.mpi import host_readiness
-from trainer_launch.mpi.host_readiness import Probes, Threads
+from trainer_launch.mpi import remote_hosts
 from trainer_launch.mpi.mpirun_command import recognised
+from trainer_launch.mpi.remote_hosts import Probes, Threads
 from trainer_launch.mpi.ssh_client import SshClient, prepared
 from trainer_launch.planning import mpi_options
 from trainer_launch.planning.command import Command
@@ -197,7 +197,7 @@ def _wait(hosts: Sequence[str], port: int, wait_s: float) -> dict[str, Refusal]:
         selector.register(threads.fd, selectors.EVENT_READ, threads.settle)
         probes = Probes(threads, port, lambda host: None)
         probes.watch(hosts)
-        while time.monotonic() < until_s and len(host_readiness.ready(probes.readiness)) < len(hosts):
+        while time.monotonic() < until_s and len(remote_hosts.ready(probes.readiness)) < len(hosts):
             due_s = until_s if probes.due_s is None else min(until_s, probes.due_s)
             for key, _ in selector.select(max(0.0, due_s - time.monotonic())):
                 key.data()
@@ -206,7 +206,7 @@ def _wait(hosts: Sequence[str], port: int, wait_s: float) -> dict[str, Refusal]:
         return {
             host: Refusal(STAGES[reached.stage], reached.why)
             for host, reached in probes.readiness.items()
-            if reached.stage is not host_readiness.HostStage.READY
+            if reached.stage is not remote_hosts.HostStage.READY
         }
 
 

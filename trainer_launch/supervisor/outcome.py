@@ -44,7 +44,8 @@ def placed(outcome: Outcome, node_rank: int | None, host: str) -> Outcome:
     if failure is None:
         return outcome
     rank = node_rank if failure.node_rank is None else failure.node_rank
-    return replace(outcome, failure=replace(failure, node_rank=rank, host=failure.host or host))
+    where = host if failure.host is None else failure.host or None  # "": elsewhere, and nobody knows where
+    return replace(outcome, failure=replace(failure, node_rank=rank, host=where))
 
 
 def summary(outcome: Outcome) -> str:

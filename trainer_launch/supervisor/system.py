@@ -22,7 +22,7 @@ from typing import TypeVar
 from msgspec import Struct
 from msgspec.structs import replace
 
-from trainer_launch.host import cgroup, executables, process_tree, shm
+from trainer_launch.host import executables, machine, process_tree, shm
 from trainer_launch.model import Process, exit_codes
 from trainer_launch.model.errors import EXHAUSTED, LIMITS, NodeError, NotRunnableError
 from trainer_launch.model.signal_policy import RELAYED, STOP_SIGNALS
@@ -348,21 +348,21 @@ class Witness:
     """Knows the count of OOM kills from before the last start."""
 
     def __init__(self) -> None:
-        self._groups = cgroup.own_groups()
+        self._groups = machine.own_groups()
         self._before: int | None = None
 
     def begin(self) -> None:
         """Something is about to start: who was killed before is not what it dies of."""
-        self._before = cgroup.oom_kills(self._groups)
+        self._before = machine.oom_kills(self._groups)
 
     def look(self) -> Evidence:
         """Return what can be seen now."""
         room = shm.space()
         evidence = Evidence(
             oom_kills_before=self._before,
-            oom_kills_after=cgroup.oom_kills(self._groups),
-            memory_limit_bytes=cgroup.memory_limit_bytes(self._groups),
-            memory_peak_bytes=cgroup.memory_peak_bytes(self._groups),
+            oom_kills_after=machine.oom_kills(self._groups),
+            memory_limit_bytes=machine.memory_limit_bytes(self._groups),
+            memory_peak_bytes=machine.memory_peak_bytes(self._groups),
             shm_free_bytes=None if room is None else room.free_bytes,
             shm_size_bytes=None if room is None else room.size_bytes,
         )

@@ -8,7 +8,7 @@ from pathlib import Path
 from tests.fuzz.oracle import FOLDER, text_of
 from tests.fuzz.registry import target
 from trainer_launch.diagnosis import worker_samples
-from trainer_launch.host import cgroup, machine, network, process_tree, shm
+from trainer_launch.host import machine, network, process_tree, shm
 from trainer_launch.model import Gpus
 from trainer_launch.mpi import rank_environment, ssh_client, ssh_server
 from trainer_launch.rehearsal import pod_watch
@@ -35,13 +35,18 @@ def kernel_file(data: bytes) -> None:
         path = root / _FILES[data[0] % len(_FILES)]
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_bytes(data[1:])
-    groups = cgroup.own_groups(root)
-    for read in (cgroup.memory_limit_bytes, cgroup.memory_peak_bytes, cgroup.memory_used_bytes, cgroup.oom_kills):
+    groups = machine.own_groups(root)
+    for read in (
+        machine.memory_limit_bytes,
+        machine.memory_peak_bytes,
+        machine.memory_used_bytes,
+        machine.oom_kills,
+    ):
         amount = read(groups)
         assert amount is None or amount >= 0
-    quota = cgroup.cpu_quota(groups)
+    quota = machine.cpu_quota(groups)
     assert quota is None or quota >= 0
-    cgroup.pids_left(groups)
+    machine.pids_left(groups)
     shm.may_enlarge(root)
     proc = str(root / "proc")
     process_tree.catches(7, 2, proc)

@@ -24,7 +24,7 @@ from trainer_launch.membership.election import ranks_of, wanted_candidates
 from trainer_launch.membership.notes import opened
 from trainer_launch.model import Endpoint, Seats
 from trainer_launch.model.codec import MAX_LINE_BYTES, MessageError, convert
-from trainer_launch.mpi.host_readiness import banner_fault
+from trainer_launch.mpi.remote_hosts import banner_fault
 from trainer_launch.observability.goodput import LedgerSummary
 from trainer_launch.observability.training_judge import TrainingJudge
 from trainer_launch.preflight import report_formats

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import re
 import tempfile
-from contextlib import suppress
 from pathlib import Path
 
 import msgspec
@@ -16,13 +15,7 @@ from trainer_launch.host import deadline_subprocess
 from trainer_launch.model import Death, Outcome, Verdict
 from trainer_launch.model.errors import UsageError
 from trainer_launch.model.units import printable
-from trainer_launch.mpi import (
-    host_readiness,
-    mpirun_command,
-    mpirun_messages,
-    ssh_client,
-    ssh_server,
-)
+from trainer_launch.mpi import mpirun_command, mpirun_messages, remote_hosts, ssh_client, ssh_server
 from trainer_launch.observability import progress
 from trainer_launch.preflight import fault_isolation, mpi_hosts
 from trainer_launch.supervisor import error_lines, failure, outcome
@@ -112,18 +105,16 @@ def ssh_said(data: bytes) -> None:
     text = data.decode("utf-8", "replace")
     port = ssh_client.port_in(text)
     assert port is None or 0 < port < 65536
-    with suppress(UsageError):
-        ssh_server.check_capabilities(data)
     assert_sentence(str(ssh_server._refusal(text)))
     for pattern in (ssh_server._MISSING, ssh_server._UNSAFE):
         found = pattern.search(text)
         assert found is None or found[1].startswith("/")
     why = printable(deadline_subprocess.Ended(status=255, stderr=data).why())
     seen = {
-        f"host-{number}": host_readiness.Readiness(host_readiness.HostStage(number % 5), why)
+        f"host-{number}": remote_hosts.Readiness(remote_hosts.HostStage(number % 5), why)
         for number in range(len(data) % 30)
     }
-    assert_sentence(host_readiness.summary(seen))
+    assert_sentence(remote_hosts.summary(seen))
 
 
 @target()

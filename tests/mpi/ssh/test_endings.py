@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import signal
 import time
 from pathlib import Path
 
@@ -30,13 +29,6 @@ def gone(pid: int) -> bool:
         return psutil.Process(pid).status() == psutil.STATUS_ZOMBIE
     except psutil.NoSuchProcess:
         return True
-
-
-def test_an_orphaned_daemon_is_reaped(tmp_path, mount) -> None:
-    with worker(tmp_path, mount) as it:
-        it.output(f"(setsid sh -c 'echo $$ >{tmp_path}/pid; exec sleep 0.2' </dev/null >/dev/null 2>&1 &)")
-        pid = int(noted(tmp_path / "pid"))
-        eventually(lambda: not psutil.pid_exists(pid), "reaped by the launcher")
 
 
 def test_a_session_that_loses_its_connection_is_ended_with_all_it_started(tmp_path, mount) -> None:
@@ -78,17 +70,6 @@ def test_ranks_that_do_not_listen_are_killed_when_the_grace_is_over(tmp_path, mo
         assert it.last_words().startswith(f"reason=Stopped node=0 host={os.uname().nodename} exit=143 ")
         for client in clients:
             client.wait(20)
-
-
-def test_idle_sessions_delay_nothing(tmp_path, mount) -> None:
-    with worker(tmp_path, mount, "--grace", "60") as it:
-        client = it.start(f"echo $$ >'{tmp_path}/pid'; exec sleep 1000")
-        noted(tmp_path / "pid")
-        began_s = time.monotonic()
-        os.kill(it.process.pid, signal.SIGTERM)
-        assert it.wait() == 143
-        assert time.monotonic() - began_s < 30
-        client.wait(20)
 
 
 def test_nothing_is_left_in_the_temporary_folder(tmp_path, mount) -> None:

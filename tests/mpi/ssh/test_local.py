@@ -8,7 +8,6 @@ import re
 import shutil
 import subprocess
 import sys
-import tempfile
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
@@ -16,15 +15,12 @@ import pytest
 
 from tests.cli.launching import LAUNCHER, clean_env, launch
 from tests.conftest import require
-from tests.frameworks import building
-from tests.mpi.ssh import pods
-from tests.mpi.ssh.secrets import require_root
 
 pytestmark = [
     pytest.mark.process,
     pytest.mark.usefixtures("openssh"),
     pytest.mark.timeout(300),
-    pytest.mark.long("tests/mpi/test_repeated_failures.py"),
+    pytest.mark.long("tests/mpi/test_hosts.py"),
 ]
 
 
@@ -111,38 +107,6 @@ def test_a_program_without_mpirun_gets_one(tmp_path) -> None:
     ended = rehearse("--engine", "mpi", "--nodes", "2", "--", str(tmp_path / "hello.py"), env={})
     assert ended.returncode == 0, ended.stderr
     assert sorted(ended.stdout.split("\n")) == ["", "0 2 3", "1 2 3"]
-
-
-@pytest.mark.timeout(building.BUILD_S)
-def test_horovodrun_runs_its_ranks_there_too(tmp_path) -> None:
-    """Its libraries reach the ranks by the environment of their pods."""
-    program = tmp_path / "sum.py"
-    program.write_text(
-        "import os, torch, horovod.torch as hvd\nhvd.init()\n"
-        "total = int(hvd.allreduce(torch.ones(1), op=hvd.Sum))\n"
-        'os.write(1, f"{hvd.rank()} of {hvd.size()}: {total}\\n".encode())\n'
-    )
-    run = str(building.command(tmp_path / "bin"))
-    ended = rehearse("--nodes", "2", "--", run, "-np", "2", building.python(), str(program), env=building.env())
-    assert ended.returncode == 0, ended.stderr
-    assert sorted(re.findall(r"\d of 2: 2", ended.stdout)) == ["0 of 2: 2", "1 of 2: 2"]
-
-
-def test_it_needs_no_root() -> None:
-    """As a user whom this machine has never heard of, without a home."""
-    require_root()
-    require(shutil.which("mpirun"), "needs openmpi-bin")
-    folder = Path(tempfile.mkdtemp())
-    folder.chmod(0o777)
-    try:
-        wrap = pods.wrapped(pods.opened(folder), pods.made_up_user(folder), user=pods.UID)
-        words = ("--nodes", "2", "--", "mpirun", "sh", "-c", "echo $OMPI_COMM_WORLD_RANK $(id -u)")
-        ended = rehearse(*words, env={"HOME": str(folder), "TMPDIR": str(folder)}, wrap=wrap)
-        assert ended.returncode == 0, ended.stderr
-        found = [line for line in ended.stdout.split("\n") if line]
-        assert sorted(found) == [f"{rank} {pods.UID}" for rank in range(2)]
-    finally:
-        shutil.rmtree(folder)
 
 
 def test_slots_are_numbers(tmp_path) -> None:

@@ -56,19 +56,6 @@ def test_mpirun_on_this_host_does_not_try_what_is_refused(train) -> None:
     assert REFUSED not in ended.stderr
 
 
-def test_a_way_of_copying_named_by_the_user_is_tried_all_the_same(train) -> None:
-    typed = ("--mca", PARAMETER, "cma")
-    ended = launch("run", "--", "mpirun", *typed, "-np", "2", sys.executable, train, env=ENV, within=FILTER)
-    assert ended.returncode == 0, ended.stderr
-    assert ended.stderr.count(REFUSED) == 16, (ended.stdout, ended.stderr)
-
-
-def test_nothing_is_said_or_changed_where_nothing_is_refused(train) -> None:
-    ended = launch("run", "--", "mpirun", "-np", "1", "env", env=ENV | {"PYTEST_CURRENT_TEST": ""})
-    assert ended.returncode == 0, ended.stderr
-    assert "single_copy" not in ended.stdout
-
-
 def test_each_worker_finds_out_for_its_own_ranks(train, tmp_path, mount) -> None:
     """The launcher's own pod may read: only the workers, where the ranks run, may not."""
     require_openssh()

@@ -143,21 +143,10 @@ def test_a_port_in_use_is_infrastructure(tmp_path, mount) -> None:
             assert f"port {port} is in use" in sentence(it, 138)
 
 
-def test_sshd_takes_no_command(tmp_path) -> None:
-    done = launch("sshd", "--", "mpirun", "true")
-    assert done.returncode == 2
-    assert "sshd takes no command" in done.stderr
-
-
 def test_run_without_a_command_names_it(mount) -> None:
     done = launch("run", env={"JOB_COMPLETION_INDEX": "0", "TRAINER_LAUNCH_SSH_DIR": str(mount)})
     assert done.returncode == 2
     assert "missing command; this pod is an MPI worker, whose command is: trainer-launch sshd" in done.stderr
-
-
-def test_insecure_host_keys_are_said_loudly(tmp_path, mount) -> None:
-    with worker(tmp_path, mount, "--insecure-host-keys") as it:
-        assert "the hosts' keys are NOT checked" in it.log()
 
 
 def test_the_key_is_seen_nowhere(tmp_path, mount) -> None:

@@ -60,14 +60,6 @@ def test_readiness_probes_cost_no_line_keep_no_launcher_out_and_a_stranger_is_lo
     assert "Connection reset by peer" not in log
 
 
-@pytest.mark.process
-@pytest.mark.usefixtures("openssh")
-def test_with_the_debug_log_each_connection_is_shown(tmp_path, mount) -> None:
-    with worker(tmp_path, mount, "--log-level", "debug") as it:
-        probe(it.port)
-        it.await_log("Connection closed by 127.0.0.1 port ")
-
-
 def probe(port: int, times: int = 1) -> None:
     """As a kubelet does it."""
     for _ in range(times):

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import shutil
-import stat
 import subprocess
 import sys
 import tempfile
@@ -81,18 +80,12 @@ def test_a_user_that_has_no_entry_gets_one_from_nss_wrapper_on_a_read_only_root(
         assert done.stdout == f"{pods.UID}\ntrainer-launch\nhome\n", (done.stderr, it.log())
 
 
-def test_a_user_whose_shell_starts_nothing_is_told_so(folder, mount) -> None:
-    lines = (pods.opened(folder), pods.made_up_user(folder, "/usr/sbin/nologin"))
-    with refused(folder, mount, wrap=pods.wrapped(*lines, user=pods.UID)) as it:
-        assert "shell in /etc/passwd is /usr/sbin/nologin" in sentence(it)
-
-
 def test_a_user_that_may_not_read_the_key_is_told_so(folder, mount) -> None:
     os.chown(mount / "id_rsa", 0, 0)
     lines = (pods.opened(folder), pods.made_up_user(folder))
     with refused(folder, mount, wrap=pods.wrapped(*lines, user=pods.UID)) as it:
         said = sentence(it)
-        assert f"cannot be read by uid {pods.UID} (mode 0640, owner 0:0)" in said
+        assert f"cannot be read by uid {pods.UID};" in said
         assert "fsGroup" in said
 
 
@@ -121,31 +114,6 @@ def test_an_empty_dir_mounted_there_is_made_fit(folder, mount) -> None:
     lines = (pods.ANOTHER_RUN, "mkdir /run/sshd; mount -t tmpfs -o mode=777 tmpfs /run/sshd", pods.READ_ONLY)
     with worker(folder, mount, wrap=pods.wrapped(*lines, "mount -o remount,ro /run", drop=["sys_admin"])) as it:
         assert it.output("stat -c %a:%u /run/sshd") == "755:0"
-
-
-def test_root_without_what_sshd_needs_is_told_so(folder, mount) -> None:
-    os.chown(mount / "id_rsa", 0, 0)
-    with refused(folder, mount, wrap=pods.wrapped(drop=["sys_chroot", "setuid", "setgid"])) as it:
-        assert "needs the capabilities SETGID, SETUID, SYS_CHROOT, which this container has dropped" in sentence(it)
-
-
-def test_docker_s_capabilities_are_enough(folder, mount) -> None:
-    """Those that a container has unless its securityContext says otherwise."""
-    docker = "chown,dac_override,fowner,fsetid,kill,setgid,setuid,setpcap,net_bind_service,net_raw,sys_chroot,mknod"
-    only = ["all", *(f"+{name}" for name in (*docker.split(","), "audit_write", "setfcap"))]
-    names = ",".join(name if name.startswith("+") else f"-{name}" for name in only)
-    wrap = ("setpriv", "--bounding-set", names, "--inh-caps", names)
-    with worker(folder, mount, wrap=wrap) as it:
-        assert it.output("id -u") == "0"
-
-
-def test_a_locked_account_is_told_how_to_be_opened(folder, mount) -> None:
-    """As root's is in Red Hat's images; sshd without PAM lets nobody in there."""
-    shadow = folder / "shadow"
-    shadow.write_text("root:!locked::0:99999:7:::\n")
-    shadow.chmod(stat.S_IRUSR)
-    with refused(folder, mount, wrap=pods.wrapped(f"mount --bind '{shadow}' /etc/shadow")) as it:
-        assert "usermod -p '*' root" in sentence(it)
 
 
 @pytest.mark.parametrize(

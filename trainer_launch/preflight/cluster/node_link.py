@@ -14,8 +14,7 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from trainer_launch.host import network
-from trainer_launch.host.dns import Resolving
-from trainer_launch.host.network import free_port, listen, tune
+from trainer_launch.host.network import Resolving, free_port, listen, tune
 from trainer_launch.membership import candidates, timeouts
 from trainer_launch.membership.client import Lines, LostError, ReconnectingClient
 from trainer_launch.membership.protocol import JobStatus
