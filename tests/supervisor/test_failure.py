@@ -140,7 +140,7 @@ def test_only_what_could_be_had_makes_a_refused_allocation_a_lack_of_memory(erro
     failure = classify(Death(rank=1, code=1, message=error), Evidence(memory_bytes=16 << 30))
     assert (failure.reason, failure.rank) == (reason, 1)
     if reason == "Failed":
-        assert failure.evidence == ("this container can have 16 GiB",)
+        assert failure.evidence == ("this container can use 16 GiB",)
         assert "limit" not in (failure.hint or "")
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import sys
 import time
 from collections.abc import Iterable, Iterator
@@ -11,7 +12,7 @@ from datetime import datetime, timezone
 
 from trainer_launch.commands.options import Parsed
 from trainer_launch.diagnosis import incident_bundle
-from trainer_launch.diagnosis.incident_bundle import FAILURE, OUTPUT, STACKS, Stored
+from trainer_launch.diagnosis.incident_bundle import FAILURE, OUTPUT, REPORT, STACKS, Stored
 from trainer_launch.host import runtime_directory
 from trainer_launch.model.errors import UsageError
 from trainer_launch.model.units import aligned, grouped, in_units, printable
@@ -22,6 +23,7 @@ _LINES = 20
 _STACKS = 4  # that are shown
 _ANSWER_S, _FACTS_S = 10.0, 3.0  # for all nodes of a job to collect; for what stays
 _LOOK_S = 0.05
+_OF_CHILD = re.compile(r"rank \d+'s .* \(pid \d+\): ")
 
 
 def main(parsed: Parsed) -> int:
@@ -167,9 +169,17 @@ def _shown(entries: list[Stored]) -> Iterator[str]:
     for state in [state for state in incident_page.accused(entries) if state.stack][:_STACKS]:
         yield from ("", f"stack of {state}, innermost call first:")
         yield from (f"  {line}" for line in state.stack.splitlines())
+    if children := [line for entry in entries for line in _children(entry)]:
+        yield from ("", *children)
     for entry in entries:
         yield ""
         yield from _node(entry)
+
+
+def _children(entry: Stored) -> list[str]:
+    """Where processes below the workers were, such as the data loader that a rank waits for."""
+    lines = incident_bundle.text_of(entry, REPORT).splitlines() if REPORT in entry.files else []
+    return [line for line in lines if _OF_CHILD.match(line)]
 
 
 def _node(entry: Stored) -> Iterator[str]:

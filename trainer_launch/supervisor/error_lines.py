@@ -266,7 +266,7 @@ SYMPTOMS = (
         "ProgramError",
         r"Duplicate GPU detected",
         what="because two of its workers use the same GPU",
-        hint="let each worker choose its device by LOCAL_RANK before the first collective",
+        hint="make each worker choose its device by LOCAL_RANK before the first collective",
         **_FINAL,
     ),
     _cause(
@@ -274,7 +274,7 @@ SYMPTOMS = (
         r"Received data size doesn't match expected size|Detected mismatch between collectives on ranks",
         r"Error when verifying shape tensors for collective",
         what="because its ranks entered different collectives",
-        hint="let all ranks call the same collectives with the same sizes; a restart will not help",
+        hint="make all ranks call the same collectives with the same sizes; a restart will not help",
         has_victim=True,
         **_FINAL,
     ),
@@ -306,7 +306,7 @@ SYMPTOMS = (
         "OutOfMemory",
         _START + r"(?:[\w.]*_Array)?MemoryError\b|DefaultCPUAllocator: (?:can't|not enough) ",
         r"\bOSError: \[Errno 12\] Cannot allocate memory",
-        what="because it was refused memory",
+        what="because an allocation failed",
         hint="if the container's memory was nearly used up, raise its limit or use smaller batches; if not, "
         "correct the size that was asked for",
     ),
@@ -314,7 +314,7 @@ SYMPTOMS = (
         "PortTaken",
         r"EADDRINUSE|\[Errno 98\] Address already in use",
         what="because another process on this node uses its port",
-        hint="let the program choose a free port, or end the process that uses it",
+        hint="make the program choose a free port, or end the process that uses it",
     ),
     _cause(
         "KernelError",

@@ -99,8 +99,8 @@ _NOT_RUNNABLE = Cause(
 _BY_REASON = (
     Cause(
         reason="Hung",
-        hint="correct what the named rank does; trainer-launch incidents show has the stacks of all ranks. If all "
-        "are in the same collective, check the network between the nodes",
+        hint="correct the line of code that the named rank was in; trainer-launch incidents show has its stack. If "
+        "all ranks are in the same collective, check the network between the nodes",
         exit_code=exit_codes.INFRASTRUCTURE,
         again=True,
     ),
@@ -116,7 +116,7 @@ _BY_REASON = (
     Cause(reason="PeerLost", hint=PEER_HINT, exit_code=exit_codes.INFRASTRUCTURE),
     Cause(
         reason="ProgramError",
-        hint="let all ranks enter the same collectives, as often as all others; a restart will not help",
+        hint="make all ranks enter the same collectives, equally often; a restart will not help",
         again=False,
     ),
     Cause(
@@ -131,7 +131,8 @@ _LAST = (
     Cause(
         reason="Crashed",
         applies=lambda death, _: death.signal in _CRASHES,
-        hint="a native library failed: PYTHONFAULTHANDLER=1 shows where, if the message does not",
+        hint="correct the call at the first Python line below 'Fatal Python error', or the native library that it "
+        "calls; without such a line, PYTHONFAULTHANDLER=1 shows it",
     ),
     Cause(
         reason="Killed",
@@ -206,9 +207,9 @@ def _shown(cause: Cause, death: Death, evidence: Evidence) -> Iterator[str]:
     if evidence.shm_full:
         free, size = in_units(evidence.shm_free_bytes or 0), in_units(evidence.shm_size_bytes or 0)
         yield f"/dev/shm has {free} free of {size}"
-        yield f"its largest: {', '.join(evidence.shm_largest)}" if evidence.shm_largest else ""
+        yield f"its largest files: {', '.join(evidence.shm_largest)}" if evidence.shm_largest else ""
     if _asked_too_much(death, evidence):
-        yield f"this container can have {in_units(evidence.memory_bytes or 0)}"
+        yield f"this container can use {in_units(evidence.memory_bytes or 0)}"
     if death.local_rank is not None and cause.reason.startswith("Device"):
         yield f"the worker's local rank is {death.local_rank}, by which programs choose their device"
 
