@@ -155,7 +155,8 @@ _GLOO = r"(?:gloo/\S*\.cc:\d+\]|\[gloo\]|\b[Gg]loo:)[^\n]{0,400}?"
 _START = rf"\A{_RANK}"
 _CUDA = r"(?:CUDA|HIP)(?: runtime)? error: |Cuda failure (?:\d+ )?'?|ROCm? error: "
 PEER_HINT = (
-    "check the other pods (kubectl get pods): find the one that failed first, or why a missing one does not run"
+    "check the other pods (kubectl get pods): find the one that failed first, or why a missing one does not run. "
+    "If all run, check node 0's address and the network policies"
 )
 
 
@@ -309,6 +310,18 @@ SYMPTOMS = (
         what="because an allocation failed",
         hint="if the container's memory was nearly used up, raise its limit or use smaller batches; if not, "
         "correct the size that was asked for",
+    ),
+    _cause(
+        "Failed",
+        _START + r"OSError: \[Errno (?:28|122)\] ",
+        what="because a volume was full",
+        hint="df -h and df -i in the pod show which one: free or enlarge it, or write elsewhere",
+    ),
+    _cause(
+        "Failed",
+        _START + r"OSError: \[Errno 24\] ",
+        what="because it had too many open files",
+        hint="raise the limit (ulimit -n), close files after use, or use fewer data-loader workers",
     ),
     _cause(
         "PortTaken",

@@ -67,6 +67,7 @@ _FIRST = (
     Cause(
         reason="Stopped",
         applies=lambda _, evidence: evidence.stopped,
+        what="because the pod was asked to stop",
         hint="nothing; if work was lost, raise --grace and terminationGracePeriodSeconds",
         exit_code=exit_codes.STOPPED,
     ),
