@@ -100,8 +100,8 @@ _NOT_RUNNABLE = Cause(
 _BY_REASON = (
     Cause(
         reason="Hung",
-        hint="correct the line of code that the named rank was in (trainer-launch incidents show has its stack), or "
-        "find out who stopped it. If all ranks are in the same collective, check the network between the nodes",
+        hint="correct the line of code that the named rank was in (trainer-launch incidents show has its stack), "
+        "or find out who stopped it. If all ranks are in the same collective, check the network between the nodes",
         exit_code=exit_codes.INFRASTRUCTURE,
         again=True,
     ),
