@@ -101,7 +101,7 @@ def test_hosts_are_told_apart_by_what_they_lack(
         watcher.probes.watch(watcher.places)
         seen = watcher.until(
             lambda s: (
-                s["well"].stage is HostStage.READY and "no sshd" in s["web"].why and "refused" in s["refused"].why
+                s["well"].stage is HostStage.READY and "not sshd" in s["web"].why and "refused" in s["refused"].why
             )
         )
         assert seen["refused"].stage is HostStage.PORT
@@ -116,7 +116,7 @@ def test_what_an_attempt_came_to_is_told_while_the_next_one_is_under_way(
     watcher = watch()
     watcher.places["web"] = ("127.0.0.1", listen(b"HTTP/1.1 400 Bad Request\r\n\r\n"))
     watcher.probes.watch(["web"])
-    first = watcher.until(lambda s: "no sshd" in s["web"].why)["web"]
+    first = watcher.until(lambda s: "not sshd" in s["web"].why)["web"]
     later: list[Readiness] = []
 
     def has_looked_50_times(seen: dict[str, Readiness]) -> bool:
