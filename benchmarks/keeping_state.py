@@ -227,8 +227,8 @@ SECTION = Section(
     name="keeping-state",
     title="Keeping state",
     about=(
-        "8 workers with gloo on one node, 104 MB of state in each; one gets SIGKILL. A checkpoint is saved each 10 "
-        "steps. torchft's ranks are replica groups; *expert*: 0.5 s without a heartbeat, 1 s for a collective. "
+        "8 workers with gloo on one node, 104 MB of state in each; one gets SIGKILL. A checkpoint is saved every "
+        "10 steps. torchft's ranks are replica groups; *expert*: 0.5 s without a heartbeat, 1 s for a collective. "
         "nvrx is nvidia-resiliency-ext's wrapper, which goes on without the rank. The schedule is the one "
         "above."
     ),

@@ -101,7 +101,7 @@ SECTION = Section(
     name="schedule",
     title="Goodput under faults",
     about=(
-        f"Three pods as above, {STEPS} steps, a checkpoint each {CHECKPOINT_STEPS}. "
+        f"Three pods as above, {STEPS} steps, a checkpoint every {CHECKPOINT_STEPS}. "
         f"{'; '.join(f'Step {number}: {text}' for number, (text, _) in FAULTS.items())}. Behind the time: how "
         "often each pod was started."
     ),

@@ -57,6 +57,8 @@ def run_command(argv: Sequence[str]) -> int:
             code = int(end.code or 0)
         sys.stdout.flush()
     except (errors.LaunchError, OSError, RuntimeError, MemoryError, ImportError) as cause:
+        if isinstance(cause, BrokenPipeError) and not (argv and argv[0] in _IN_PODS):
+            return 141  # as who dies of SIGPIPE: the reader, such as `head`, has enough
         problem = errors.explained(cause)
         if problem is None:
             raise

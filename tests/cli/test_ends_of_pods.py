@@ -236,6 +236,14 @@ def test_what_a_command_prints_is_written_to_its_end_and_a_full_disk_is_one_line
     refused(ended, 1, "No space left on device")
 
 
+def test_a_reader_that_has_seen_enough_is_no_error() -> None:
+    reader, writer = os.pipe()
+    os.close(reader)
+    ended = subprocess.run([*LAUNCHER, "help"], env=clean_env(), stdout=writer, stderr=subprocess.PIPE, timeout=120)
+    os.close(writer)
+    assert (ended.returncode, ended.stderr) == (141, b"")
+
+
 def test_a_preflight_that_cannot_print_its_report_has_told_the_verdict(tmp_path: Path) -> None:
     place, env = message(tmp_path)
     with open("/dev/full", "w") as full:

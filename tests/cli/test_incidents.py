@@ -15,6 +15,8 @@ import pytest
 
 from tests.cli.launching import clean_env, launch, script, start
 from tests.ports import free_port
+from trainer_launch.diagnosis import incident_bundle
+from trainer_launch.diagnosis.incident_bundle import Incident
 
 pytestmark = [pytest.mark.process, pytest.mark.torch, pytest.mark.timeout(300)]
 TWO = ("--nproc-per-node", "2")
@@ -259,6 +261,16 @@ def test_the_command_lists_and_shows_also_what_was_copied(tmp_path: Path) -> Non
     beginning = newest[:-1]  # of both there, if both are of the same second; of the only one here
     assert incidents(copied, "show", beginning) == incidents(copied, "show")
     assert incidents(copied / newest, "show").startswith("rank 1 ended with")
+
+
+def test_show_has_the_line_of_the_data_loader_that_a_rank_waits_for(tmp_path: Path) -> None:
+    folder = incident_bundle.new_folder(str(tmp_path), "job-node0", 1.0)
+    of_loader = "rank 2's pt_data_worker (pid 8061): in data.py:17 (read_from_storage)"
+    incident_bundle.add(folder, "report.txt", f"no progress for 8 s\nrank 2: in __next__\n{of_loader}\n")
+    incident_bundle.finish(folder, Incident(sentence="rank 2 never entered", kind="hang", time_s=1.0))
+    lines = incidents(tmp_path, "show").splitlines()
+    assert of_loader in lines
+    assert "rank 2: in __next__" not in lines, "the table of ranks has it"
 
 
 def test_before_any_incident_there_are_none_yet(tmp_path: Path) -> None:

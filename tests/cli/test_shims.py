@@ -56,7 +56,7 @@ def test_a_real_program_is_never_overwritten(tmp_path: Path) -> None:
     before = real.read_text()
     ended = launch("install-shims", str(real.parent))
     assert ended.returncode == 2
-    assert "has a torchrun that is no shim" in ended.stderr
+    assert "has a torchrun that is not a shim" in ended.stderr
     assert real.read_text() == before
 
 

@@ -61,6 +61,25 @@ def test_a_main_threads_place(text, place, waits):
     assert stacks.waits_for_others(known) is waits
 
 
+POOL = f"""Current thread 0x2 (most recent call first):
+  File "/usr/lib/python3.11/multiprocessing/queues.py", line 113 in get
+  File "{SITE}/torch/utils/data/_utils/worker.py", line 333 in _worker_loop
+  File "/usr/lib/python3.11/multiprocessing/process.py", line 108 in run
+  File "{SITE}/torch/utils/data/dataloader.py", line 1176 in __init__
+  File "/workspace/train.py", line 8 in <module>
+"""
+READS = POOL.replace(
+    "/usr/lib/python3.11/multiprocessing/queues.py", "/workspace/data.py", 1
+).replace("in get", "in read_batch")  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("text", "is_idle"), [(POOL, True), (READS, False), (LOADER, False), (BATCH, False), (REDUCE, False)]
+)
+def test_a_loaders_process_without_work_is_told_from_one_that_reads_or_waits_for_its_own(text, is_idle):
+    assert stacks.waits_for_work(stacks.main_thread(text)) is is_idle
+
+
 def test_stacks_that_the_launchers_own_thread_has_written_are_the_programs():
     ours = f'  File "{SITE}/trainer_launch/diagnosis/flight_recorder.py", line 64 in _serve'
     text = f"Current thread 0x2 (most recent call first):\n{ours}\n\n{BATCH.replace('Current t', 'T')}"

@@ -97,7 +97,7 @@ def test_a_name_without_an_address_is_nobodys() -> None:
 def test_a_free_port_is_one_of_the_range_that_nobody_uses() -> None:
     with socket.create_server(("", 0)) as taken:
         low = taken.getsockname()[1]
-        with pytest.raises(NodeError, match=f"--port-range {low}-{low} is taken"):
+        with pytest.raises(NodeError, match=f"port {low} is taken on this node"):
             free_port(PortRange(low, low))
         wide = PortRange(low, min(65535, low + 20))
         assert {free_port(wide) for _ in range(20)} <= set(range(low + 1, low + 21))

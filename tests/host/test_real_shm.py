@@ -82,7 +82,7 @@ def test_who_dies_of_a_full_one_is_told_what_fills_it(tmp_path: Path) -> None:
     assert inside(argv, size="1m").returncode == 135
     said = words.read_text()
     assert said.startswith("reason=SharedMemoryFull")
-    assert "its largest: psm_0a (1 MiB)" in said
+    assert "its largest files: psm_0a (1 MiB)" in said
 
 
 PYTHON = """

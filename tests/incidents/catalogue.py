@@ -350,7 +350,7 @@ TO_TELL: tuple[Situation, ...] = (
     ended(
         "memory",
         "MemoryError",
-        _CODE + ", because it was refused memory: MemoryError:",
+        _CODE + ", because an allocation failed: MemoryError:",
         "OutOfMemory",
         1,
     ),

@@ -86,7 +86,7 @@ FIELD: tuple[Situation, ...] = (
     failed("crashes_harder", "3 nodes: a victim crashes harder than the culprit",
         "rank 2 …ValueError: the tokenizer has another vocabulary…", rank=2,
         exit_code=(1, 138, 139), nodes=3, workers=1),
-    failed("leaks_files", "no descriptors left", _CODE + ": OSError: [Errno 24] Too many open files…"),
+    failed("leaks_files", "no descriptors left", _CODE + ", because it had too many open files: OSError: …"),
     failed("leaves_with_2", "exit code 2 after five steps", "rank 1 ended with exit code 2…", never="argument",
         exit_code=2),
     failed("lacks_a_tool", "exit code 127: a tool is missing", "rank 1 ended with exit code 127…not found…",

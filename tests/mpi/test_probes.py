@@ -101,7 +101,7 @@ def test_hosts_are_told_apart_by_what_they_lack(
         watcher.probes.watch(watcher.places)
         seen = watcher.until(
             lambda s: (
-                s["well"].stage is HostStage.READY and "no sshd" in s["web"].why and "refused" in s["refused"].why
+                s["well"].stage is HostStage.READY and "not sshd" in s["web"].why and "refused" in s["refused"].why
             )
         )
         assert seen["refused"].stage is HostStage.PORT

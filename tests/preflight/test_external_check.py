@@ -83,7 +83,7 @@ HANGS = "import subprocess, sys, time; subprocess.Popen([sys.executable, '-c', '
     [
         (printed(DCGM, rest="; import os; os.abort()"), "it ended with signal 6"),
         ("import sys; sys.exit('no such device')", "it ended with exit code 1: no such device"),
-        (printed(DCGM, rest="; print('done')"), "its output is no report: not JSON"),
+        (printed(DCGM, rest="; print('done')"), "its output is not a report: not JSON"),
         ("print(' ' * (300 << 10))", "it printed more than 256 KiB"),
     ],
 )
@@ -108,7 +108,7 @@ def test_a_command_that_crashes_or_prints_anything_else_is_unknown_and_no_accusa
 def test_output_that_is_no_report_is_a_sentence(output: bytes, why: str) -> None:
     read = external_check._report(Ended(status=0, stdout=output), 1.0)
     assert isinstance(read, str)
-    assert read.startswith("its output is no report: ")
+    assert read.startswith("its output is not a report: ")
     assert why in read
 
 

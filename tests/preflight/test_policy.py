@@ -202,8 +202,8 @@ def test_what_is_no_readable_file_is_said_and_nobody_waits_for_it(tmp_path: Path
     os.mkfifo(pipe)
     folder.mkdir()
     for path, why in (
-        (pipe, "it is no regular file that this user may read"),
-        (folder, "it is no regular file that this user may read"),
+        (pipe, "it is not a regular file that this user may read"),
+        (folder, "it is not a regular file that this user may read"),
         (tmp_path / "gone.json", "No such file or directory"),
     ):
         with pytest.raises(UsageError, match=f"^--policy {path} cannot be read: {why}$"):

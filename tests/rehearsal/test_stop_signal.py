@@ -12,7 +12,7 @@ from tests.rehearsal.controllers.manifests import job_of, pytorch
 from trainer_launch.model import signal_policy
 from trainer_launch.model.errors import UsageError
 
-UNHEARD = "lifecycle.stopSignal is SIGUSR1, which is no request to stop"
+UNHEARD = "lifecycle.stopSignal is SIGUSR1, which does not ask it to stop"
 
 
 def job(lifecycle: str, command: str) -> str:

@@ -55,6 +55,21 @@ def test_the_evidence_is_the_line_that_shows_it():
     assert failure.restart_helps is None, "the launcher starts it again: another process may have held the memory"
 
 
+@pytest.mark.parametrize(
+    ("error", "why"),
+    [
+        ("OSError: [Errno 28] No space left on device: '/ckpt/model.pt'", "because a volume was full"),
+        ("OSError: [Errno 122] Disk quota exceeded: '/ckpt/model.pt'", "because a volume was full"),
+        ("OSError: [Errno 24] Too many open files: '/data/7'", "because it had too many open files"),
+    ],
+)
+def test_a_full_volume_and_too_many_open_files_come_with_advice(error, why):
+    failure = classify(Death(rank=1, code=1, message=error), Evidence())
+    assert (failure.reason, failure.exit_code, failure.restart_helps) == ("Failed", 1, None)
+    assert failure.message == f"rank 1 ended with exit code 1, {why}: {error}"
+    assert failure.hint
+
+
 def test_what_torchs_agent_logs_of_a_workers_end_is_no_word_of_the_workers():
     where = "torch/distributed/elastic/multiprocessing/api.py:836]"
     logged = f"E1122 03:11:59.936000 1461 {where} failed (exitcode: 33) local_rank: 0 (pid: 1527) of fn: program"

@@ -217,12 +217,12 @@ def _load(path: str) -> object:
         with Path(path).open("rb") as file:
             data = file.read(_SNAPSHOT_LIMIT + 1)
         if len(data) > _SNAPSHOT_LIMIT:
-            raise UsageError(f"{path} is larger than {_SNAPSHOT_LIMIT} bytes; that is no pod snapshot")
+            raise UsageError(f"{path} is larger than {_SNAPSHOT_LIMIT} bytes; this is not a pod snapshot")
         return json.loads(data)
     except OSError as problem:
         raise UsageError(f"--pod {path} cannot be read: {problem.strerror}") from None
     except (ValueError, RecursionError) as problem:
-        raise UsageError(f"--pod {path} is no JSON: {problem}") from None
+        raise UsageError(f"--pod {path} is not JSON: {problem}") from None
 
 
 def _save(path: str, data: Mapping[str, Json]) -> None:

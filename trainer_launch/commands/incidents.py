@@ -13,7 +13,7 @@ from datetime import datetime, timezone
 from trainer_launch.commands.options import Parsed
 from trainer_launch.diagnosis import incident_bundle
 from trainer_launch.diagnosis.collectives import Doing, RankState
-from trainer_launch.diagnosis.incident_bundle import FAILURE, OUTPUT, REQUEST, STACKS, Stored
+from trainer_launch.diagnosis.incident_bundle import FAILURE, OUTPUT, REPORT, REQUEST, STACKS, Stored
 from trainer_launch.diagnosis.stacks import Frame
 from trainer_launch.host import runtime_directory
 from trainer_launch.model.errors import UsageError
@@ -29,6 +29,7 @@ _RANK = re.compile(r"\brank (\d{1,9})\b")
 _PLACE = re.compile(r"[^ ]+:\d+ \([^)]*\)$")  # ends a place
 # A call in an exception's traceback.
 _FRAME = re.compile(r'^(?:\[rank\d+\]:)? *File "([^"\n]+)", line (\d{1,9}), in (.+)$', re.MULTILINE)
+_OF_CHILD = re.compile(r"rank \d+'s .* \(pid \d+\): ")
 
 
 def main(parsed: Parsed) -> int:
@@ -164,9 +165,17 @@ def _shown(entries: list[Stored]) -> Iterator[str]:
     for state in [state for state in _accused(entries) if state.stack][:_STACKS]:
         yield from ("", f"stack of {state}, innermost call first:")
         yield from (f"  {line}" for line in state.stack.splitlines())
+    if children := [line for entry in entries for line in _children(entry)]:
+        yield from ("", *children)
     for entry in entries:
         yield ""
         yield from _node(entry)
+
+
+def _children(entry: Stored) -> list[str]:
+    """Where processes below the workers were, such as the data loader that a rank waits for."""
+    lines = incident_bundle.text_of(entry, REPORT).splitlines() if REPORT in entry.files else []
+    return [line for line in lines if _OF_CHILD.match(line)]
 
 
 def _node(entry: Stored) -> Iterator[str]:

@@ -51,7 +51,7 @@ def main(parsed: Parsed) -> int:
     try:
         taken = [name for name in NAMES if (folder / name).exists() and not is_shim(folder / name)]
         if taken:
-            raise UsageError(f"{folder} has a {taken[0]} that is no shim; name an empty directory")
+            raise UsageError(f"{folder} has a {taken[0]} that is not a shim; name an empty directory")
         write(folder)
     except OSError as problem:
         raise UsageError(f"cannot write shims to {folder}: {problem.strerror}") from None

@@ -23,7 +23,7 @@ from trainer_launch.diagnosis.collectives import Doing, Explanation
 from trainer_launch.diagnosis.hang_detection import Hang, HangKind, Quiet, Rules, WatchedWorker
 from trainer_launch.diagnosis.incident_bundle import HANG
 from trainer_launch.diagnosis.incident_collection import Collected, Collector
-from trainer_launch.diagnosis.stacks import main_thread, stacks_digest, waits_for_others, where
+from trainer_launch.diagnosis.stacks import main_thread, stacks_digest, waits_for_others, waits_for_work, where
 from trainer_launch.diagnosis.worker_samples import WatchedWorkers
 from trainer_launch.host import process_tree
 from trainer_launch.model import Death
@@ -270,11 +270,14 @@ class Watch:
         children = self._workers.children(self._node.tracks)
         texts = self._workers.ask_all(children)
         digest = stacks_digest({worker: self._place(worker, texts) for worker in children})
+        digest += _loaders(children, texts)
         if self._collector is None:
             return _Report(hang.text, digest, None)
         sentence = (lambda _: hang.text) if hang.kind is HangKind.STOPPED else hang.text  # that says it all
-        is_same = self._round(hang).is_reported
-        collected = self._collector.collect(HANG, sentence, texts=texts, is_same=is_same)
+        report = "".join(f"{line}\n" for line in (hang.text, *digest))
+        collected = self._collector.collect(
+            HANG, sentence, report=report, texts=texts, is_same=self._round(hang).is_reported
+        )
         collected = collected.with_quiet(self.quiet(), hang.limit_s, is_early=hang.is_early)
         text = collected.incident.sentence
         text += f"; collected in {collected.folder}" if collected.folder else ""
@@ -286,3 +289,15 @@ class Watch:
         kernel = process_tree.sleeps_in(worker.pid)
         state = self._node.tracks[worker].last.state
         return f"state {state}" + (f", in the kernel's {kernel}" if kernel else "")
+
+
+def _loaders(
+    children: Mapping[WatchedWorker, Sequence[process_tree.ProcessEntry]], texts: Mapping[int, str]
+) -> tuple[str, ...]:
+    """Where the processes below each worker are, of those that can tell and have work."""
+    return tuple(
+        f"{worker.name}'s {entry.name} (pid {entry.pid}): {where(frames)}"
+        for worker, entries in children.items()
+        for entry in entries
+        if (frames := main_thread(texts.get(entry.pid, ""))) and not waits_for_work(frames)
+    )

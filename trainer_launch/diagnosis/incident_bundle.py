@@ -37,6 +37,7 @@ DEFAULT = "trainer-launch-incidents"
 NOWHERE = "none"
 ABOUT, SENTENCE = "incident.json", "sentence.txt"
 OUTPUT, STACKS, RECORDER, HOST = "output", "stacks", "flight_recorder", "host"
+REPORT = "report.txt"  # of a hang: what it is judged by, and where workers and the processes below them were
 NO_FACTS_YET = f"{HOST}/: no answer yet"  # is missing until all of them are written
 _READ_BYTES = 4 << 20  # of one file, which others may have written
 _MOMENT_S = 30.0  # incidents of several nodes are one: a node may be asked late, and clocks differ

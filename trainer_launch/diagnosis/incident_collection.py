@@ -36,6 +36,7 @@ from trainer_launch.diagnosis.incident_bundle import (
     NO_FACTS_YET,
     OUTPUT,
     RECORDER,
+    REPORT,
     REQUEST,
     STACKS,
     Incident,
@@ -122,6 +123,7 @@ class Collector:
         sentence: str | Callable[[Sequence[RankState]], str],
         *,
         names: Sequence[str] = (),
+        report: str = "",
         texts: Mapping[int, str] | None = None,
         is_same: bool = False,
     ) -> Collected:
@@ -181,7 +183,7 @@ class Collector:
             names_before = ("kind", "sentence", "time_s", "reason", "ranks", "restart_helps")
             incident = replace(incident, **{name: getattr(before.incident, name) for name in names_before})
         collected = Collected(folder=folder, incident=incident, explanation=explanation)
-        is_written = self._begin_writing(collected, texts_by_file)
+        is_written = self._begin_writing(collected, {REPORT: report, **texts_by_file})
         if kind != FAILURE:  # no restart waits for it, and who looks next finds all of it
             is_written.wait(HANG_S)
         self._last = collected, names, is_written

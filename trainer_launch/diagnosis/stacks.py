@@ -10,7 +10,7 @@ import re
 import signal
 import time
 from collections.abc import Collection, Mapping
-from itertools import zip_longest
+from itertools import pairwise, zip_longest
 
 from msgspec import Struct
 from msgspec.structs import replace
@@ -53,6 +53,8 @@ _IN = {
 }
 _OURS = re.compile(r"/trainer_launch/diagnosis/flight_recorder\.py$")  # the thread that answers PID 1
 _AT_EXIT = re.compile(r"/threading\.py:_shutdown$|/concurrent/futures/(thread|process)\.py:_python_exit$")
+# Torch's, multiprocessing's and concurrent.futures' loops of a process that waits for work.
+_POOLS = ("_worker_loop", "worker", "_process_worker")
 _DECORATORS = ("wrapper", "decorate_context", "inner", "_fn")
 
 
@@ -172,6 +174,14 @@ def waits_for_others(frames: tuple[Frame, ...]) -> bool | None:
     """Whether this is a rank that waits for other ranks; None: nothing is known of it."""
     inner = [frame for frame in down_to_user(frames) if frame.is_library]
     return any(_COLLECTIVE.search(frame.file) for frame in inner) if frames else None
+
+
+def waits_for_work(frames: tuple[Frame, ...]) -> bool:
+    """Whether this is a process of a data loader or a pool that nobody has given anything to do."""
+    return any(
+        inner.function == "get" and inner.file.endswith("/multiprocessing/queues.py") and outer.function in _POOLS
+        for inner, outer in pairwise(frames)
+    )
 
 
 def calls(frames: tuple[Frame, ...]) -> str:

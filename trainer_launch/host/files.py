@@ -101,7 +101,7 @@ def _appended(path: str, mode: int) -> int | None:
         if stat.S_ISREG(os.fstat(descriptor).st_mode):
             return descriptor
         os.close(descriptor)
-    raise OSError(errno.EINVAL, "it is no regular file", path)
+    raise OSError(errno.EINVAL, "it is not a regular file", path)
 
 
 def replace(path: str, data: bytes, mode: int = 0o600) -> None:

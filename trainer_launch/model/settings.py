@@ -107,7 +107,7 @@ class Settings:
         return frozenset(vars(self))
 
     contract: str | None = _option(
-        None, description="platform whose variables to read, as in slurm; default: detected"
+        None, description="platform whose variables to read, such as slurm; default: detected"
     )
     engine: Literal["auto", "torch", "torchrun", "mpi", "horovodrun", "plain"] = _option(
         "auto",
@@ -190,7 +190,7 @@ class Settings:
         description="seconds from SIGTERM to SIGKILL; keep it below the pod's terminationGracePeriodSeconds",
     )
     signals: str | None = _option(
-        None, description="what a signal does: forward, checkpoint, drain or terminate, as in USR1=checkpoint"
+        None, description="what a signal does: forward, checkpoint, drain or terminate; for example USR1=checkpoint"
     )
     shm_size: str = _option(
         "auto",
@@ -218,7 +218,7 @@ class Settings:
     )
     policy: str | None = _option(
         None,
-        description="severity of checks: off, warn, fail (exit code 20) or fatal (30), as in clock=warn,cpu=off; "
+        description="severity of checks: off, warn, fail (exit code 20) or fatal (30), such as clock=warn,cpu=off; "
         "or a file of them (.toml, .json); observe runs all checks and fails none, off runs none",
     )
     level: Literal["container", "quick", "standard"] = _option(

@@ -45,8 +45,8 @@ def unheard(name: str, given: Mapping[int, SignalAction]) -> str:
     has_name = number in RELAYED and number in signal.Signals.__members__.values()
     mapped = f"Set --signals {name_of(number)}=terminate, or remove" if has_name else "Remove"
     return (
-        f"lifecycle.stopSignal is {name}, which is no request to stop: the kubelet kills the pod at the end of its "
-        f"grace period. {mapped} lifecycle.stopSignal"
+        f"lifecycle.stopSignal is {name}, which does not ask it to stop: the kubelet kills the pod at the end of "
+        f"its grace period. {mapped} lifecycle.stopSignal"
     )
 
 

@@ -329,7 +329,7 @@ def banner_fault(connected: socket.socket) -> str:
             return str(problem.strerror)
         text += data
         if not data or len(text) > _BANNER_BYTES:
-            return "what listens there is no sshd" if text else "it closes connections at once"
+            return "what listens there is not sshd" if text else "it closes connections at once"
     with contextlib.suppress(OSError):
         connected.send(_OWN_BANNER)
     return ""

@@ -33,7 +33,7 @@ PUBLIC_KEY = re.compile(r"((?:ssh|ecdsa|sk)-[a-z0-9@.-]{1,60}) ([A-Za-z0-9+/]{16
 _MAX_BYTES = 1 << 20  # of /etc/passwd
 _log = logging.getLogger(__name__)
 INSECURE = (
-    "--insecure-host-keys: the hosts' keys are NOT checked; whoever answers in the place of a pod of this job is "
+    "--insecure-host-keys: the hosts' keys are NOT checked; anyone who answers in place of a pod of this job is "
     "believed, is sent the command and its variables, and can run the ranks"
 )
 _PASSWD, _GROUP = "/etc/passwd", "/etc/group"
@@ -203,7 +203,7 @@ def _public(source: Path, copy: str, keygen: Sequence[str]) -> str:
     if done.code == 0 and match:
         return f"{match[1]} {match[2]}"
     raise UsageError(
-        f"{source} is no private key that {keygen[-1]} understands: it may be cut short, or have a passphrase; "
+        f"{source} is not a private key that {keygen[-1]} understands; it may be cut short, or have a passphrase: "
         f"recreate the Secret"
     )
 

@@ -155,7 +155,7 @@ def has_name(hostname: str, host: str) -> bool:
     if here and elsewhere:
         raise UsageError(
             f"the rendezvous endpoint {host} names several machines ({', '.join(sorted((*here, *elsewhere)))}), "
-            f"and this is one of them; name the machine that shall be node 0, or set --node-rank in each pod"
+            f"and this is one of them; name the machine that is to be node 0, or set --node-rank in each pod"
         )
     return bool(here) or host.partition(".")[0] == hostname.partition(".")[0]
 

@@ -392,7 +392,7 @@ def _check_devices(task: Task, options: Mapping[str, str]) -> None:
     visible, workers = visible_devices(task.env), task.topology.local_world_size
     if "virtual_local_rank" in options and visible is not None and workers is not None and workers > len(visible):
         raise UsageError(
-            f"--virtual-local-rank gives each of the {counted(workers, 'worker')} a device of its own, but "
+            f"--virtual-local-rank gives each of the {counted(workers, 'worker')} its own device, but "
             f"{DEVICES}={task.env[DEVICES][:60]} names {len(visible)}; "
             f"set --nproc-per-node to at most {len(visible)}, or unset {DEVICES}"
         )

@@ -132,7 +132,7 @@ def _report(ended: Ended, limit_s: float) -> ExternalReport | str:
     try:
         return codec.decode(ExternalReport, ended.stdout, MAX_BYTES)
     except codec.MessageError as problem:
-        return f"its output is no report: {redact_text(str(problem))}"
+        return f"its output is not a report: {redact_text(str(problem))}"
 
 
 def kill() -> None:

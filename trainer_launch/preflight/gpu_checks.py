@@ -223,7 +223,7 @@ def gpu_peers(subject: Subject) -> Sequence[Observed]:
     if any(test.peers is not None and test.peers.why == LATE for test in tests):  # who came later met nobody
         return (Observed(unknown=f"not tested: {LATE}"),)
     if any(not peers.good for peers in met):
-        how = "add wrongly together" if len(came) > 1 else "gets a wrong sum in a collective of its own"
+        how = "add wrongly together" if len(came) > 1 else "gets a wrong sum in its own collective"
         return (Observed(facts={"wrong sums": f"{who} {how}"}),)
     if len(met) == len(came):
         rate = min(peers.rate for peers in met)

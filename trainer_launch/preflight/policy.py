@@ -152,7 +152,11 @@ def _content(path: str, where: str) -> bytes:
     files = LiveFiles(_MAX_BYTES + 1)
     data = files.read(path)
     if data is None:
-        why = "it is no regular file that this user may read" if files.exists(path) else "No such file or directory"
+        why = (
+            "it is not a regular file that this user may read"
+            if files.exists(path)
+            else "No such file or directory"
+        )
         raise UsageError(f"{where} cannot be read: {why}")
     if len(data) > _MAX_BYTES:
         raise UsageError(f"{where} is larger than {_MAX_BYTES} bytes, which no policy is")

@@ -111,7 +111,7 @@ def parse(data: bytes) -> tuple[Finding, ...]:
     except (ValueError, RecursionError) as problem:
         raise ValueError(f"no finding: {ascii(str(problem)[:_MAX_COMPLAINT])[1:-1]}") from None
     if (document.format, document.version) != (REPORT, REPORT_VERSION):
-        raise ValueError(f"it is no {REPORT} document of version {REPORT_VERSION}")
+        raise ValueError(f"it is not a {REPORT} document of version {REPORT_VERSION}")
     return tuple(map(single_line, document.findings))
 
 

@@ -149,7 +149,7 @@ def _take(state: Mapping[str, Any], link: _Link) -> None:
             own.load_state_dict(content)
         elif content is not own:
             if not isinstance(state, MutableMapping):
-                raise ValueError(f"share(): state[{name!r}] has to be replaced, and the state is no dict")
+                raise ValueError(f"share(): state[{name!r}] has to be replaced, and the state is not a dict")
             state[name] = content
 
 

@@ -149,7 +149,8 @@ _GLOO = r"(?:gloo/\S*\.cc:\d+\]|\[gloo\]|\b[Gg]loo:)[^\n]{0,400}?"
 _START = rf"\A{_RANK}"
 _CUDA = r"(?:CUDA|HIP)(?: runtime)? error: |Cuda failure (?:\d+ )?'?|ROCm? error: "
 PEER_HINT = (
-    "check the other pods (kubectl get pods): find the one that failed first, or why a missing one does not run"
+    "check the other pods (kubectl get pods): find the one that failed first, or why a missing one does not run. "
+    "If all run, check node 0's address and the network policies"
 )
 
 
@@ -260,7 +261,7 @@ SYMPTOMS = (
         "ProgramError",
         r"Duplicate GPU detected",
         what="because two of its workers use the same GPU",
-        hint="let each worker choose its device by LOCAL_RANK before the first collective",
+        hint="make each worker choose its device by LOCAL_RANK before the first collective",
         **_FINAL,
     ),
     _cause(
@@ -268,7 +269,7 @@ SYMPTOMS = (
         r"Received data size doesn't match expected size|Detected mismatch between collectives on ranks",
         r"Error when verifying shape tensors for collective",
         what="because its ranks entered different collectives",
-        hint="let all ranks call the same collectives with the same sizes; a restart will not help",
+        hint="make all ranks call the same collectives with the same sizes; a restart will not help",
         has_victim=True,
         **_FINAL,
     ),
@@ -306,15 +307,27 @@ SYMPTOMS = (
         "OutOfMemory",
         _START + r"(?:[\w.]*_Array)?MemoryError\b|DefaultCPUAllocator: (?:can't|not enough) ",
         r"\bOSError: \[Errno 12\] Cannot allocate memory",
-        what="because it was refused memory",
+        what="because an allocation failed",
         hint="if the container's memory was nearly used up, raise its limit or use smaller batches; if not, "
         "correct the size that was asked for",
+    ),
+    _cause(
+        "Failed",
+        _START + r"OSError: \[Errno (?:28|122)\] ",
+        what="because a volume was full",
+        hint="df -h and df -i in the pod show which one: free or enlarge it, or write elsewhere",
+    ),
+    _cause(
+        "Failed",
+        _START + r"OSError: \[Errno 24\] ",
+        what="because it had too many open files",
+        hint="raise the limit (ulimit -n), close files after use, or use fewer data-loader workers",
     ),
     _cause(
         "PortTaken",
         r"EADDRINUSE|\[Errno 98\] Address already in use",
         what="because another process on this node uses its port",
-        hint="let the program choose a free port, or end the process that uses it",
+        hint="make the program choose a free port, or end the process that uses it",
     ),
     _cause(
         "KernelError",

@@ -60,6 +60,7 @@ _FIRST = (
     Cause(
         reason="Stopped",
         applies=lambda _, evidence: evidence.stopped,
+        what="because the pod was asked to stop",
         hint="nothing; if work was lost, raise --grace and terminationGracePeriodSeconds",
         exit_code=exit_codes.STOPPED,
     ),
@@ -86,8 +87,8 @@ _NOT_RUNNABLE = Cause(
 _BY_REASON = (
     Cause(
         reason="Hung",
-        hint="correct what the named rank does; trainer-launch incidents show has the stacks of all ranks. If all "
-        "are in the same collective, check the network between the nodes",
+        hint="correct the line of code that the named rank was in (trainer-launch incidents show has its stack), "
+        "or find out who stopped it. If all ranks are in the same collective, check the network between the nodes",
         exit_code=exit_codes.INFRASTRUCTURE,
         again=True,
     ),
@@ -103,7 +104,7 @@ _BY_REASON = (
     Cause(reason="PeerLost", hint=PEER_HINT, exit_code=exit_codes.INFRASTRUCTURE),
     Cause(
         reason="ProgramError",
-        hint="let all ranks enter the same collectives, as often as all others; a restart will not help",
+        hint="make all ranks enter the same collectives, equally often; a restart will not help",
         again=False,
     ),
     Cause(
@@ -118,7 +119,8 @@ _LAST = (
     Cause(
         reason="Crashed",
         applies=lambda death, _: death.signal in _CRASHES,
-        hint="a native library failed: PYTHONFAULTHANDLER=1 shows where, if the message does not",
+        hint="correct the call at the first Python line below 'Fatal Python error', or the native library that it "
+        "calls; without such a line, PYTHONFAULTHANDLER=1 shows it",
     ),
     Cause(
         reason="Killed",
@@ -193,7 +195,7 @@ def _shown(cause: Cause, death: Death, evidence: Evidence) -> Iterator[str]:
     if evidence.shm_full:
         free, size = in_units(evidence.shm_free_bytes or 0), in_units(evidence.shm_size_bytes or 0)
         yield f"/dev/shm has {free} free of {size}"
-        yield f"its largest: {', '.join(evidence.shm_largest)}" if evidence.shm_largest else ""
+        yield f"its largest files: {', '.join(evidence.shm_largest)}" if evidence.shm_largest else ""
     if death.local_rank is not None and cause.reason.startswith("Device"):
         yield f"the worker's local rank is {death.local_rank}, by which programs choose their device"
 

@@ -65,7 +65,7 @@ def refused(folder: Path, tmp_path: Path) -> str:
         (b"", "holds no private key"),
         (b"\0\xff\xfe garbage" * 100, "holds no private key"),
         (b"ssh-rsa AAAA the public half", "holds no private key"),
-        (b"-----BEGIN OPENSSH PRIVATE KEY-----\ngarbage\n-----END OPENSSH PRIVATE KEY-----\n", "is no private key"),
+        (b"-----BEGIN OPENSSH PRIVATE KEY-----\n\n-----END OPENSSH PRIVATE KEY-----\n", "is not a private key"),
         (b"-----BEGIN EC PRIVATE KEY-----\n" + b"A" * 70_000, "holds no private key"),
     ],
     ids=["empty", "bytes", "public", "garbled", "huge"],

@@ -190,7 +190,7 @@ def test_with_a_port_range_a_node_listens_on_no_port_beside_it_and_says_so_when_
     listener = Listener(None, among)
     try:
         assert listener.port == low
-        with pytest.raises(NodeError, match=f"--port-range {among} is taken"):
+        with pytest.raises(NodeError, match=f"port {low} is taken on this node"):
             Listener(None, among)
     finally:
         listener.close()

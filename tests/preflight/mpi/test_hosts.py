@@ -188,7 +188,7 @@ def sshd_of(folder: Path, host_key: Path, authorized: Path) -> tuple[str, ...]:
     [
         ("mpi-hosts", "fail", "no address found for w-nowhere: "),
         ("mpi-hosts", "fail", "cannot connect to sshd of w-closed: Connection refused"),
-        ("mpi-hosts", "fail", "no sshd answers on w-no-sshd: what listens there is no sshd"),
+        ("mpi-hosts", "fail", "no sshd answers on w-no-sshd: what listens there is not sshd"),
         ("mpi-ssh", "fail", "another host key than the job's is shown by w-other-job: "),
         ("mpi-ssh", "fail", "the job's key is refused by w-refuses: "),
         ("mpi-ssh", "fail", f"no command runs on w-no-shell: {NO_SHELL}"),

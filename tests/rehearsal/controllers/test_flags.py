@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import pytest
 
+from trainer_launch.model import NodeRange
 from trainer_launch.model.errors import UsageError
-from trainer_launch.rehearsal.controllers.flag_jobs import mpi_job, torch_job
+from trainer_launch.rehearsal.controllers.flag_jobs import elastic_job, mpi_job, torch_job
 from trainer_launch.rehearsal.controllers.local_jobs import MAX_PODS, address_of, own_environment
 from trainer_launch.rehearsal.controllers.pod_values import pods as pods
 
@@ -29,6 +30,16 @@ def test_words_are_the_shells_as_they_were_typed() -> None:
     assert pod.main.command[-3:] == typed
     launcher = pods(mpi_job(1, 1, typed, 25.0), address_of)[-1]
     assert launcher.main.command[-3:] == typed
+
+
+def test_a_torchrun_command_that_names_a_clusters_host_meets_at_the_first_pod() -> None:
+    typed = ("torchrun", "--nnodes=2", "--rdzv_backend=c10d", "--rdzv_endpoint=head:29400", "train.py")
+    zero, one = pods(torch_job(2, "1", typed, 25.0), address_of)
+    assert one.main.command == ("trainer-launch", "run", "--master-addr", "local-node-0-0.local", "--", *typed)
+    assert "local-node-0-0.local" in zero.draft.names
+    elastic = pods(elastic_job(NodeRange(1, 2), "1", typed, 25.0), address_of)
+    assert elastic[1].main.command[2:4] == ("--master-addr", "local-worker-0")
+    assert "local-worker-0" in elastic[0].draft.names
 
 
 @pytest.mark.parametrize(

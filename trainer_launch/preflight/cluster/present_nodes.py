@@ -194,7 +194,7 @@ def broken(defect: str) -> Finding:
 
 def collided(collisions: Mapping[int, Collection[str]]) -> list[Finding]:
     """Hosts that want the same rank."""
-    action = "give each pod an index of its own (PET_NODE_RANK, --node-rank), in one replicatedJob"
+    action = "give each pod its own index (PET_NODE_RANK, --node-rank), in one replicatedJob"
     findings = []
     for rank, hosts in collisions.items():
         ordered = sorted(hosts)

@@ -26,6 +26,7 @@ from trainer_launch.rehearsal.controllers.trainer_v2 import ANCESTOR, LAUNCHER, 
 JOB = "local"
 _OPTIONS = "the options"  # what messages call the manifest that flags become
 _KEYS = "/etc/mpi/ssh"
+_MEETING = ("--rdzv-endpoint", "--master-addr")  # options of a command that name node 0 of another place
 
 
 def torch_job(
@@ -38,7 +39,7 @@ def torch_job(
     Raises:
         UsageError: more nodes than a laptop has room for.
     """
-    words = _run(command, nproc_per_node if asked else None)
+    words = _run(command, nproc_per_node if asked else None, f"{JOB}-{NODE}-0-0.{JOB}")
     trainer = {"numNodes": _checked(nodes + spares), "numProcPerNode": _number(nproc_per_node), "command": words}
     return _trainjob({"torch": {}}, [_replicated_job(NODE, TRAINER)], trainer, grace_s, spares)
 
@@ -62,7 +63,8 @@ def elastic_job(
     Raises:
         UsageError: more nodes than a laptop has room for.
     """
-    words, index = _run(command, nproc_per_node if asked else None), "training.kubeflow.org/replica-index"
+    words = _run(command, nproc_per_node if asked else None, f"{JOB}-worker-0")
+    index = "training.kubeflow.org/replica-index"
     container = {"name": "pytorch", "command": words, "env": [_label(f"metadata.labels['{index}']")]}
     workers = {
         "replicas": _checked(nodes.max),
@@ -117,9 +119,14 @@ def _with_grace(made: Workload, grace_s: float) -> tuple[Draft, ...]:
     return tuple(replace(draft, template=replace(draft.template, grace_s=grace_s)) for draft in made.drafts)
 
 
-def _run(command: Sequence[str], nproc_per_node: str | None = None) -> list[str]:
-    """In the user's words $(NAME) is the shell's business and no reference of Kubernetes."""
-    flags = () if nproc_per_node is None else ("--nproc-per-node", nproc_per_node)
+def _run(command: Sequence[str], nproc_per_node: str | None = None, first: str | None = None) -> list[str]:
+    """The launcher's command line. Pods meet at the pod `first`, even if the command names a cluster's host.
+
+    In the user's words $(NAME) is the shell's business and no reference of Kubernetes.
+    """
+    flags = [] if nproc_per_node is None else ["--nproc-per-node", nproc_per_node]
+    if first is not None and any(word.partition("=")[0].replace("_", "-") in _MEETING for word in command):
+        flags += ["--master-addr", first]
     return [OURS, "run", *flags, "--", *map(escaped, command)]
 
 
