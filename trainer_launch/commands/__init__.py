@@ -1,1 +1,1 @@
-"""One command, one file: gather values, call the line, print."""
+"""A command is a file: gather values, call the line, print."""

@@ -90,9 +90,9 @@ def note_claims(state: JobState, claims: Iterable[Claim]) -> None:
 
     An unsure one that was formed here has not started its workers, and never will.
     """
-    known = {*state.claims, *claims} - state.formed
-    last = max((claim.generation for claim in known if claim.sure), default=-1)
-    kept = [claim for claim in known if claim.generation > last or (claim.sure and claim.generation == last)]
+    open_claims = {*state.claims, *claims} - state.formed
+    last = max((claim.generation for claim in open_claims if claim.sure), default=-1)
+    kept = [claim for claim in open_claims if claim.generation > last or (claim.sure and claim.generation == last)]
     kept.sort(key=lambda claim: (not claim.sure, -claim.generation, claim.coordinator, claim.ranks))
     state.claims = tuple(kept[:MAX_CLAIMS])
 
