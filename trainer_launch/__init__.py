@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-__version__ = "0.2.0"
+__version__ = "0.3.0"
 __all__ = ["Elastic", "RunPolicy", "WorkerFailedError", "generations", "launch", "report", "stopping"]
 
 TYPE_CHECKING = False  # typing itself would be the dearest import of this file
