@@ -165,3 +165,25 @@ def test_a_program_that_sleeps_for_ever_ends_with_its_place_in_the_termination_m
     (folder,) = tmp_path.glob("*Z-*")
     assert str(folder) in first
     assert any("nanosleep" in line for line in rest)
+
+
+CONNECTS_IN_VAIN = """
+import os
+from datetime import timedelta
+import torch.distributed as dist
+rank = int(os.environ["RANK"])
+nobody = {"init_method": "tcp://127.0.0.1:1"} if rank else {}
+dist.init_process_group("gloo", rank=rank, world_size=2, timeout=timedelta(seconds=8 if rank else 60), **nobody)
+"""
+
+
+@pytest.mark.long("tests/diagnosis/test_workers.py")
+@pytest.mark.torch
+def test_a_worker_that_is_asked_for_its_stacks_goes_on_connecting_for_as_long_as_it_wants_to(
+    tmp_path: Path,
+) -> None:
+    words = ("--hang-report-after", "1", "--nproc-per-node", "2", "--max-restarts", "0")
+    ended = launch("run", *words, "--", script(tmp_path, CONNECTS_IN_VAIN), env={"TMPDIR": str(tmp_path)})
+    assert re.search(r"rank(s 0-)?1 waits? in init_process_group", ended.stderr), "it was asked"
+    assert "because nothing answers at the address where it meets the other ranks" in ended.stderr
+    assert "Interrupted system call" not in ended.stderr

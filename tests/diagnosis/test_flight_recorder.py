@@ -51,6 +51,7 @@ for _ in range(5):
     dist.all_reduce(torch.ones(4))
 dist.all_reduce(torch.ones(2), group=both)
 flight_recorder.answer_in_thread(fd, lambda: rank)
+flight_recorder.tell_of_first_group(fd)
 print("ready", flush=True)
 if rank == 0:
     dist.all_reduce(torch.ones(4))
@@ -71,6 +72,7 @@ for _ in range(3):
         dist.send(torch.ones(4), 1)
     dist.all_reduce(torch.ones(4))
 flight_recorder.answer_in_thread(fd, lambda: rank)
+flight_recorder.tell_of_first_group(fd)
 print("ready", flush=True)
 if rank == 0:
     dist.all_reduce(torch.ones(4))

@@ -48,7 +48,7 @@ Members: TypeAlias = Mapping[str, tuple[str, Sequence[int]]]  # of process group
 
 
 def answer_in_thread(fd: int, rank: Callable[[], int]) -> None:
-    """Start the thread, in which no signal of the program's is handled, and tell PID 1 that it may ask now.
+    """Start the thread, in which no signal of the program's is handled.
 
     Stacks are written in it: a signal would end a sleep of the main thread in C, whatever the handler's flags.
     """
@@ -57,10 +57,14 @@ def answer_in_thread(fd: int, rank: Callable[[], int]) -> None:
     before = signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals() - {STACKS_SIGNAL})
     try:
         _thread.start_new_thread(_serve, (fd, rank))
-        with contextlib.suppress(OSError):
-            _send(fd, b"\n")
     finally:
         signal.pthread_sigmask(signal.SIG_SETMASK, before)
+
+
+def tell_of_first_group(fd: int) -> None:
+    """Tell PID 1 that it may ask now."""
+    with contextlib.suppress(OSError):
+        _send(fd, b"\n")
 
 
 def _serve(fd: int, rank: Callable[[], int]) -> None:

@@ -165,20 +165,37 @@ class Worker:
     def _answer_from_first_group(self, modules: Mapping[str, Any]) -> None:
         """Let the first process group start the thread that answers PID 1: without one there is nothing to tell.
 
-        torch registers each group by a function of its own, which then stands there again.
+        It starts before the group's ranks meet. From then on stacks are written in it: a signal to the main thread
+        would end torch's wait between two attempts to connect, and with it the worker. torch calls both functions
+        by names of its own, where they stand again afterwards.
         """
         groups, fd = modules.get("torch.distributed.distributed_c10d"), self._recorder
-        register = getattr(groups, "_register_process_group", None)
-        if fd is None or register is None:
+        register, meet = (getattr(groups, name, None) for name in ("_register_process_group", "rendezvous"))
+        if fd is None or register is None or meet is None:
             return
 
+        has_thread = False
+
+        def start() -> None:
+            nonlocal has_thread
+            setattr(groups, "rendezvous", meet)  # noqa: B010
+            if os.getpid() == self._pid and not has_thread:
+                has_thread = True
+                flight_recorder.answer_in_thread(fd, self._rank)
+
+        def meet_first(*where: Any, **options: Any) -> Any:
+            start()
+            return meet(*where, **options)
+
         def register_first(*group: Any) -> Any:
+            start()
             setattr(groups, "_register_process_group", register)  # noqa: B010
             if os.getpid() == self._pid:
                 self._answers = True
-                flight_recorder.answer_in_thread(fd, self._rank)
+                flight_recorder.tell_of_first_group(fd)
             return register(*group)
 
+        setattr(groups, "rendezvous", meet_first)  # noqa: B010
         setattr(groups, "_register_process_group", register_first)  # noqa: B010
 
     def _rank(self) -> int:
