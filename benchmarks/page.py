@@ -45,7 +45,8 @@ HEAD = """\
 # Results
 
 `make bench` writes this page from the [raw data](results), which has more rows, more peers and every single run.
-Contestants run in turn (A B C A B C …) on one machine; a cell is the median. Memory is PSS."""
+Contestants run in turn (A B C A B C …) on one machine; a cell is the median. Memory is PSS.
+At the end: [where trainer-launch loses](#where-it-loses-and-why)."""
 
 
 def write(folder: Path = FOLDER, page: Path = PAGE) -> None:
@@ -71,9 +72,10 @@ def write(folder: Path = FOLDER, page: Path = PAGE) -> None:
         for section in SECTIONS
         if section.loses_because and section.name in measured
     ]
+    parts += ["## Where it loses, and why", "\n".join(causes) or "Not measured yet."]
     where = [f"{number}. {text}" for number, text in enumerate(machines, 1)]
     below = ["## Machines and versions", "\n".join(where), tables.versions(measured.values())] if where else []
-    text = "\n\n".join([HEAD, *(["Why it loses:\n\n" + "\n".join(causes)] if causes else []), *parts, *below])
+    text = "\n\n".join([HEAD, *parts, *below])
     page.write_text(f"{text}\n", encoding="utf-8")
 
 

@@ -128,7 +128,7 @@ SECTION = Section(
         "torch workers with gloo on one node; the last worker gets SIGKILL. "
         f"torchrun runs without its shared store: with it, no recovery succeeded within {BACK_S:g} s."
     ),
-    loses_because="A job has a fork server and a store process beside its workers; torchrun has one process.",
+    loses_because="Three processes run beside the workers (launcher, fork server, store); torchrun is one.",
     pictured=("8 workers: cold start, to the first step", "8 workers: recovery, to the first step"),
     beside=("trainer-launch", RELEASE, "torchrun, shared store off", "ft_launcher", "dlrover-run"),
     shows=tuple(

@@ -76,7 +76,16 @@ def test_each_section_that_is_shown_is_on_the_page_also_where_nobody_measured_it
     shown = [section for section in SECTIONS if section.name not in survival.NAMES]
     assert all(f"## {section.title}" in text for section in shown)
     assert "## A fault in an elastic job" in text
-    assert text.count("Not measured yet") == len(shown) + 1
+    assert text.count("Not measured yet") == len(shown) + 2
+
+
+def test_where_this_project_loses_stands_with_its_cause_behind_all_figures(folder: Path) -> None:
+    results.save(measured("idle", Figure("memory (PSS)", "tini", "MB", [0.2])), folder)
+    text = drawn(folder)
+    assert "(#where-it-loses-and-why)" in text.partition("## ")[0]
+    before, _, causes = text.partition("## Where it loses, and why")
+    assert "## Cluster preflight" in before
+    assert [line[:24] for line in causes.splitlines() if line.startswith("- ")] == ["- PID 1 while idle: The "]
 
 
 def test_a_section_has_its_own_date_and_command_and_the_page_ends_with_machines_and_versions(folder: Path) -> None:
