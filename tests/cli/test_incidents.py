@@ -245,7 +245,7 @@ def test_the_command_lists_and_shows_also_what_was_copied(tmp_path: Path) -> Non
     assert ended.returncode == 1, ended.stderr
     head, *rows = incidents(place).splitlines()
     assert head.split() == ["ID", "KIND", "LINE", "OF", "CODE", "SENTENCE"]
-    assert all(" train.py:12 (train) " in row for row in rows)
+    assert all(" train.py:12 (train) " in row for row in rows), rows
     assert len(rows) == 2
     newest = rows[-1].split()[0]
     text = incidents(place, "show", newest)

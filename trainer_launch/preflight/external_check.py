@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 import shlex
+import threading
 from collections.abc import Iterator
 from typing import Annotated, Literal, TypeAlias
 
@@ -26,6 +27,7 @@ from trainer_launch.preflight.report_formats import single_line
 MAX_BYTES = 256 << 10  # of its output
 _ADVICE = "run it by hand in this container; its output is described by external.schema.json"
 _running: list[RunningCommand] = []
+_starting = threading.Lock()  # held until a command that has been started is among those that run
 
 _Line: TypeAlias = Annotated[str, Meta(max_length=600)]
 _Remedy: TypeAlias = Literal["", "RESET", "REBOOT", "DRAIN", "RMA", "FIX_JOB", "FIX_IMAGE"]
@@ -111,11 +113,12 @@ def external(subject: Subject) -> Iterator[Finding]:
 
 
 def _run(argv: tuple[str, ...], subject: Subject) -> Ended | OSError:
-    try:
-        child = RunningCommand(argv, subject.env)
-    except (OSError, ValueError) as problem:  # the latter: a NUL in a word
-        return problem if isinstance(problem, OSError) else OSError(0, str(problem))
-    _running.append(child)
+    with _starting:
+        try:
+            child = RunningCommand(argv, subject.env)
+        except (OSError, ValueError) as problem:  # the latter: a NUL in a word
+            return problem if isinstance(problem, OSError) else OSError(0, str(problem))
+        _running.append(child)
     child.stop(_limit_s(subject))
     return child.end()
 
@@ -136,6 +139,7 @@ def _report(ended: Ended, limit_s: float) -> ExternalReport | str:
 
 
 def kill() -> None:
-    """End the command, as this program is about to end."""
+    """End the command, as this program is about to end; none is started any more."""
+    _starting.acquire()
     for child in _running:
         child.kill()
