@@ -24,7 +24,7 @@ WRITER = f"""
 import os, sys
 line = {LINE!r}
 rank = os.environ.get("RANK", "0").encode()
-block = (rank + line[len(rank):]) * 800  # equal lines of many ranks would be folded
+block = (rank + line[len(rank):]) * 800
 for _ in range(int(sys.argv[1]) // len(block)):
     view = memoryview(block)
     while view:

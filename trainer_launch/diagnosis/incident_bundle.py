@@ -1,8 +1,8 @@
 """Incidents on disk: one folder for each failure or hang that this node has seen, how it is written and read.
 
-An incident's folder has `incident.json` (what happened, in one sentence first), `output/`, `stacks/`,
-`flight_recorder/` (torch's own dumps: `torchfrtrace` reads the folder), `host/` and `environment.txt`. Each may be
-missing; what could not be collected is listed in `incident.json`.
+An incident's folder has `incident.json` (what happened, in one sentence first), `sentence.txt`, `report.txt` (of a
+hang), `output/`, `stacks/`, `flight_recorder/` (torch's own dumps: `torchfrtrace` reads the folder), `host/` and
+`environment.txt`. Each may be missing; what could not be collected is listed in `incident.json`.
 """
 
 from __future__ import annotations

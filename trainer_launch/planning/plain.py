@@ -172,7 +172,7 @@ def _names_nodes(task: Task, launcher: Launcher) -> bool:
 
 
 def _no_effect(job: Job, launcher: Launcher | None, asked: str) -> str:
-    advice = " To start torch workers, add --engine torchrun." if launcher is None else ""
+    advice = " To start torch workers, add --engine torch." if launcher is None else ""
     return (
         f"--nproc-per-node {asked} has no effect: contract {job.contract} runs the program once per node.{advice}"
     )
