@@ -46,12 +46,12 @@ class Container:
     def address(self, network: str) -> str:
         return str(self.facts()["NetworkSettings"]["Networks"][network]["IPAddress"])
 
-    def code(self, within_s: float = DEADLINE_S) -> int:
+    def code(self) -> int:
         """Its exit code, once it has ended."""
         try:
-            return int(podman("wait", self.name, timeout_s=within_s).stdout)
+            return int(podman("wait", self.name, timeout_s=DEADLINE_S).stdout)
         except subprocess.TimeoutExpired:
-            pytest.fail(f"{self.name} did not end within {within_s:g} s:\n{self.logs()[-3000:]}")
+            pytest.fail(f"{self.name} did not end within {DEADLINE_S:g} s:\n{self.logs()[-3000:]}")
 
     def last_words(self) -> str:
         """What the kubelet would show: the end of the file, 4,096 bytes at most."""

@@ -25,9 +25,9 @@ def facts(name: str) -> dict[str, Any]:
     return found[0]
 
 
-def in_image(name: str, *command: str, user: str = "1000:1000") -> str:
+def in_image(name: str, *command: str) -> str:
     """What a program in the image says, on both streams."""
-    words = ["--rm", "--network", "none", "--read-only", "--user", user, "--entrypoint", command[0]]
+    words = ["--rm", "--network", "none", "--read-only", "--user", "1000:1000", "--entrypoint", command[0]]
     ended = podman("run", *words, name, *command[1:])
     return ended.stdout + ended.stderr
 

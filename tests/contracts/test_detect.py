@@ -15,8 +15,8 @@ from trainer_launch.model.errors import ContractError, UsageError
 TF = {"TF_CONFIG": json.dumps({"cluster": {"worker": ["a:1"]}, "task": {"type": "worker", "index": 0}})}
 
 
-def detected(env: dict[str, str], files: dict[str, str] | None = None, hostname: str = "") -> str:
-    return detect(Source(pod_of(env, files, hostname))).name
+def detected(env: dict[str, str], files: dict[str, str] | None = None) -> str:
+    return detect(Source(pod_of(env, files))).name
 
 
 def test_an_empty_pod_is_unknown() -> None:

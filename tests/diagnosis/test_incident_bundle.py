@@ -418,19 +418,19 @@ def test_the_kernels_log_yields_xids_with_their_time(tmp_path: Path) -> None:
 
 
 class Nvml(ModuleType):
-    """One GPU that answers some questions and is slowed down for these reasons; one has fallen off the bus."""
+    """One GPU that answers some questions; one has fallen off the bus."""
 
     class NVMLError(Exception):
         pass
 
-    def __init__(self, reasons: int = 0, *, works: bool = True) -> None:
+    def __init__(self, *, works: bool = True) -> None:
         super().__init__("pynvml")
-        self.reasons, self.works = reasons, works
+        self.works = works
         self.nvmlDeviceGetCount = lambda: 2
         self.nvmlDeviceGetTemperature = lambda device, sensor: 88
         self.nvmlDeviceGetMemoryInfo = lambda device: SimpleNamespace(used=3 << 30)
         self.nvmlDeviceGetClockInfo = lambda device, kind: {1: 1200}[kind]
-        self.nvmlDeviceGetCurrentClocksThrottleReasons = lambda device: reasons
+        self.nvmlDeviceGetCurrentClocksThrottleReasons = lambda device: 0
         self.nvmlShutdown = lambda: None
 
     def nvmlInit(self) -> None:

@@ -7,12 +7,11 @@ import re
 import shutil
 import signal
 import subprocess
-from contextlib import AbstractContextManager
 from pathlib import Path
 
 import pytest
 
-from tests.cli.launching import Started, clean_env, start
+from tests.cli.launching import clean_env, start
 from tests.conftest import require
 from tests.examples.test_manifests import ENV, EXAMPLES, pod_of, run
 from tests.frameworks import building
@@ -22,11 +21,6 @@ pytestmark = [
     pytest.mark.timeout(400),
     pytest.mark.long("tests/mpi/test_hosts.py"),
 ]
-
-
-def rehearsed(name: str) -> AbstractContextManager[Started]:
-    env = {**ENV, "PYTHONPATH": str(EXAMPLES.parents[1])}
-    return start("rehearse", "-f", name, env=env, cwd=EXAMPLES)
 
 
 @pytest.fixture

@@ -26,9 +26,9 @@ pytestmark = [
 ROLES = ("chief-0", "ps-0", "worker-0", "worker-1", "evaluator-0")
 
 
-def longer(manifest: str, folder: Path) -> Path:
+def longer(folder: Path) -> Path:
     """The same job with steps enough that a fault comes before its end on a busy machine, too."""
-    return changed(manifest, folder, lambda text: text.replace('"600"', '"2000"'))
+    return changed("tfjob-ps.yaml", folder, lambda text: text.replace('"600"', '"2000"'))
 
 
 def test_a_job_of_all_roles_ends_with_its_chief_and_its_checkpoints_are_looked_at() -> None:
@@ -43,7 +43,7 @@ def test_a_job_of_all_roles_ends_with_its_chief_and_its_checkpoints_are_looked_a
 @pytest.mark.parametrize("lost", ["worker-1", "chief-0"])
 def test_a_job_of_all_roles_gets_over_the_loss_of_any(lost: str, tmp_path: Path) -> None:
     """The other worker does a lost one's work; a new chief goes on from the checkpoint."""
-    output = succeeded("tensorflow", longer("tfjob-ps.yaml", tmp_path), f"kill pod pod={lost} {AT_100}")
+    output = succeeded("tensorflow", longer(tmp_path), f"kill pod pod={lost} {AT_100}")
     once = dict.fromkeys(ROLES, (1, 0))
     assert {role: lives(output, f"tfjob-ps-{role}") for role in ROLES} == {**once, lost: (2, 0)}
     assert ("resumed at step" in output) == (lost == "chief-0")
@@ -55,7 +55,7 @@ def test_a_lost_parameter_server_ends_the_chief_which_goes_on_from_the_checkpoin
     """As a rule it ends once; twice was seen on a busy machine. How servers and workers find each other again,
     that is up to TensorFlow. Ours is that every such end is known as a lost peer, and that the job goes on.
     """
-    manifest = longer("tfjob-ps.yaml", tmp_path)
+    manifest = longer(tmp_path)
     manifest.write_text(manifest.read_text().replace("run, --]", "run, --prefix, --]"))
     output = succeeded("tensorflow", manifest, f"kill pod pod=ps-0 {AT_100}")
     found = {role: lives(output, f"tfjob-ps-{role}") for role in ROLES}

@@ -6,7 +6,7 @@ import json
 import subprocess
 import sys
 import textwrap
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -21,13 +21,11 @@ MOUNT = 'mount -t tmpfs -o size={size},nosuid,nodev tmpfs /dev/shm && exec "$@"'
 UNPRIVILEGED = ("setpriv", "--bounding-set", "-sys_admin", "--inh-caps", "-sys_admin")
 
 
-def inside(
-    argv: Sequence[str], size: str = "64m", env: Mapping[str, str] | None = None
-) -> subprocess.CompletedProcess[str]:
+def inside(argv: Sequence[str], size: str = "64m") -> subprocess.CompletedProcess[str]:
     """Run with a /dev/shm of this size, in a mount namespace."""
     wrap = ["unshare", "-m", "sh", "-c", MOUNT.format(size=size), "sh"]
     require(subprocess.run([*wrap, "true"], capture_output=True).returncode == 0, "mounting needs root")
-    return subprocess.run([*wrap, *argv], env=clean_env(env), capture_output=True, text=True, timeout=120)
+    return subprocess.run([*wrap, *argv], env=clean_env(), capture_output=True, text=True, timeout=120)
 
 
 def python(code: str, size: str = "64m") -> Any:

@@ -83,14 +83,14 @@ def cluster():
     assert not [t.name for t in threading.enumerate() if t.name.startswith("coordinator")]
 
 
-def await_(client, kind, timeout_s=LONG_S):
+def await_(client, kind):
     """The next news of a kind."""
-    end_s = time.monotonic() + timeout_s
+    end_s = time.monotonic() + LONG_S
     while time.monotonic() < end_s:
         news = client.receive(end_s - time.monotonic())
         if isinstance(news, kind):
             return news
-    raise AssertionError(f"no {kind.__name__} within {timeout_s} s")
+    raise AssertionError(f"no {kind.__name__} within {LONG_S} s")
 
 
 def hear(sock, kind):

@@ -222,11 +222,11 @@ REFUSALS = (  # what it prints, and what is told of it
 )
 
 
-def death_with(text: str, *, is_hydras: bool, code: int = 213) -> Death:
+def death_with(text: str, *, is_hydras: bool) -> Death:
     said, lines = MpirunReport(), text.splitlines()
     for line in lines:
         said = with_line(said, line)
-    return death_of(MpirunEnd(Death(process="mpirun", code=code), said, tuple(lines), is_hydras), 1)
+    return death_of(MpirunEnd(Death(process="mpirun", code=213), said, tuple(lines), is_hydras), 1)
 
 
 @pytest.mark.parametrize(("text", "words"), REFUSALS)

@@ -248,8 +248,8 @@ def test_a_host_that_leaves_the_list_is_gone_on_without(tmp_path: Path) -> None:
     assert job.starts == ["a b c", "a c"]
 
 
-def elastic(folder: Path, names: str, *lives: Life, away: str = "", restarts: int = 3) -> MpiRun:
-    job = MpiRun(folder, names, *lives, away=away, restarts=restarts, shrink_after=0.0)
+def elastic(folder: Path, names: str, *lives: Life, away: str = "") -> MpiRun:
+    job = MpiRun(folder, names, *lives, away=away, restarts=3, shrink_after=0.0)
     job.program.adds_hosts, job.program.first_hosts, job.program.least_hosts = True, 2, 1
     return job
 

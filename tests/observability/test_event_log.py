@@ -19,8 +19,6 @@ from trainer_launch.observability.event_log import EventLog, File
 from trainer_launch.observability.progress import Progress
 from trainer_launch.supervisor import outcome
 
-ROOT = Path(__file__).resolve().parents[2]
-
 
 def test_the_last_line_has_the_outcome() -> None:
     failure = Failure(reason="WorkerFailed", message="rank 3 died", exit_code=9, rank=3, node_rank=1, host="pod-1")

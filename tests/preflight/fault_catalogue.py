@@ -106,11 +106,9 @@ def in_fleet(
     return FleetFault(kind=kind, text=text, checks=tuple(check.split()), who=named, find=find, innocent=innocent)
 
 
-def library(
-    text: str, check: str, change: Change, *who: str, level: str = "standard", kind: str = "device"
-) -> FleetFault:
+def library(text: str, check: str, change: Change, *who: str, kind: str = "device") -> FleetFault:
     """A fault of a GPU, below NVIDIA's simulated library."""
-    return in_fleet(kind, text, check, lambda fleet, node, folder: node.play(folder, change, level), *who)
+    return in_fleet(kind, text, check, lambda fleet, node, folder: node.play(folder, change), *who)
 
 
 def on_node(**values: Any) -> Change:
@@ -227,8 +225,9 @@ def findings_of(report: str) -> list[Finding]:
     return [convert(finding, Finding) for finding in json.loads(report)["findings"]]
 
 
-def in_job(text: str, check: str, rule: str, bad: int = 2, kind: str = "link") -> FleetFault:
+def in_job(text: str, check: str, rule: str) -> FleetFault:
     """Four real pods, one of which has this rule in its firewall; `{}` is the address of node 1."""
+    bad = 2
 
     def find(folder: Path) -> Sequence[Finding]:
         with hosts(*(f"job-node-0-{node}" for node in range(4))) as pods:
@@ -247,7 +246,7 @@ def in_job(text: str, check: str, rule: str, bad: int = 2, kind: str = "link") -
     ends = (label(1), label(bad)) if "{}" in rule else (label(bad),)
     innocent = tuple(label(rank) for rank in range(4) if label(rank) not in ends)
     return FleetFault(
-        kind=kind, text=text, checks=tuple(check.split()), who=ends, find=find, needs_root=True, innocent=innocent
+        kind="link", text=text, checks=tuple(check.split()), who=ends, find=find, needs_root=True, innocent=innocent
     )
 
 

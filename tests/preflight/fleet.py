@@ -63,7 +63,7 @@ class Node:
     """One machine with its pod: what a fault changes."""
 
     def __init__(self, rank: int, nodes: int, chance: random.Random, spread: float) -> None:
-        self.rank, self.level = rank, "standard"
+        self.rank = rank
         self.versions: dict[str, str] = dict(VERSIONS)
         self.offset_s, self.error_s = 0.0, 0.005
         self.gpus: GpuFacts = _gpus(rank, chance, spread)
@@ -91,9 +91,9 @@ class Node:
         host = replace(self.subject.host, **fields.pop("host", {}))
         self.subject = replace(self.subject, env=env, host=host, **fields)
 
-    def play(self, folder: Path, change: machine.Change, level: str = "standard") -> None:
+    def play(self, folder: Path, change: machine.Change) -> None:
         """Have its GPUs asked through NVIDIA's simulated library, in which this is changed."""
-        self.played, self.level = (folder, change), level
+        self.played = folder, change
 
     def each_card(self, **facts: Any) -> None:
         """Change facts of all its GPUs."""
@@ -102,12 +102,12 @@ class Node:
 
     def look(self) -> tuple[Subject, tuple[Finding, ...]]:
         """What its own checks find."""
-        made, level = self.subject, self.level
-        cards = Cards(lambda: self.gpus, level)
+        made = self.subject
+        cards = Cards(lambda: self.gpus, "standard")
         if self.played is not None:
             folder, change = self.played
             env = machine.environment(folder, change, GPUS)
-            cards = Cards(lambda: collect(env, sys.executable, level, GPUS), level)
+            cards = Cards(lambda: collect(env, sys.executable, "standard", GPUS), "standard")
         made = replace(made, cards=cards) if made.host.gpus.count else replace(made, cards=None)
         return made, Selection().run(made, registry.at(Where.CONTAINER, Where.GPU))
 

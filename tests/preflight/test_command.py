@@ -112,7 +112,7 @@ def test_nobody_waits_for_a_file_for_ever(
     os.mkfifo(pipe)  # as a file server that has gone: who opens it waits
     monkeypatch.setattr(slow_files, "mount_of", lambda path: ("/gone", "nfs4"))
     monkeypatch.setattr(report_formats, "_FILE_LIMIT_S", 0.05)
-    report_formats.write_file("--report", str(pipe), "text")
+    report_formats.write_file(str(pipe), "text")
     assert "pipe was not written: " in caplog.text
     os.close(os.open(pipe, os.O_RDONLY | os.O_NONBLOCK))  # and who waits goes on
 

@@ -127,9 +127,9 @@ def test_a_node_both_of_whose_ring_links_are_bad_is_not_accused_for_them() -> No
 RAILS = 8
 
 
-def find_on_rails(n_nodes: int, fails: Callable[[Pair, int], bool], n_rails: int = RAILS) -> Faulty:
+def find_on_rails(n_nodes: int, fails: Callable[[Pair, int], bool]) -> Faulty:
     """The same with several rails, which are all tested when a pair is."""
-    trials = [PairTrial(n_nodes=n_nodes) for _ in range(n_rails)]
+    trials = [PairTrial(n_nodes=n_nodes) for _ in range(RAILS)]
     while pairs := next_round(*trials):
         nodes = [node for ends in pairs for node in ends]
         assert len(nodes) == len(set(nodes)), "a node is in one test at a time"

@@ -14,15 +14,13 @@ from trainer_launch.preflight.gpu_checks import slow_gpus as findings
 from trainer_launch.preflight.thresholds import Reference, Table, load_table, table
 
 H200, UNKNOWN = "NVIDIA H200", "Some Other GPU"
-GEMM = 665.0  # of an H200
 NODE_2 = "node 2 (host-2)"
 OWN = table([Reference("M", "gemm", 100.0, "TFLOP/s", "for this test")])
-NONE = Table()
 
 
-def cards(values: Sequence[float], model: str = "M", name: str = "gemm", per_node: int = 1) -> list[list[Measure]]:
+def cards(values: Sequence[float], model: str = "M", per_node: int = 1) -> list[list[Measure]]:
     """Nodes with so many cards each."""
-    made = [Measure(name, value, "TFLOP/s", model, at % per_node) for at, value in enumerate(values)]
+    made = [Measure("gemm", value, "TFLOP/s", model, at % per_node) for at, value in enumerate(values)]
     return [made[at : at + per_node] for at in range(0, len(made), per_node)]
 
 

@@ -15,13 +15,6 @@ from tests.cli.launching import LAUNCHER, clean_env, launch
 
 pytestmark = [pytest.mark.torch, pytest.mark.process]
 
-WORKER = """
-import os
-rank = os.environ["LOCAL_RANK"]
-for fd, words in (1, "out"), (2, "err"):
-    os.write(fd, f"{words} {rank}\\n".encode())  # the ranks may share a console, and a line of print is two writes
-"""
-
 
 def _under(start: Sequence[str], folder: Path, script: Path, options: dict[str, str]) -> list[Any]:
     words = [f"--{name.replace('_', '-')}={value}" for name, value in options.items()]

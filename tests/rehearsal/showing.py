@@ -1,4 +1,4 @@
-"""A program for tests: a live table below lines that come fast (pods, lines, seconds), or a list (steps)."""
+"""A program for tests: a live table below lines that come fast (their number), or a list (steps)."""
 
 import os
 import sys
@@ -10,8 +10,8 @@ from trainer_launch.observability import live
 from trainer_launch.rehearsal.reporting import live_rows, live_title
 
 
-def table(count: int, lines: int, stay_s: float) -> None:
-    job, began_s = Job(runtime(), trainjob(f"{{numNodes: {count}}}", "demo")), time.monotonic()
+def table(lines: int) -> None:
+    job, began_s = Job(runtime(), trainjob("{numNodes: 2}", "demo")), time.monotonic()
     last = list(job.state.pods)[-1]
     job.delete(last, back_s=1000.0)
     job.end(last, 137)
@@ -26,7 +26,7 @@ def table(count: int, lines: int, stay_s: float) -> None:
             for number in range(lines):
                 os.write(1, b"line %d of the job\n" % number)
             print(f"wrote {lines} lines in {time.monotonic() - began_s:.3f} s", flush=True)
-            time.sleep(stay_s)
+            time.sleep(60)
     except KeyboardInterrupt:
         print("interrupted")
     print("after")
@@ -40,7 +40,7 @@ def main() -> None:
             print("beside", flush=True)
             time.sleep(60)
     else:
-        table(int(sys.argv[1]), int(sys.argv[2]), float(sys.argv[3]))
+        table(int(sys.argv[1]))
 
 
 main()

@@ -16,16 +16,15 @@ from tests.waiting import eventually
 class Terminal:
     """One window of a tmux server of its own."""
 
-    def __init__(self, folder: Path, columns: int = 100, rows: int = 30) -> None:
+    def __init__(self, folder: Path) -> None:
         require(shutil.which("tmux"), "needs tmux")
         self._socket = str(folder / "tmux")
-        self._size = (str(columns), str(rows))
 
     def start(self, argv: tuple[str, ...], env: Mapping[str, str]) -> None:
         """Run a program, then a shell's prompt."""
         command = "trap : INT; " + " ".join(f"{name}={shlex.quote(value)}" for name, value in env.items())
         command += f" {shlex.join(argv)}; echo ended with $?; trap - INT; exec cat"
-        size = ("-x", self._size[0], "-y", self._size[1])
+        size = ("-x", "100", "-y", "30")
         clean = {name: value for name, value in os.environ.items() if name not in ("TMUX", "CI", "NO_COLOR")}
         self._tmux("-f", "/dev/null", "new-session", "-d", *size, "sh", "-c", command, env=clean)
 

@@ -91,8 +91,8 @@ def shown(terminal: Terminal, holds: Callable[[list[str]], bool]) -> list[str]:
     return text(terminal.until(lambda lines: holds(text(lines))))
 
 
-def shows(pods: int = 2, lines: int = 50, stay_s: float = 60.0) -> tuple[str, ...]:
-    return (sys.executable, SHOWING, str(pods), str(lines), str(stay_s))
+def shows(lines: int = 50) -> tuple[str, ...]:
+    return (sys.executable, SHOWING, str(lines))
 
 
 @pytest.mark.process

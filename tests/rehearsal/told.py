@@ -91,9 +91,10 @@ def finished(tale: Tale, at_s: float) -> Tale:
     return tale.condition(at_s)
 
 
-def restarted(before: int = 40, resumed: int = 31, last: int = 60, fault: str = "kill worker node=1") -> Tale:
+def restarted(before: int = 40, resumed: int = 31, last: int = 60) -> Tale:
     """Two pods in step, each 0.1 s: a fault after step `before`, on again 2 s later, at step `resumed`."""
     tale = Tale("demo-0", "demo-1").start(0.0).meet(1.0).steps(1.1, range(1, before + 1))
     fault_s = 1.1 + before * 0.1
-    tale.fault(fault_s, fault, "demo-1").meet(fault_s + 1.5).steps(fault_s + 2.0, range(resumed, last + 1))
+    tale.fault(fault_s, "kill worker node=1", "demo-1").meet(fault_s + 1.5)
+    tale.steps(fault_s + 2.0, range(resumed, last + 1))
     return finished(tale, fault_s + 3.0 + (last - resumed + 1) * 0.1)

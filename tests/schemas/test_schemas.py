@@ -24,7 +24,6 @@ from trainer_launch.observability.goodput import TrainingStatus
 from trainer_launch.observability.training_judge import TrainingJudge
 from trainer_launch.supervisor.run_observer import TimeKind
 
-ROOT = Path(__file__).parents[2]
 GOOD = [name for name, case in CASES.items() if "error" not in case]
 
 

@@ -21,7 +21,7 @@ from tests.survival.jobs import status_in
 from trainer_launch.observability.event_log import LINE_BYTES
 
 LAUNCHER = "launcher"
-_CLOSE_WAIT, _LISTEN = "08", "0A"
+_CLOSE_WAIT = "08"
 _HIDDEN = ".trainer-launch-before"  # the launcher's note of what lay in /dev/shm before it
 
 
@@ -49,8 +49,6 @@ class Look:
     tmp_files: int
     tmp_bytes: int
     close_wait: int
-    listening: int
-    sockets: int
     incidents: int
 
 
@@ -76,8 +74,6 @@ def look(pods: Pods, node: int, at_s: float) -> Look:
         tmp_files=len(files),
         tmp_bytes=sum(_size(path) for path in files),
         close_wait=tcp.count(_CLOSE_WAIT),
-        listening=tcp.count(_LISTEN),
-        sockets=len(tcp),
         incidents=len(list((pods.job.folder / f"incidents-{node}").iterdir())),
     )
 

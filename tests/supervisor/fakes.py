@@ -60,7 +60,6 @@ class FakeSystem(System):
         self,
         programs: Mapping[str, Sequence[Program]] = {},
         missing: Collection[str] = (),
-        evidence: Evidence | None = None,
     ) -> None:
         self.clock_s = 0.0
         self.calls: list[tuple[object, ...]] = []
@@ -68,7 +67,7 @@ class FakeSystem(System):
         self.unasked = set()
         self.alive: dict[int, Living] = {}
         self._lives = {name: list(lives) for name, lives in programs.items()}
-        self._missing, self._evidence = set(missing), evidence or Evidence()
+        self._missing, self._evidence = set(missing), Evidence()
         self._to_come: list[tuple[float, int, Callable[[], Happened]]] = []
         self._count = 100
         self._is_poked = False

@@ -17,11 +17,9 @@ from trainer_launch.supervisor.processes import LAST_KILL_S
 from trainer_launch.supervisor.run_loop import supervise
 
 USR1, USR2 = int(signal.SIGUSR1), int(signal.SIGUSR2)
-FORWARD, CHECKPOINT, DRAIN, TERMINATE = SignalAction
+FORWARD, _, DRAIN, TERMINATE = SignalAction
 IGNORES = Program(term_s=None)  # SIGTERM
 STUCK = Program(term_s=None, is_stuck=True)  # in the kernel
-KILLED = Program(ends_s=1, number=KILL)
-ENDS = Program(ends_s=1)
 
 
 def plan(**fields):
@@ -31,10 +29,6 @@ def plan(**fields):
 
 def run(start: Plan, system: FakeSystem, watch=None) -> tuple[Outcome, list[tuple]]:
     return supervise(start, system, watch=watch), system.calls
-
-
-def starts(calls) -> int:
-    return [call[1] for call in calls].count("spawn")
 
 
 # -- rungs --------------------------------------------------------------------------------------

@@ -69,7 +69,7 @@ def _main(parsed: Parsed, settings: Settings, doing: PreflightProgress) -> int:
     if result.is_cluster and subject.topology.is_coordinator:
         failing = participation.failing_nodes(result.all_nodes or result.report.findings, result.machines)
         beside = None if settings.report is None else os.path.join(os.path.dirname(settings.report), FAILING_NODES)
-        report_formats.write_file("--report", beside, failing)
+        report_formats.write_file(beside, failing)
     return code
 
 
@@ -90,4 +90,4 @@ def _hand_out(result: NodeResult, here: ReportPlace, code: int, parsed: Parsed, 
     sys.stdout.flush()
     if (settings.report or "").lower().endswith(report_formats.PAGE):
         made = report_page.page(report, here, code, at_s, result.names, result.pair_tests)
-    report_formats.write_file("--report", settings.report, made)
+    report_formats.write_file(settings.report, made)

@@ -64,17 +64,17 @@ def parse_stat(text: str) -> ProcessEntry:
     )
 
 
-def readable(proc: str = "/proc") -> bool:
+def readable() -> bool:
     """Whether /proc is there and shows our own pid namespace; in another's the numbers name strangers."""
     try:
-        return os.readlink(f"{proc}/self") == str(os.getpid())
+        return os.readlink("/proc/self") == str(os.getpid())
     except OSError:
         return False
 
 
-def require(who: str, proc: str = "/proc") -> None:
+def require(who: str) -> None:
     """Raise NodeError where there is no /proc, without which they cannot work."""
-    if not os.path.exists(f"{proc}/self"):
+    if not os.path.exists("/proc/self"):
         raise NodeError(f"/proc is not mounted, and {who} cannot run without it; mount it, or run elsewhere")
 
 
@@ -156,12 +156,12 @@ def children(of: int, proc: str = "/proc") -> frozenset[int] | None:
     return frozenset(pids) if all(pid > 0 for pid in pids) else None  # 0 would be all of us
 
 
-def bearing(of: int, names: Collection[str], proc: str = "/proc") -> frozenset[tuple[int, int]]:
+def bearing(of: int, names: Collection[str]) -> frozenset[tuple[int, int]]:
     """Return who below process `of` has a name of `names`, or such a one below it, and something else at its end.
 
     Those are a daemon with ranks, and the shell and the ssh session above it; a daemon without ranks is not.
     """
-    entries = descendants(of, proc)
+    entries = descendants(of)
     by_pid = {entry.pid: entry for entry in entries}
     above = {entry.pid: _above(entry, by_pid) for entry in entries}
     chain = {entry.pid for entry in entries if entry.name in names}
@@ -170,9 +170,9 @@ def bearing(of: int, names: Collection[str], proc: str = "/proc") -> frozenset[t
     return frozenset(upper.key for upper in borne if upper.pid in chain)
 
 
-def below(of: int, pids: Collection[int], proc: str = "/proc") -> frozenset[tuple[int, int]]:
+def below(of: int, pids: Collection[int]) -> frozenset[tuple[int, int]]:
     """Return who below process `of` is also below one of these."""
-    entries = descendants(of, proc) if pids else ()
+    entries = descendants(of) if pids else ()
     by_pid = {entry.pid: entry for entry in entries}
     return frozenset(e.key for e in entries if any(upper.pid in pids for upper in _above(e, by_pid)))
 
@@ -229,9 +229,9 @@ _LINES = 8  # of a kernel stack
 _CAUGHT = re.compile(r"^SigCgt:\s*([0-9a-f]+)", re.MULTILINE)
 
 
-def describe(pid: int, proc: str = "/proc") -> str:
+def describe(pid: int) -> str:
     """All threads of a process, one line each, with their kernel stacks where those may be read."""
-    folder = f"{proc}/{pid}/task"
+    folder = f"/proc/{pid}/task"
     try:
         threads = sorted(map(int, os.listdir(folder)))
     except OSError:

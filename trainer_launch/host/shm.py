@@ -105,32 +105,32 @@ def may_enlarge(root: Path = Path("/")) -> bool:
     )
 
 
-def enlarge(size_bytes: int, folder: str = FOLDER) -> Space:
+def enlarge(size_bytes: int) -> Space:
     """Give the memory file system this size, if it is smaller; what lies in it stays.
 
     Raises:
         NodeError: the kernel refuses; only a container with CAP_SYS_ADMIN may.
     """
-    before = space(folder)
+    before = space(FOLDER)
     if before is None:
         raise NodeError(
-            f"{folder} is not there, so it cannot be made larger; mount an emptyDir with medium: Memory"
+            f"{FOLDER} is not there, so it cannot be made larger; mount an emptyDir with medium: Memory"
         )
     if before.size_bytes < size_bytes:
-        _remount(folder, size_bytes)
-    return space(folder) or before
+        _remount(size_bytes)
+    return space(FOLDER) or before
 
 
-def _remount(folder: str, size_bytes: int) -> None:
+def _remount(size_bytes: int) -> None:
     import ctypes  # 10 ms, and hardly anybody comes here
 
-    flags = os.statvfs(folder).f_flag
+    flags = os.statvfs(FOLDER).f_flag
     kept = flags & _SAME_FLAGS | (_MS_RELATIME if flags & _ST_RELATIME else 0)  # what is not named again is dropped
     mount = ctypes.CDLL(None, use_errno=True).mount
     mount.argtypes = (ctypes.c_char_p, ctypes.c_char_p, ctypes.c_char_p, ctypes.c_ulong, ctypes.c_char_p)
-    if mount(b"tmpfs", os.fsencode(folder), b"tmpfs", _MS_REMOUNT | kept, b"size=%d" % size_bytes) != 0:
+    if mount(b"tmpfs", FOLDER.encode(), b"tmpfs", _MS_REMOUNT | kept, b"size=%d" % size_bytes) != 0:
         why = os.strerror(ctypes.get_errno())
-        raise NodeError(f"{folder} cannot be made larger ({why}); mount an emptyDir with medium: Memory there")
+        raise NodeError(f"{FOLDER} cannot be made larger ({why}); mount an emptyDir with medium: Memory there")
 
 
 def write_error(size_bytes: int, folder: str = FOLDER) -> int | None:

@@ -31,7 +31,6 @@ class Origin(str, Enum):
     FLAG = "flag"
     COMMAND = "command"
     HOSTNAME = "hostname"
-    MACHINE = "machine"
     DEFAULT = "default"
     DERIVED = "derived"  # from several facts
 

@@ -49,7 +49,7 @@ def named(name: str, most: int = 160) -> str:
     return name if name.isprintable() and len(name) <= most else shown(name)
 
 
-def bad_value(name: str, value: str, expected: str, contract: str = "") -> ContractError:
+def bad_value(name: str, value: str, expected: str, contract: str) -> ContractError:
     """The one sentence for a value that does not fit; a secret that was put there by mistake is not repeated."""
     where = f" (contract {contract})" if contract else ""
     quoted = shown(redact(name, value[:_LOOKED_AT]))
@@ -75,18 +75,14 @@ def parse_duration(value: str) -> float | None:
     return round(sum(float(part) * unit_s for part, unit_s in zip(parts.groups("0"), _UNITS_S, strict=True)), 3)
 
 
-def parse_quantity(value: str, divisor: str = "1") -> int | None:
-    """A number as Kubernetes writes it, such as 4, 500m or 16Gi, in units of another one, rounded up."""
-    amount, unit = _quantity(value), _quantity(divisor)
-    return None if amount is None or not unit else math.ceil(round(amount / unit, 9))
-
-
-def _quantity(value: str) -> float | None:
+def parse_quantity(value: str) -> int | None:
+    """A number as Kubernetes writes it, such as 4, 500m or 16Gi, rounded up."""
     parts = _QUANTITY.fullmatch(value.strip())
     if parts is None:
         return None
     unit = parts[2] or ""
-    return float(parts[1]) * _POWERS[unit] if unit in _POWERS else float(parts[1] + unit)
+    amount = float(parts[1]) * _POWERS[unit] if unit in _POWERS else float(parts[1] + unit)
+    return math.ceil(round(amount, 9))
 
 
 def parse_flag(value: str) -> bool | None:

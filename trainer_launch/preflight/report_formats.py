@@ -258,11 +258,11 @@ def check_files(paths: Mapping[str, str | None]) -> None:
             raise UsageError(f"{flag} {path} cannot be written: {problem.strerror}; name a writable directory")
 
 
-def write_file(flag: str, path: str | None, text: str) -> None:
+def write_file(path: str | None, text: str) -> None:
     """Replace a file, whole or not at all, or warn. What is no file is written as it is; None: nothing to do."""
     problem = None if path is None else _problem_of(path, _write, text)
     if problem is not None:
-        logs.warn(f"{flag}: {path} was not written: {problem.strerror}")
+        logs.warn(f"--report: {path} was not written: {problem.strerror}")
 
 
 def _problem_of(path: str, act: Callable[..., OSError | None], *args: object) -> OSError | None:

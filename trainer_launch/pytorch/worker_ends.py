@@ -6,7 +6,6 @@ for a reason of its own: before the launcher stopped anybody, or with an error t
 
 from __future__ import annotations
 
-import math
 import re
 import signal
 from collections.abc import Collection, Iterable, Sequence
@@ -39,7 +38,7 @@ class EarlyEnds(Struct, frozen=True):
 UNKNOWN = EarlyEnds(failed=True)  # as long as nobody has looked, nothing is proved
 
 
-def early_ends(deaths: Iterable[Death], stopped_at_s: float = math.inf, unasked: Collection[str] = ()) -> EarlyEnds:
+def early_ends(deaths: Iterable[Death], stopped_at_s: float, unasked: Collection[str]) -> EarlyEnds:
     """Sum up deaths: what happens once the launcher has stopped workers tells nothing of what they would have done.
 
     `unasked` are processes which are known to have ended by themselves.

@@ -13,7 +13,7 @@ from trainer_launch.model import Gpus
 from trainer_launch.mpi import rank_environment, ssh_client, ssh_server
 from trainer_launch.rehearsal import pod_watch
 
-_V2, _V1 = "sys/fs/cgroup/", "sys/fs/cgroup/memory/"
+_V2 = "sys/fs/cgroup/"
 _FILES = (
     *(f"{_V2}{name}" for name in ("cpu.max", "memory.max", "memory.peak", "memory.current", "memory.stat")),
     *(f"{_V2}{name}" for name in ("pids.max", "pids.current", "memory.events")),

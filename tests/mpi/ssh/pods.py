@@ -45,9 +45,9 @@ def passwd(folder: Path, *entries: str) -> str:
     return f"mount --bind {shlex.quote(str(path))} /etc/passwd"
 
 
-def made_up_user(folder: Path, shell: str = "/bin/sh") -> str:
+def made_up_user(folder: Path) -> str:
     """A user of the image, without a home."""
-    return passwd(folder, f"mpiuser:x:{UID}:{UID}::/nonexistent:{shell}")
+    return passwd(folder, f"mpiuser:x:{UID}:{UID}::/nonexistent:/bin/sh")
 
 
 # Whatever this machine has.

@@ -16,10 +16,6 @@ from tests.waiting import eventually
 pytestmark = [pytest.mark.process, pytest.mark.usefixtures("openssh")]
 
 
-def launcher(it: Worker) -> psutil.Process:
-    return psutil.Process(it.process.pid)
-
-
 def noted(path: Path) -> str:
     return str(eventually(lambda: path.exists() and path.read_text().strip(), f"{path.name} is written"))
 

@@ -18,7 +18,6 @@ from tests.preflight.cluster.job import NAMES
 from tests.preflight.world import JOB as JOB_HERE
 from tests.preflight.world import subject
 from tests.survival.jobs import ELASTIC
-from trainer_launch.membership.protocol import Claim
 from trainer_launch.membership.server import Coordinator as Coordinator
 from trainer_launch.membership.state import CoordinatorSettings as Coordinating
 from trainer_launch.model import Endpoint, NodeRange
@@ -29,7 +28,6 @@ from trainer_launch.preflight.cluster.node_link import look_out
 from trainer_launch.preflight.cluster.present_nodes import ClusterSettings
 
 JOB = "job"
-CLAIM = Claim(3, 1, "0-2", sure=True)
 
 
 @pytest.fixture(autouse=True)

@@ -25,9 +25,6 @@ def given(spec: str) -> str:
     return pytorch(f"{{{spec}, pytorchReplicaSpecs: {{Worker: {WORKER}}}}}")
 
 
-RULE = "{action: Restart, exitCodes: {operator: In, values: [%s]}}"
-
-
 def ruled(rules: str) -> str:
     return workers("pytorch", f"restartPolicy: Never, restartPolicyRules: {rules.replace('%s', '1')}")
 

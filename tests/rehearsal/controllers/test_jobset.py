@@ -167,13 +167,13 @@ def test_a_claim_of_the_jobset_is_one_volume_of_all_its_pods() -> None:
 # -- a JobSet and a Job by themselves ----------------------------------------------------------
 
 
-def a_job(spec: str, pod: str = NEVER, name: str = "train") -> str:
+def a_job(spec: str, pod: str = NEVER) -> str:
     template = f"template: {{spec: {{{pod}, containers: [{CONTAINER}]}}}}"
-    return f"apiVersion: batch/v1\nkind: Job\nmetadata: {{name: {name}}}\nspec: {{{spec}, {template}}}\n"
+    return f"apiVersion: batch/v1\nkind: Job\nmetadata: {{name: train}}\nspec: {{{spec}, {template}}}\n"
 
 
-def a_set(job: str = PAIR, more: str = "", pod: str = NEVER, also: str = "") -> str:
-    spec = f"replicatedJobs: [{rjob('w', job, pod, also)}]{', ' + more if more else ''}"
+def a_set(job: str = PAIR, more: str = "", also: str = "") -> str:
+    spec = f"replicatedJobs: [{rjob('w', job, NEVER, also)}]{', ' + more if more else ''}"
     return f"apiVersion: jobset.x-k8s.io/v1alpha2\nkind: JobSet\nmetadata: {{name: set}}\nspec: {{{spec}}}\n"
 
 

@@ -20,7 +20,7 @@ TF = (
 )
 
 
-def grounded(manifest: str, ports: dict[int, int] | None = None) -> tuple[LocalNetwork, tuple[Pod, ...]]:
+def grounded(manifest: str) -> tuple[LocalNetwork, tuple[Pod, ...]]:
     workload = job_of(manifest)
     made = pods(workload, local_jobs.address_of)
     local = local_jobs.local_network_of(workload, made)

@@ -200,11 +200,11 @@ def test_clean_pod_policy_none_leaves_them_alone_for_a_while() -> None:
 # -- a pod with init containers ---------------------------------------------------------------
 
 
-def with_init(spec: str = "", more: str = "") -> Job:
+def with_init(spec: str = "") -> Job:
     sidecar = "{name: side, command: [x], restartPolicy: Always}"
     init = f"initContainers: [{{name: first, command: [x]}}, {sidecar}, {{name: second, command: [x]}}]"
     template = f"{{spec: {{{init}, containers: [{{name: pytorch, image: i}}, {{name: log, image: i}}]}}}}"
-    return Job(pytorch(f"{{{more}pytorchReplicaSpecs: {{Worker: {{template: {template}{spec}}}}}}}"))
+    return Job(pytorch(f"{{pytorchReplicaSpecs: {{Worker: {{template: {template}{spec}}}}}}}"))
 
 
 def test_an_init_container_that_fails_under_exit_code_is_retried_as_nobody_knows_the_main_ones_code() -> None:

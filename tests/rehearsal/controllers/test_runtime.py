@@ -13,11 +13,9 @@ from trainer_launch.rehearsal.controllers.trainer_v2 import merged
 LABEL = "metadata: {labels: {trainer.kubeflow.org/trainjob-ancestor-step: %s}}, "
 
 
-def rjob(
-    name: str, container: str = "{name: node, image: i}", step: str = "", init: str = "", count: str = ""
-) -> str:
+def rjob(name: str, container: str = "{name: node, image: i}", step: str = "", init: str = "") -> str:
     spec = f"{{{'initContainers: [' + init + '], ' if init else ''}containers: [{container}]}}"
-    inner = f"{{{count + ', ' if count else ''}template: {{spec: {spec}}}}}"
+    inner = f"{{template: {{spec: {spec}}}}}"
     return f"{{name: {name}, template: {{{LABEL % step if step else ''}spec: {inner}}}}}"
 
 

@@ -259,7 +259,7 @@ def measured(cards: Cards | None) -> tuple[Measure, ...]:
     return () if cards is None or not cards.has_load else fitted(cards.facts().measures)
 
 
-def read_meanwhile(command: Command | None, limit_s: float = READ_S) -> Callable[[], Mapping[str, str]]:
+def read_meanwhile(command: Command | None, limit_s: float) -> Callable[[], Mapping[str, str]]:
     """Find versions and code out while others are waited for; what hangs, on a dead mount, stays unknown."""
     facts_read: dict[str, str] = {}
     until_s = time.monotonic() + limit_s

@@ -151,7 +151,7 @@ def workload(jobset: JobSet, kind: str, deadline: Field | None = None) -> Worklo
     """The pods of a JobSet; `deadline` is that of the TrainJob that has made it."""
     drafts = tuple(draft for job in jobset.jobs for draft in _drafts(jobset, job))
     children = {
-        child: _child_rules(job.field.get("template", "spec"), job.restart, _JOB)
+        child: _child_rules(job.field.get("template", "spec"), _JOB)
         for job in jobset.jobs
         for child in jobset.children(job)
     }
@@ -242,7 +242,7 @@ def _job(document: Field) -> Workload:
         )
 
     drafts = tuple(map(draft, range(count)))
-    children = {name: _child_rules(spec, restart, (*_JOB, _DEADLINE))}
+    children = {name: _child_rules(spec, (*_JOB, _DEADLINE))}
     nothing = Field(None, "", document.where)
     made = Workload(
         kind="Job",
@@ -318,8 +318,8 @@ def _set_rule(rule: Field) -> SetRule:
     )
 
 
-def _child_rules(batch: Field, restart: str, read: tuple[str, ...]) -> ChildRules:
-    """The rules of a Job, of which these fields are read; `restart` is its pods' restartPolicy."""
+def _child_rules(batch: Field, read: tuple[str, ...]) -> ChildRules:
+    """The rules of a Job, of which these fields are read."""
     batch.only((*read, _PER_INDEX), "of a Job")
     if batch.get(_PER_INDEX).given:
         batch.ignore(f"{_PER_INDEX} of a Job")
