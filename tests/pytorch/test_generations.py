@@ -109,7 +109,7 @@ def test_twenty_kills_change_no_bit_of_the_losses(
     faults = {step: (step % 4, "kill") for step in range(3, 3 + 20)}
     (tmp_path / "faults").mkdir()
     words = (SCRIPT, str(STEPS), str(tmp_path / "faults"), json.dumps(faults))
-    ended = launch(*command, "--", *words, env={"TMPDIR": str(tmp_path)})
+    ended = launch(*command, "--", *words, env={"TMPDIR": str(tmp_path)}, timeout_s=280)
     output = ended.stdout + ended.stderr
     assert (ended.returncode, ends(output)) == (0, {undisturbed}), output
     assert len(os.listdir(tmp_path / "faults")) == 20
@@ -318,6 +318,32 @@ def test_under_torchrun_a_lost_rank_is_a_restart(tmp_path: Path) -> None:
     assert ended.returncode == 0, ended.stderr
     assert {(each["generation"], each["new"]) for each in shown(ended.stdout)} == {(1, True), (2, True)}
     assert os.listdir(folder) == ["failed-7"]
+
+
+HELPER = """
+    import os, signal, subprocess
+    from torch import distributed
+    import trainer_launch
+
+    helper = subprocess.Popen(("sleep", "600"), start_new_session=True)
+    for generation in trainer_launch.generations():
+        with generation:
+            distributed.init_process_group("gloo")
+            distributed.barrier()
+            if generation.number == 1:
+                if generation.rank == 1:
+                    os.kill(os.getpid(), signal.SIGKILL)
+                distributed.barrier()
+            elif generation.rank == 0:
+                print("helper", helper.poll(), flush=True)
+    distributed.destroy_process_group()
+"""
+
+
+def test_what_a_survivor_has_started_goes_on_with_it_even_in_a_session_of_its_own(tmp_path: Path) -> None:
+    ended = launch("run", "--nproc-per-node", "2", "--", script(tmp_path, textwrap.dedent(HELPER)))
+    assert ended.returncode == 0, ended.stderr
+    assert ended.stdout == "helper None\n"
 
 
 # -- nothing is leaked -----------------------------------------------------------------------------

@@ -126,8 +126,11 @@ def mark_of(pid: int) -> int:
     return int(text, 16) & sum(_MARKS) if text else 0
 
 
-def descendants(of: int, proc: str = "/proc") -> tuple[ProcessEntry, ...]:
-    """Return everything alive below process `of`; zombies are left out, what is below them is not."""
+def descendants(of: int, proc: str = "/proc", *, besides: Collection[int] = ()) -> tuple[ProcessEntry, ...]:
+    """Return everything alive below process `of`, but for the processes `besides` and what is below them.
+
+    Zombies are left out, what is below them is not.
+    """
     entries: dict[int, ProcessEntry] = {}
     for _ in range(_TRIES):
         entries = {entry.pid: entry for entry in _scan(proc)}
@@ -138,7 +141,7 @@ def descendants(of: int, proc: str = "/proc") -> tuple[ProcessEntry, ...]:
         below.setdefault(entry.parent, []).append(entry)
     entries_below, queue = [], [of]
     while queue:
-        children = below.get(queue.pop(), [])
+        children = [child for child in below.get(queue.pop(), []) if child.pid not in besides]
         entries_below += children
         queue += [child.pid for child in children]
     return tuple(entry for entry in entries_below if entry.state not in "ZX")

@@ -142,7 +142,7 @@ class System:
         self._kept.discard(pid)
 
     def keep(self, pid: int) -> None:
-        """No signal to all reaches this child, and what is in its session, until it is forgotten."""
+        """No signal to all reaches this child, or what is in its session or below it, until it is forgotten."""
         self._kept.add(pid)
 
     def listen(self, fd: int, *, wanted: bool = True) -> None:
@@ -217,9 +217,9 @@ class System:
         return self._signal_sessions(number) if reached is None else reached  # groups are all that we can reach
 
     def _ours(self) -> list[process_tree.ProcessEntry]:
-        """All processes below us but the kept ones, with their sessions, and those that carry no mark of ours."""
-        below = process_tree.descendants(os.getpid())
-        entries = [entry for entry in below if self._kept.isdisjoint((entry.pid, entry.session))]
+        """All processes below us but the kept ones, what is in their sessions or below them, and unmarked ones."""
+        below = process_tree.descendants(os.getpid(), besides=self._kept)
+        entries = [entry for entry in below if entry.session not in self._kept]
         return entries if self.mark is None else [entry for entry in entries if self._is_marked(entry)]
 
     def _is_marked(self, entry: process_tree.ProcessEntry) -> bool:
