@@ -110,13 +110,45 @@ def test_the_first_rank_that_fails_is_the_cause_in_a_static_job(
     )
     heard = said("[1]<stdout>:bye", *lines)
     assert (heard.rank, heard.exit_code, heard.signal) == (1, code, number)
-    assert said(*lines, is_elastic=True) == MpirunReport(), "an elastic job survives it"
+
+
+def test_of_an_elastic_job_the_last_failure_counts_but_not_who_was_ended_for_it() -> None:
+    lines = ("Process 1 exit with status code 7.", "Process 0 exit with status code 3.")
+    heard = said(*lines, "Process 2 exit with status code 255.", is_elastic=True)
+    assert (heard.rank, heard.exit_code) == (0, 3)
+    heard = said(
+        *lines, "Process 0 exit with status code 137.", "Process 2 exit with status code 143.", is_elastic=True
+    )
+    assert (heard.rank, heard.exit_code, heard.signal) == (0, None, 9)
+
+
+def test_a_host_that_an_elastic_job_went_on_without_is_not_the_cause_of_its_end() -> None:
+    survived = (
+        "[2]<stderr>:ssh: connect to host w-2 port 22: Connection refused",
+        "[1]<stderr>:Connection to w-1 closed by remote host.",
+        "Process 1 exit with status code 255.",
+    )
+    assert said(*survived, is_elastic=True).rank is None
+    heard = said(*survived, "Process 0 exit with status code 42.", is_elastic=True)
+    assert heard == MpirunReport(rank=0, exit_code=42)
 
 
 @pytest.mark.parametrize("is_elastic", [False, True])
 def test_an_ssh_that_lost_its_host_is_no_failure_of_the_rank(is_elastic: bool) -> None:
     lines = "[1]<stderr>:Connection to w-1 closed by remote host.", "Process 1 exit with status code 255."
     assert said(*lines, is_elastic=is_elastic) == MpirunReport(lost="w-1")
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        "client_loop: send disconnect: Broken pipe",
+        "Connection reset by 10.0.0.2 port 22",
+        "Connection closed by 10.0.0.2 port 22",
+    ],
+)
+def test_an_ssh_that_names_no_host_is_no_failure_of_the_rank(words: str) -> None:
+    assert said(f"[1]<stderr>:{words}", "Process 1 exit with status code 255.") == MpirunReport(words=words)
 
 
 def test_a_rank_may_end_with_255_by_itself() -> None:

@@ -100,6 +100,12 @@ def _process_ended(report: MpirunReport, match: re.Match[str]) -> MpirunReport:
     return replace(report, rank=int(match["rank"]), exit_code=code)
 
 
+def _process_ended_last(report: MpirunReport, match: re.Match[str]) -> MpirunReport:
+    """An elastic job has survived every failure before its last one."""
+    ended = _process_ended(MpirunReport(), match)
+    return report if ended.rank is None or int(match["code"]) in _BY_HOROVOD else ended
+
+
 _NOT_RUN = (
     r"was unable to (?:find the specified executable|(?:launch|start) the specified application)|"
     r'via the "execve" system call|execvp error on file |unable to change wdir to '
@@ -161,11 +167,13 @@ _SSH_PATTERNS: tuple[tuple[str, _Take], ...] = (
 )
 _OF_RANK = re.compile(r"^\[(\d{1,6})\]<(?:stdout|stderr)>:(.*)", re.DOTALL)
 _SIGNALLED = range(129, 193)  # as the shell has it
+_BY_HOROVOD = (255, exit_codes.STOPPED)  # how ranks end whose ssh has failed, or that it ends itself
 _LATE_PATTERNS: tuple[tuple[str, _Take], ...] = (
     (rf"^ssh not successful for host {_HOST}:", _unreached),
     (r"Timed out waiting for .{1,300}", _unreached),
 )
-_ENDING = (r"^Process (?P<rank>\d{1,6}) exit with status code (?P<code>\d{1,3})\.", _process_ended)
+_ENDING = r"^Process (?P<rank>\d{1,6}) exit with status code (?P<code>\d{1,3})\."
+_CUT = (r"^(?:client_loop: send disconnect|Connection (?:closed|reset) by \S+ port \d).*", _without_daemon)
 
 
 def rank_and_text(line: str) -> tuple[int | None, str]:
@@ -175,11 +183,12 @@ def rank_and_text(line: str) -> tuple[int | None, str]:
 
 
 def with_line_of_horovod(report: MpirunReport, line: str, *, is_elastic: bool) -> MpirunReport:
-    """Take one line of horovodrun's output in; an elastic job survives failures, so none of them is its end."""
+    """Take one line of horovodrun's output in; an elastic job survives failures, so its last one counts."""
     rank, text = rank_and_text(line)
     if rank is not None:
-        return _with_match(report, text, _SSH_PATTERNS)
-    return _with_match(report, text, _LATE_PATTERNS if is_elastic else (*_LATE_PATTERNS, _ENDING))
+        return _with_match(report, text, (*_SSH_PATTERNS, _CUT))
+    ended = _process_ended_last if is_elastic else _process_ended
+    return _with_match(report, text, (*_LATE_PATTERNS, (_ENDING, ended)))
 
 
 _TAG = re.compile(r"\s*(?:\[[^\]\s]{1,80}\](?:<std(?:err|out)>)?:? *)?")  # before a line, by mpirun or torch

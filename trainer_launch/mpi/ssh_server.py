@@ -14,12 +14,15 @@ from collections.abc import Mapping, Sequence
 from msgspec import Struct
 
 from trainer_launch.host import deadline_subprocess, process_tree
+from trainer_launch.host.files import LiveFiles
 from trainer_launch.host.process_tree import ProcessEntry
 from trainer_launch.model.errors import LaunchError, NodeError, UsageError
 from trainer_launch.mpi import ssh_client
 from trainer_launch.mpi.rank_environment import Handed
 from trainer_launch.mpi.ssh_client import SshFiles, quoted
 
+_CAPABILITIES = {"SETGID": 6, "SETUID": 7, "SYS_CHROOT": 18}  # that sshd needs as root
+_MAX_BYTES = 1_048_576
 _SECONDS = 20.0  # for `sshd -T`, which takes milliseconds
 _MISSING = re.compile(r"Missing privilege separation directory: (/\S+)")
 _UNSAFE = re.compile(r"(/\S+) must be owned by root and not group or world-writable")
@@ -56,6 +59,9 @@ def prepared(
     me = reach.account
     program = me.argv(ssh_client.find("sshd", handed.env.get("PATH")))
     is_root = os.geteuid() == 0
+    if is_root:  # nobody else can read the passwords, sshd neither
+        _check_account(me.name)
+        check_capabilities(LiveFiles(_MAX_BYTES).read("/proc/self/status") or b"")
     check_port(reach.port, addresses)
     ssh_client.write(files.authorized, authorized_keys(reach.public))
     env = {**handed.env, **_NO_RC_FILES}
@@ -118,6 +124,27 @@ def set_env(env: Mapping[str, str]) -> str:
 def authorized_keys(public: str) -> str:
     """Only who has the job's key comes in, and only for commands."""
     return f"restrict {public}\n"
+
+
+def _check_account(name: str) -> None:
+    shadow = LiveFiles(_MAX_BYTES).read("/etc/shadow") or b""
+    if any(line.startswith(f"{name}:!".encode()) for line in shadow.splitlines()):
+        raise UsageError(
+            f"user {name}'s account is locked in /etc/shadow (its password is !), and sshd refuses it; "
+            f"unlock it in the image without giving it a password: usermod -p '*' {name}"
+        )
+
+
+def check_capabilities(status: bytes) -> None:
+    """Find in the text of /proc/self/status what sshd needs as root. Raises UsageError: a capability is missing."""
+    match = re.search(rb"^CapEff:\s*([0-9a-f]{1,16})$", status, re.MULTILINE)
+    effective = int(match[1], 16) if match else -1
+    missing = [name for name, bit in _CAPABILITIES.items() if not effective >> bit & 1]
+    if missing:
+        raise UsageError(
+            f"sshd as root needs the capabilities {', '.join(missing)}, which this container has dropped; add "
+            f"them, or let the pod run as an ordinary user, which needs none (runAsUser: 1000)"
+        )
 
 
 def check_port(port: int, addresses: Sequence[str]) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import tempfile
+from contextlib import suppress
 from pathlib import Path
 
 import msgspec
@@ -105,6 +106,8 @@ def ssh_said(data: bytes) -> None:
     text = data.decode("utf-8", "replace")
     port = ssh_client.port_in(text)
     assert port is None or 0 < port < 65536
+    with suppress(UsageError):
+        ssh_server.check_capabilities(data)
     assert_sentence(str(ssh_server._refusal(text)))
     for pattern in (ssh_server._MISSING, ssh_server._UNSAFE):
         found = pattern.search(text)

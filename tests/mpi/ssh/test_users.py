@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import shutil
+import stat
 import subprocess
 import sys
 import tempfile
@@ -114,6 +115,21 @@ def test_an_empty_dir_mounted_there_is_made_fit(folder, mount) -> None:
     lines = (pods.ANOTHER_RUN, "mkdir /run/sshd; mount -t tmpfs -o mode=777 tmpfs /run/sshd", pods.READ_ONLY)
     with worker(folder, mount, wrap=pods.wrapped(*lines, "mount -o remount,ro /run", drop=["sys_admin"])) as it:
         assert it.output("stat -c %a:%u /run/sshd") == "755:0"
+
+
+def test_root_without_what_sshd_needs_is_told_so(folder, mount) -> None:
+    os.chown(mount / "id_rsa", 0, 0)
+    with refused(folder, mount, wrap=pods.wrapped(drop=["sys_chroot", "setuid", "setgid"])) as it:
+        assert "needs the capabilities SETGID, SETUID, SYS_CHROOT, which this container has dropped" in sentence(it)
+
+
+def test_a_locked_account_is_told_how_to_be_opened(folder, mount) -> None:
+    """As root's is in Red Hat's images; sshd without PAM lets nobody in there."""
+    shadow = folder / "shadow"
+    shadow.write_text("root:!locked::0:99999:7:::\n")
+    shadow.chmod(stat.S_IRUSR)
+    with refused(folder, mount, wrap=pods.wrapped(f"mount --bind '{shadow}' /etc/shadow")) as it:
+        assert "usermod -p '*' root" in sentence(it)
 
 
 @pytest.mark.parametrize(
