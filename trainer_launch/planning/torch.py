@@ -369,11 +369,11 @@ def program(task: Task) -> tuple[str, ...]:
 
 
 def _check_place(task: Task) -> None:
-    """Refuse to be a second node 0.
+    """Refuse to be a second node 0, and several workers of a program that is read from standard input.
 
     Outside the trainer's own replicated job PET_NODE_RANK counts other pods.
     """
-    job, nodes = task.job, task.topology.nodes
+    job, nodes, workers = task.job, task.topology.nodes, task.topology.local_world_size
     if job.foreign_replicated_job:
         raise ContractError(
             f"this pod, {task.host.hostname}, belongs to another replicated job than the trainer's nodes, so "
@@ -385,6 +385,11 @@ def _check_place(task: Task) -> None:
             f"this pod is the Master of a job with at most {nodes.max} nodes, and the Workers take them all "
             f"(contract {job.contract}); raise elasticPolicy.maxReplicas by one, remove the Master, "
             f"or set --nodes {nodes.min}:{nodes.max + 1} in all pods"
+        )
+    if task.command.reads_stdin and workers != 1:
+        raise UsageError(
+            f"{workers or 'several'} workers cannot read one program from standard input; "
+            f"save it as a file, and run: trainer-launch run -- FILE.py"
         )
 
 
