@@ -304,6 +304,11 @@ TORCH = Engine("torch", serves, plan)
 TORCHRUN = Engine("torchrun", lambda _job, _command: None, plan_of_torchrun)  # asked for, or in place of the other
 
 
+# Variables by which the user asks torch's agent for something that no launcher without torch has, and why.
+_AGENTS = {
+    "TORCHELASTIC_ENABLE_FILE_TIMER": "torchrun serves the timers of torch.distributed.elastic.timer",
+    "TORCHELASTIC_UNINTERRUPTIBLE_STATE_TIMEOUT": "torchrun watches for workers in uninterruptible sleep",
+}
 _NULL = ("", "null")
 
 
@@ -328,6 +333,9 @@ def handed_over(task: Task) -> str | None:
         return f"--event-log-handler {options['event_log_handler']} records events of torchrun's agent"
     if "run_path" in options:
         return "with --run-path torchrun itself runs the script in processes that it forks or spawns"
+    for name, why in _AGENTS.items():
+        if task.env.get(name, "0").strip() not in ("", "0"):
+            return f"{name} is set: {why}"
     if task.topology.local_world_size is None:
         return f"only torch can count {task.job.nproc_per_node} devices"
     if meets_here(task):
