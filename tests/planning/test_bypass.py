@@ -10,7 +10,7 @@ from msgspec.structs import replace
 
 from tests.planning.requests import request
 from trainer_launch.model import Endpoint, Job, NodeRange, Origin
-from trainer_launch.model.errors import ContractError, LaunchError
+from trainer_launch.model.errors import ContractError, LaunchError, UsageError
 from trainer_launch.planning import engines
 from trainer_launch.planning.command import starts_launchers
 from trainer_launch.planning.job import overlay
@@ -41,6 +41,15 @@ def test_any_program_is_started_as_workers_where_their_number_is_given(line: str
     assert (plan.workers.argv, plan.workers.count) == (tuple(shlex.split(line)), 2)
     assert engines.plan(request(line, BARE)).engine == "plain"
     assert engines.plan(request(line, TORCH)).engine == "plain", "it may be meant for a torchrun inside"
+
+
+def test_a_program_from_standard_input_has_one_worker() -> None:
+    with pytest.raises(UsageError, match="2 workers cannot read one program from standard input"):
+        engines.plan(request("python -", asked(BARE)))
+    with pytest.raises(UsageError, match="standard input"):
+        engines.plan(request("python -u", asked(BARE)))
+    one = overlay(BARE, {"nproc_per_node": "1"}, Origin.FLAG)
+    assert engines.plan(request("python -", one)).engine == "torch"
 
 
 @pytest.mark.parametrize(

@@ -78,6 +78,22 @@ def test_devices_that_torch_alone_can_count_are_torchruns() -> None:
     assert why("train.py", replace(ALONE, nproc_per_node="xpu")) == "only torch can count xpu devices"
 
 
+@pytest.mark.parametrize(
+    ("env", "by"),
+    [
+        (
+            {"TORCHELASTIC_ENABLE_FILE_TIMER": "1"},
+            "TORCHELASTIC_ENABLE_FILE_TIMER is set: torchrun serves the timers",
+        ),
+        ({"TORCHELASTIC_ENABLE_FILE_TIMER": "0"}, None),
+        ({"TORCHELASTIC_UNINTERRUPTIBLE_STATE_TIMEOUT": "60"}, "TORCHELASTIC_UNINTERRUPTIBLE_STATE_TIMEOUT is set"),
+    ],
+)
+def test_services_of_torchs_agent_are_torchruns(env: dict[str, str], by: str | None) -> None:
+    found = why("train.py", env=env)
+    assert found is None if by is None else (found or "").startswith(by)
+
+
 def test_too_few_visible_devices_are_an_error_before_anything_starts() -> None:
     with pytest.raises(UsageError, match=r"each of the 2 workers .* CUDA_VISIBLE_DEVICES=3 names 1; set --nproc"):
         why("torchrun --virtual-local-rank train.py", env={"CUDA_VISIBLE_DEVICES": "3"})

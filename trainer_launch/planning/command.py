@@ -69,6 +69,14 @@ class Command(Struct, frozen=True, kw_only=True):
             self.kind is CommandKind.MODULE and self.program[0] not in MODULES
         )
 
+    @property
+    def reads_stdin(self) -> bool:
+        """Whether the command is a Python that reads its program from standard input."""
+        if self.kind is not CommandKind.PROGRAM or not _PYTHON.fullmatch(_base(self.argv[0])):
+            return False
+        at = _end_of_flags(self.argv)
+        return at is not None and self.argv[at : at + 1] in ((), ("-",))
+
 
 def parse_command(argv: Sequence[str]) -> Command:
     """Recognise `train.py …`, `-m pkg.mod …`, `python …`, `torchrun …`, `accelerate launch …`, or any program.

@@ -304,6 +304,11 @@ TORCH = Engine("torch", serves, plan)
 TORCHRUN = Engine("torchrun", lambda _job, _command: None, plan_of_torchrun)  # asked for, or in place of the other
 
 
+# Variables by which the user asks torch's agent for something that no launcher without torch has, and why.
+_AGENTS = {
+    "TORCHELASTIC_ENABLE_FILE_TIMER": "torchrun serves the timers of torch.distributed.elastic.timer",
+    "TORCHELASTIC_UNINTERRUPTIBLE_STATE_TIMEOUT": "torchrun watches for workers in uninterruptible sleep",
+}
 _NULL = ("", "null")
 
 
@@ -328,6 +333,9 @@ def handed_over(task: Task) -> str | None:
         return f"--event-log-handler {options['event_log_handler']} records events of torchrun's agent"
     if "run_path" in options:
         return "with --run-path torchrun itself runs the script in processes that it forks or spawns"
+    for name, why in _AGENTS.items():
+        if task.env.get(name, "0").strip() not in ("", "0"):
+            return f"{name} is set: {why}"
     if task.topology.local_world_size is None:
         return f"only torch can count {task.job.nproc_per_node} devices"
     if meets_here(task):
@@ -369,11 +377,11 @@ def program(task: Task) -> tuple[str, ...]:
 
 
 def _check_place(task: Task) -> None:
-    """Refuse to be a second node 0.
+    """Refuse to be a second node 0, and several workers of a program that is read from standard input.
 
     Outside the trainer's own replicated job PET_NODE_RANK counts other pods.
     """
-    job, nodes = task.job, task.topology.nodes
+    job, nodes, workers = task.job, task.topology.nodes, task.topology.local_world_size
     if job.foreign_replicated_job:
         raise ContractError(
             f"this pod, {task.host.hostname}, belongs to another replicated job than the trainer's nodes, so "
@@ -385,6 +393,11 @@ def _check_place(task: Task) -> None:
             f"this pod is the Master of a job with at most {nodes.max} nodes, and the Workers take them all "
             f"(contract {job.contract}); raise elasticPolicy.maxReplicas by one, remove the Master, "
             f"or set --nodes {nodes.min}:{nodes.max + 1} in all pods"
+        )
+    if task.command.reads_stdin and workers != 1:
+        raise UsageError(
+            f"{workers or 'several'} workers cannot read one program from standard input; "
+            f"save it as a file, and run: trainer-launch run -- FILE.py"
         )
 
 
