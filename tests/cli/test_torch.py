@@ -320,6 +320,13 @@ print("left:", *sorted(os.path.relpath(path, run) for path in glob.glob(run + "/
 """
 
 
+def test_a_preloaded_module_that_crashes_the_fork_server_costs_only_the_fork(tmp_path: Path) -> None:
+    (tmp_path / "mine.py").write_text("import os, signal\nos.kill(os.getpid(), signal.SIGSEGV)\n")
+    ended = launch("run", "--nproc-per-node", "2", "--preload", "mine", "--", script(tmp_path, "print('trained')"))
+    assert (ended.returncode, ended.stdout.count("trained")) == (0, 2), ended.stderr
+    assert "workers start without the fork server: the fork server e" in ended.stderr
+
+
 def test_failures_leave_no_files_behind(tmp_path: Path) -> None:
     """A job may fail and go on for weeks, and what lies in /tmp takes memory or its node's disk."""
     train = script(tmp_path, RANK + FAILS.format(starts=str(tmp_path / "starts")))

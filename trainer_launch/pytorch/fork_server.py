@@ -264,7 +264,8 @@ class Starter:
         return self._start_without(why)
 
     def _start_without(self, reason: str, *, has_torch: bool = False) -> bool:
-        """Workers are not forked; a server that `has_torch` opens stores."""
+        """Workers are not forked; a server that `has_torch` opens stores, else one that preloads nothing."""
+        did_preload = self.forks and bool(self._workers.preload)
         if self.forks:
             _log.info("workers start without the fork server: %s", reason)
             self.forks = False
@@ -273,6 +274,8 @@ class Starter:
         self._end_server()
         if not self._needs_store:
             return True
+        if did_preload and not reason.startswith(_NO_TORCH):
+            return self.prepare()
         text, is_limit = f"the store cannot be opened: {reason}", tells_of_limit(reason)
         # An import fails again; a process that ended, perhaps for memory, may not.
         kind = LaunchError if reason.startswith(_NO_TORCH) and not is_limit else NodeError
