@@ -181,6 +181,25 @@ def test_who_fails_while_it_handles_a_lost_peer_is_a_victim_and_who_loses_it_whi
     assert failure.message == "rank 0 ended with exit code 1: ValueError: torn batch"
 
 
+GROUP = """\
+  + Exception Group Traceback (most recent call last):
+  |   File "/app/train.py", line 9, in <module>
+  |     raise ExceptionGroup("loading", [ValueError("bad shard")])
+  | ExceptionGroup: loading (1 sub-exception)
+  +-+---------------- 1 ----------------
+    | ValueError: bad shard
+    +------------------------------------
+"""
+
+
+def test_the_errors_of_a_group_are_told_also_from_the_output_alone():
+    assert told("ExceptionGroup: loading (1 sub-exception)", GROUP).endswith(
+        ": ExceptionGroup: loading (1 sub-exception) (from ValueError: bad shard)"
+    )
+    failure = classify(death("exits", 1), Evidence(last_lines=tuple(GROUP.splitlines())))
+    assert failure.message == "main ended with exit code 1: ValueError: bad shard"
+
+
 @pytest.mark.parametrize(
     ("lines", "words"),
     [

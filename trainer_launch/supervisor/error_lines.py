@@ -54,19 +54,23 @@ _NAME = re.compile(_RANK + r"([A-Za-z_][\w.]*)(?=:|$)")
 
 _SYNTAX = re.compile(rf"{_RANK}(?:SyntaxError|IndentationError|TabError)\b(?!.*, line \d+\))")
 _PLACE = re.compile(_RANK + r' *File "([^"]*)", line (\d+)$')
+_OF_GROUP = re.compile(r"^\s*(?:\| ?|\+ (?=Exc)|\+[-+][-+ \d.]*$)+")  # what Python draws around its errors
 _DIRECT = "The above exception was the direct cause of the following exception:"
 _HANDLING = "During handling of the above exception, another exception occurred:"
-_TRACEBACK = re.compile(r"(?:Original )?Traceback \(most recent call last\):(?: \(RANK (?P<rank>\d+)\))?")
+_TRACEBACK = re.compile(
+    r"(?:Original |Exception Group )?Traceback \(most recent call last\):(?: \(RANK (?P<rank>\d+)\))?"
+)
 _MOST_INNER = 3
 # Of a tensor in torch's TORCH_DISTRIBUTED_DEBUG=DETAIL, what is alike on all ranks.
 _OPTIONS = re.compile(r", TensorDeviceTypes=(?:TensorOptions\(.{0,300}?memory_format=\([^)]*\)\))+")
 
 
 def with_places(lines: Iterable[str]) -> tuple[str, ...]:
-    """Lines without what torch's agent logs; a SyntaxError with its place."""
+    """Lines without what torch's agent logs, without frames around groups; a SyntaxError with its place."""
     plain: list[str] = []
     place = ""
-    for line in lines:
+    for raw in lines:
+        line = _OF_GROUP.sub("", raw)
         if _OF_AGENT.match(line):
             continue
         if match := _PLACE.match(line):
@@ -128,14 +132,15 @@ def essence(message: str) -> str:
 
 
 def with_cause(message: str, trace: Sequence[str]) -> str:
-    """A message with the error that it was raised from, by its traceback."""
+    """A message with the error that it was raised from, or the last one of its group, by its traceback."""
     lines = with_places(trace)
     if _DIRECT not in lines and _HANDLING in lines:  # of an error and a peer that was lost, the error came first
         handled = headline(lines[: lines.index(_HANDLING)])
         if not handled or _is_victims(handled) == _is_victims(message):
             return message
         return f"{message} (from {handled})" if _is_victims(handled) else handled
-    cause = headline(lines[: lines.index(_DIRECT)]) if _DIRECT in lines else ""
+    until = lines.index(_DIRECT) if _DIRECT in lines else len(lines) if "sub-exception" in message else 0
+    cause = headline(lines[:until])
     return f"{message} (from {cause})" if cause and cause not in message else message
 
 
