@@ -63,7 +63,8 @@ def test_a_pod_that_is_lost_is_made_anew_and_both_go_on_from_the_checkpoint(mani
     output = succeeded(framework, manifest, f"kill pod node={lost} {AT_100}")
     assert int(re.findall(r"resumed at step (\d+)", output)[0]) >= 80
     told = [lives(output, pod) for pod in pods]
-    assert (told[lost], told[1 - lost]) == ((2, 0), (1, 1))
+    assert (told[lost], told[1 - lost][0]) == ((2, 0), 1)
+    assert told[1 - lost][1] >= 1, "it starts again in place until the other pod is there"
     assert output.count("step 1/") == 1
 
 
