@@ -195,6 +195,9 @@ class FakeSystem(System):
     def look(self):
         return self._evidence
 
+    def catch_up(self, name):
+        pass
+
     def last_lines(self, name, rank=None):
         return ()
 

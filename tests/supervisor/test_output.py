@@ -47,6 +47,29 @@ def test_a_last_line_of_stdout_is_none_of_stderr() -> None:
     assert output.last_errors("a") == ("warning",)
 
 
+def test_the_last_words_of_a_process_that_has_ended_are_waited_for_where_their_reader_is_late(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("trainer_launch.supervisor.output._CATCH_UP_S", 30.0)
+    is_late, goes_on = threading.Event(), threading.Event()
+
+    def is_busy(*_: object) -> None:
+        is_late.set()
+        assert goes_on.wait(30.0)
+
+    output = Output(listener=is_busy)
+    ends = output.open("a", "a")
+    os.write(ends[2], b"step 4\n")
+    assert is_late.wait(30.0)
+    os.write(ends[2], b"ValueError: no luck\n")
+    for fd in {*ends.values()}:
+        os.close(fd)
+    threading.Timer(0.02, goes_on.set).start()
+    output.catch_up("a")
+    assert output.last_lines("a") == ("step 4", "ValueError: no luck")
+    assert output.close(30.0)
+
+
 def descriptors() -> set[str]:
     """Those that are open now."""
     return set(os.listdir("/proc/self/fd"))

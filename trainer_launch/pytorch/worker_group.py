@@ -90,6 +90,7 @@ class WorkerGroup:
 
         `was_stopped`: the launcher stops the workers; `is_asked`: because of a request, which explains the death.
         """
+        self.system.catch_up(death.process)
         lines, place = self.system.last_lines, self.places.get(death.process)
         if place is not None:
             death = replace(death, rank=place.rank, local_rank=place.local_rank)

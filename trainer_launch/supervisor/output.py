@@ -39,6 +39,7 @@ _READ_BYTES = 32 * 1024  # larger blocks come from mmap each time, which made it
 _PIPE_BYTES = 1024 * 1024  # what an unprivileged user may ask for; refused beyond the user's share
 _AT_ONCE = 32  # reads of one pipe before the next has its turn
 _WRITE_S = 0.5  # for the last line to be written
+_CATCH_UP_S, _LOOK_S = 0.2, 0.001  # for what a process has left in its pipes
 _PAUSE_S = 0.2  # after which a partial line, such as a prompt, is shown
 _LAST_LINES = 60  # the error that ended a program may stand before many C++ frames
 _COLORS = (36, 33, 32, 35, 34, 31)  # ANSI foregrounds, told apart best in this order
@@ -171,6 +172,16 @@ class Output:
             if self._listener is not None:
                 pipe.listener = partial(self._listener, process.name, stream)
 
+    def catch_up(self, process: str) -> None:
+        """Wait a moment until what a process that has ended left in its pipes is read.
+
+        On a busy machine the thread is late, and the last words say why the process ended.
+        """
+        pipes = [pipe for stream in (_STDOUT, _STDERR) if (pipe := self._pipes.get((process, stream)))]
+        until_s = time.monotonic() + _CATCH_UP_S
+        while any(pipe.has_more() for pipe in pipes) and time.monotonic() < until_s:
+            time.sleep(_LOOK_S)
+
     def last_lines(self, process: str) -> tuple[str, ...]:
         """Return what a process wrote last: its errors, and before them its output."""
         errors = self._last_lines_of(process, _STDERR)
@@ -273,7 +284,6 @@ class Output:
 
     def _forget(self, pipe: _Pipe) -> None:
         self._selector.unregister(pipe.fd)
-        os.close(pipe.fd)
         pipe.finish()
 
     def _readers(self) -> list[_Pipe]:
@@ -301,9 +311,25 @@ class _Pipe:
         self.sieve: Sieve | None = None
         self.heard_at_s = 0.0
         self.bytes = 0
+        self._is_moving = self._is_over = False
+
+    def has_more(self) -> bool:
+        """Whether something is to be read, or has been read and is not yet among the lines; from any thread."""
+        if self._is_over:
+            return False
+        there = select.poll()
+        there.register(self.fd, select.POLLIN)
+        return self._is_moving or any(event & select.POLLIN for _, event in there.poll(0))
 
     def pump(self, now_s: float) -> bool:
         """Move what is there, to the end of a line if it is there, too; False at the end of the pipe."""
+        self._is_moving = True
+        try:
+            return self._move(now_s)
+        finally:
+            self._is_moving = False
+
+    def _move(self, now_s: float) -> bool:
         for _ in range(_AT_ONCE):
             try:
                 data = os.read(self.fd, _READ_BYTES)
@@ -333,7 +359,9 @@ class _Pipe:
             self._sink.put(text)
 
     def finish(self) -> None:
-        """Write what was held back: nothing will follow."""
+        """Close it, and write what was held back: nothing will follow."""
+        self._is_over = True
+        os.close(self.fd)
         self.show(lambda: self.source.flush(end=True))
         if self._copy is not None:
             self._copy.close()

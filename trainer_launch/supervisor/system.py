@@ -68,7 +68,7 @@ class System:
         self._witness.begin()  # for what others have started, such as the fork server
         self._output = Output(watched=watched, lines_per_s=lines_per_s, listener=listener, sieve=sieve)
         output = self._output
-        self.last_lines, self.last_errors = output.last_lines, output.last_errors
+        self.last_lines, self.last_errors, self.catch_up = output.last_lines, output.last_errors, output.catch_up
         self.last_line, self.heard, self.rename = output.last_line, output.heard, output.rename
         self.say = output.say  # a line of the launcher's own to stderr, never inside a labelled process's line
         self.print = partial(output.say, stream=1)
