@@ -58,7 +58,7 @@ FIELD: tuple[Situation, ...] = (
     hung("pipeline", "a pipeline without collectives, one rank is stuck", 1, sentence=_STUCK.format(1),
         never=_BEFORE, workers=4),
     hung("mesh", "2 nodes: a mesh of two dimensions, one rank is stuck", 3,
-        sentence="rank 3 (node 1) never entered all_reduce …(read_batch)…", never="0,2 wait behind rank 1",
+        sentence="…rank 3 (node 1) never entered all_reduce …(read_batch)…", never="0,2 wait behind rank 1",
         nodes=2),
     # Hangs.
     hung("impatient", "slower than the group's own timeout", 1, exit_code=(1, 138), retryable=(), never=_NETWORK,
