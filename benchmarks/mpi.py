@@ -169,10 +169,7 @@ SECTION = Section(
     name="mpi",
     title="MPI jobs",
     about=f"{HOSTS} hosts as network namespaces, beside bare mpirun and horovodrun with the same sshd and keys.",
-    loses_because=(
-        "Before mpirun starts, the launcher starts itself and checks each host's port, host key and login; "
-        "bare mpirun does not wait for hosts and ends when a host is lost."
-    ),
+    loses_because="A Python interpreter starts first and looks at each host; bare mpirun waits for none.",
     open=opened,
     versions=lambda: {
         "trainer-launch": version_here("trainer-launch"),
