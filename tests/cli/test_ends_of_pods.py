@@ -107,7 +107,7 @@ def test_a_request_to_stop_is_in_the_termination_message_before_anything_has_end
 
 def test_a_launcher_that_is_killed_while_it_stops_has_said_what_to_change(tmp_path: Path) -> None:
     place, env = message(tmp_path)
-    program = script(tmp_path, WAITS_FOR_MESSAGE.replace("os._exit(0)", "time.sleep(600)"))
+    program = script(tmp_path, WAITS_FOR_MESSAGE.replace("os._exit(0)", "time.sleep(30), os._exit(1)"))
     with start("run", "--grace", "600", "--", sys.executable, program, env=env) as launcher:
         launcher.read_until("ready")
         launcher.signal(signal.SIGTERM)
