@@ -37,14 +37,14 @@ def may_form(state: JobState) -> bool:
         return True
     if not state.claims and state.settings.candidate != 0:
         return False
-    joined = {node.key for node in state.nodes.values() if node.joined}
+    joined = {node.key for node in state.joined}
     are_enough = all(_is_majority(claim, ranks_of(claim) & joined) for claim in state.claims)
     return are_enough and all(_is_unseen(state, rank) for rank in others)
 
 
 def choose(state: JobState) -> list[NodeRecord]:
     """The next members: those of the last generation stay in; ranks follow the nodes' order, never the arrival."""
-    joined = [node for node in state.nodes.values() if node.joined]
+    joined = state.joined
     claim = max(state.claims, key=lambda claim: claim.generation, default=None)
     last: Collection[Key] = {node.key for node in joined if node.returning}  # a new coordinator is told
     if state.run is not None and (claim is None or claim.generation <= state.run.number):
@@ -114,15 +114,14 @@ def ranks_of(claim: Claim) -> frozenset[int]:
 def _missing(state: JobState) -> frozenset[int]:
     """The ranks that have not joined, so that their nodes may train elsewhere."""
     ranks = frozenset(range(state.settings.all_nodes)).union(*map(ranks_of, state.claims))
-    return ranks - {node.node_rank for node in state.nodes.values() if node.joined}
+    return ranks - {node.node_rank for node in state.joined}
 
 
 def _has_votes(state: JobState) -> bool:
     """Whether the processes here have the right to go on, whatever the others do."""
     if not state.claims:
         return False
-    joined = [node for node in state.nodes.values() if node.joined]
-    voters = choose(state) if len(joined) > state.settings.max_nodes else joined
+    voters = choose(state) if state.n_joined > state.settings.max_nodes else state.joined
     others = frozenset(range(1, state.settings.all_nodes))
     is_home = state.settings.candidate == 0 and any(node.key == 0 for node in voters)
     for claim in state.claims:

@@ -507,7 +507,7 @@ def _say(state: JobState) -> None:
     stopping = sum(node.returning and not node.joined and node.peer is not None for node in state.nodes.values())
     if now.missing and stopping == now.wanted - now.present:
         return
-    peers = frozenset(node.peer for node in state.nodes.values() if node.joined and node.peer is not None)
+    peers = frozenset(node.peer for node in state.joined if node.peer is not None)
     before, informed = state.announced or (None, frozenset())
     state.announced = now, peers
     if now != before and now.missing:
@@ -519,7 +519,7 @@ def _say(state: JobState) -> None:
 def _sentence(state: JobState, now: msg.Waiting) -> str:
     more = now.wanted - now.present - len(now.missing)
     names = ", ".join(now.missing) + (f" and {more} more" if more > 0 else "")
-    hosts = [node.host for node in state.nodes.values() if node.joined] if state.settings.by_arrival else []
+    hosts = [node.host for node in state.joined] if state.settings.by_arrival else []
     here = f" ({listed(hosts, MAX_NAMED)})" if hosts else ""  # whose names nobody has written down before
     at_most_s = state.settings.rejoin_timeout_s
     return f"{now.present} of {now.wanted} nodes{here}, waiting up to {at_most_s:g} s for {names}"

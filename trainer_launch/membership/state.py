@@ -202,6 +202,11 @@ class JobState(Struct, kw_only=True, eq=False):
         """Tell people; INFO: the job goes its ordinary way; DEBUG: its first node says it, too."""
         self.log(text, level)
 
+    @property
+    def joined(self) -> list[NodeRecord]:
+        """The nodes that wait for a generation."""
+        return [node for node in self.nodes.values() if node.joined]
+
     def set_joined(self, node: NodeRecord, joined: bool) -> None:
         """Whether a node waits for a generation."""
         self.n_joined += joined - node.joined
@@ -276,7 +281,7 @@ def room(state: JobState) -> int:
 def newcomers(state: JobState) -> tuple[NodeRecord, ...]:
     """Nodes that could enter the generation that runs: it does not stop for a node that still imports."""
     members = state.run.members if state.run is not None else ()
-    waiting = (node for node in state.nodes.values() if node.joined and node.prepared and not node.is_faulty)
+    waiting = (node for node in state.joined if node.prepared and not node.is_faulty)
     return tuple(node for node in waiting if node.key not in members)
 
 
