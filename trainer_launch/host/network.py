@@ -31,6 +31,11 @@ from trainer_launch.model import Endpoint, PortRange
 from trainer_launch.model.errors import NodeError
 from trainer_launch.model.units import listed
 
+Addresses: TypeAlias = frozenset[str] | tuple[str, ...]
+Lookup: TypeAlias = Callable[[str], Addresses]  # raises OSError while the name does not resolve
+K = TypeVar("K")
+V = TypeVar("V")
+_THREADS = 16  # that look names up
 MESH_PORTS = (15001, 15021)  # Istio's: what leaves the pod; health
 
 
@@ -323,14 +328,6 @@ def allow_connections(connections: int) -> bool:
 def spare_files() -> int:
     """How many descriptors may be connections."""
     return resource.getrlimit(resource.RLIMIT_NOFILE)[0] - _OTHER_FILES
-
-
-Addresses: TypeAlias = frozenset[str] | tuple[str, ...]
-Lookup: TypeAlias = Callable[[str], Addresses]  # raises OSError while the name does not resolve
-
-_THREADS = 16
-K = TypeVar("K")
-V = TypeVar("V")
 
 
 class Answer(str, Enum):

@@ -25,6 +25,10 @@ from trainer_launch.model.units import counted
 _MAX_BYTES = 1 << 20  # of an environment; the kernel allows 128 KiB a variable
 _TRIES = 3  # a parent that ends between two reads hides its children from that scan
 _SWEEPS = 100  # looks of one sweep; each finds only what was forked during the one before
+_MOST_FDS = 1024  # of one system call
+_OPENS_PIPE = re.compile("wait_for_partner|fifo|pipe")  # until somebody opens its other end
+_WAIT4, _P_PID = (61, 260), 1  # numbers of the call on x86_64 and aarch64; a type of waitid
+_CONNECTS, _LISTENS = "02", "0A"  # states of TCP connections
 
 
 class ProcessEntry(Struct, frozen=True):
@@ -308,10 +312,6 @@ _NUMBERS = {
 }
 _COLUMN = {"x86_64": 0, "aarch64": 1}.get(os.uname().machine)
 _KINDS = {} if _COLUMN is None else {n: kind for kind, columns in _NUMBERS.items() for n in columns[_COLUMN]}
-_MOST_FDS = 1024  # of one call
-_OPENS_PIPE = re.compile("wait_for_partner|fifo|pipe")  # until somebody opens its other end
-_WAIT4, _P_PID = (61, 260), 1
-_CONNECTS, _LISTENS = "02", "0A"
 
 
 class SystemCall(NamedTuple):
