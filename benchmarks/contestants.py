@@ -16,23 +16,15 @@ from tests.survival import jobs
 HANG_TIMEOUT_S = "5"
 EXPERT = {**SHARED_OFF, "PET_RDZV_CONF": "last_call_timeout=1,keep_alive_interval=1"}
 MASTER_PORT = 23480
-SHELL = (
-    "export RANK=$PET_NODE_RANK WORLD_SIZE=$PET_NNODES LOCAL_RANK=0 "
-    'MASTER_ADDR=$PET_MASTER_ADDR MASTER_PORT=$PET_MASTER_PORT; exec "$0" "$@"'
-)
 NAMES = (
     "trainer-launch, fixed",
     "trainer-launch, elastic",
-    "0.2.0, fixed",
-    "0.2.0, elastic",
-    "torchrun, fixed",
     "torchrun, elastic",
     "torchrun, expert",
     "ft_launcher, elastic",
     "dlrover-run, elastic",
-    "shell, fixed",
 )
-SCHEDULED = (*NAMES[:2], *NAMES[6:9])  # those that a schedule of faults is for
+SCHEDULED = (*NAMES[:2], *NAMES[3:])  # those that a schedule of faults is for
 
 
 @contextlib.contextmanager
@@ -72,15 +64,15 @@ class Contestant:
         return {**kept, **more, "PET_MAX_RESTARTS": str(restarts)}
 
 
-TORCHRUN_EXPERT = Contestant(name=NAMES[6], contract=jobs.ELASTIC, words=TORCHRUN, more=EXPERT)
+TORCHRUN_EXPERT = Contestant(name=NAMES[3], contract=jobs.ELASTIC, words=TORCHRUN, more=EXPERT)
 
 
-def ours(python: str = sys.executable, names: Sequence[str] = NAMES[:2]) -> list[Contestant]:
+def ours() -> list[Contestant]:
     """This project, in both contracts."""
-    words = (python, "-m", "trainer_launch", "run", "--grace", "5", "--")
+    words = (sys.executable, "-m", "trainer_launch", "run", "--grace", "5", "--")
     return [
         Contestant(name=name, contract=contract, words=words)
-        for name, contract in zip(names, (jobs.FIXED, jobs.ELASTIC), strict=True)
+        for name, contract in zip(NAMES[:2], (jobs.FIXED, jobs.ELASTIC), strict=True)
     ]
 
 
@@ -90,27 +82,16 @@ def keeping() -> Contestant:
     return replace(elastic, name="trainer-launch, keeps state", more={"KEEPS_STATE": "1"})
 
 
-def _release(name: str) -> Contestant:
-    fixed, elastic = ours(peers.release(), NAMES[2:4])
-    return fixed if name == NAMES[2] else elastic
-
-
 def here() -> tuple[list[Contestant], dict[str, str]]:
     """All that are on this machine, in the order of the table; and why the others are not."""
-    torchrun = [
-        Contestant(name=NAMES[4], contract=jobs.FIXED, words=TORCHRUN),
-        Contestant(name=NAMES[5], contract=jobs.ELASTIC, words=TORCHRUN),
-        TORCHRUN_EXPERT,
-    ]
-    before, absent = peers.those_here(dict.fromkeys(NAMES[2:4], _release))
-    others, missing = peers.those_here(dict(zip(NAMES[7:9], (_nvrx, _dlrover), strict=True)))
-    shell = Contestant(name=NAMES[9], contract=jobs.FIXED, words=("sh", "-c", SHELL, sys.executable))
-    return [*ours(), *before, *torchrun, *others, shell], absent | missing
+    others, absent = scheduled()
+    torchrun = Contestant(name=NAMES[2], contract=jobs.ELASTIC, words=TORCHRUN)
+    return [*others[:2], torchrun, *others[2:]], absent
 
 
 def scheduled() -> tuple[list[Contestant], dict[str, str]]:
     """Those of `SCHEDULED` that are on this machine, in its order; and why the others are not."""
-    others, absent = peers.those_here(dict(zip(SCHEDULED[3:], (_nvrx, _dlrover), strict=True)))
+    others, absent = peers.those_here(dict(zip(NAMES[4:], (_nvrx, _dlrover), strict=True)))
     return [*ours(), TORCHRUN_EXPERT, *others], absent
 
 
