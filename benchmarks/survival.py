@@ -25,7 +25,7 @@ BEYOND, FEWER = "beyond the pod's absence", "with fewer"
 ABOUT = f"""\
 Three pods of an elastic PyTorchJob with their own network, processes and files. Each has one gloo worker that saves
 a checkpoint at each step. A kubelet restarts a failed pod after 3 s. A cell has the seconds from the fault to the
-first step in which all train again, and how often each pod was started. `never`: not within {WATCH_S:g} s, twice.
+first step in which all train again, and how often each pod was started. `never`: not within {WATCH_S:g} s.
 
 *expert* is torchrun without its shared store, with last_call_timeout=1 and keep_alive_interval=1. For the stopped
 worker, trainer-launch has `--hang-timeout 5`."""
