@@ -84,15 +84,15 @@ def keeping() -> Contestant:
 
 def here() -> tuple[list[Contestant], dict[str, str]]:
     """All that are on this machine, in the order of the table; and why the others are not."""
-    others, absent = scheduled()
     torchrun = Contestant(name=NAMES[2], contract=jobs.ELASTIC, words=TORCHRUN)
-    return [*others[:2], torchrun, *others[2:]], absent
+    others, absent = peers.those_here(dict(zip(NAMES[4:], (_nvrx, _dlrover), strict=True)))
+    return [*ours(), torchrun, TORCHRUN_EXPERT, *others], absent
 
 
 def scheduled() -> tuple[list[Contestant], dict[str, str]]:
     """Those of `SCHEDULED` that are on this machine, in its order; and why the others are not."""
-    others, absent = peers.those_here(dict(zip(NAMES[4:], (_nvrx, _dlrover), strict=True)))
-    return [*ours(), TORCHRUN_EXPERT, *others], absent
+    found, absent = here()
+    return [who for who in found if who.name in SCHEDULED], absent
 
 
 def _nvrx(name: str) -> Contestant:
