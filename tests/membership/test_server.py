@@ -369,6 +369,18 @@ def test_a_defect_of_the_coordinator_ends_the_job_with_a_sentence(cluster, monke
     assert "Traceback" in caplog.text
 
 
+@pytest.mark.parametrize("secret", [None, b"secret"])
+def test_a_defect_of_the_coordinator_ends_a_node_that_comes_to_it_first_or_later(cluster, monkeypatch, secret):
+    def fail(state, peer, message, now_s):
+        raise KeyError("peer")
+
+    monkeypatch.setattr(membership, "hear", fail)
+    cluster.serve(2, secret=secret)
+    for rank in (0, 1):
+        client = cluster.node(rank, secret=secret)
+        assert await_(client, msg.GiveUp).reason == "internal error in the coordinator: KeyError: 'peer'"
+
+
 def test_a_look_for_other_coordinators_that_fails_is_repeated(monkeypatch, caplog):
     looks, results = iter([OSError(24, "Too many open files")]), Queue[Looked]()
 

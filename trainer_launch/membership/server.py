@@ -136,6 +136,7 @@ class ServerConnections(ABC, Generic[_Heard, _Sent]):
         self._is_accepting = False
         self._accept_again_s: float | None = None
         self._stopping = threading.Event()
+        self._defect = ""  # of ours, which has ended what the server is for
         if not allow_connections(nodes):
             log(TOO_FEW_FILES % nodes, logging.WARNING)
         self._max_connections = max(64, min(MAX_CONNECTIONS, spare_files()))
@@ -194,8 +195,13 @@ class ServerConnections(ABC, Generic[_Heard, _Sent]):
         except Exception as problem:  # noqa: BLE001 - a defect of ours, of which all nodes have to hear
             _log.critical("internal error in the %s", self._name, exc_info=True)
             self._events.clear()
-            self._end(f"internal error in the {self._name}: {type(problem).__name__}: {problem}")
+            self._defect = f"internal error in the {self._name}: {type(problem).__name__}: {problem}"
+            self._end(self._defect)
             self._work_off()
+            while not self._stopping.is_set() and not self._is_over():  # who comes later has to hear of it, too
+                self._wait(None)
+                self._drop_silent(time.monotonic())
+                self._work_off()
         finally:
             self._accept(False)
             self._listener.close()
@@ -456,6 +462,8 @@ class Coordinator(ServerConnections[msg.Message, msg.FromServer]):
     def _end(self, defect: str) -> None:
         if defect or self._close_reason is not None:
             membership.close(self._state, defect or self._close_reason or "")
+        for peer in self._connections.keys() - self._state.peers.keys() if defect else ():
+            self._close_after_flush(peer)  # it comes again, and hears of it
 
     def _close(self) -> None:
         self._candidates.close()
@@ -466,13 +474,25 @@ class Coordinator(ServerConnections[msg.Message, msg.FromServer]):
         self._nudge()
 
     def _gone(self, connection: Connection, *, ended: bool) -> None:
+        if self._defect:
+            return
         self._events.append(lambda now_s: membership.hang_up(self._state, connection.peer, now_s, ended=ended))
 
     def _heard(self, connection: Connection, message: msg.Message) -> None:
+        if self._defect:
+            return self._turn_away(connection, message)
         if not connection.is_greeted:
             self._greet(connection, message)
         if not connection.is_closing:
             self._events.append(lambda now_s: membership.hear(self._state, connection.peer, message, now_s))
+        return None
+
+    def _turn_away(self, connection: Connection, message: msg.Message) -> None:
+        """Tell a node that comes after a defect of ours of it; what is known of the job is not used any more."""
+        if isinstance(message, msg.Hello) and self._is_admitted(connection, message, other_version(message)):
+            self._send(connection.peer, msg.Welcome(self._state.settings.granted_lease_s))
+            self._send(connection.peer, msg.GiveUp(self._defect))
+        self._close_after_flush(connection.peer)
 
     def _greet(self, connection: Connection, message: msg.Message) -> None:
         if not isinstance(message, msg.Hello | msg.StatusQuery):
