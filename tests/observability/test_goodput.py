@@ -166,7 +166,13 @@ def test_the_sentence_names_the_longest_first() -> None:
         {TimeKind.WAITING: 90.0, TimeKind.TRAINING: 7200.0, TimeKind.STOPPING: 0.01, TimeKind.ENDING: 2.25}
     )
     assert text == "98.7 % of 2 h 1 min: training 2 h, waiting for nodes 1 min 30 s, ending 2.2 s"
-    assert goodput.sentence({}) == "0.0 % of 0.0 s"
+
+
+def test_where_no_step_was_seen_the_goodput_is_not_said_to_be_nothing() -> None:
+    seconds = dict.fromkeys(TimeKind, 0.0) | {TimeKind.STARTING: 3.0}
+    assert goodput.sentence(seconds) == "no step was seen in 3.0 s: starting 3.0 s"
+    assert goodput.sentence({}) == "no step was seen in 0.0 s"
+    assert goodput.sentence({TimeKind.REPEATING: 3.0}) == "0.0 % of 3.0 s: repeating steps 3.0 s"
 
 
 # -- any history -------------------------------------------------------------------------------

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import os
 import select
 import threading
@@ -67,6 +68,34 @@ def test_the_last_words_of_a_process_that_has_ended_are_waited_for_where_their_r
     threading.Timer(0.02, goes_on.set).start()
     output.catch_up("a")
     assert output.last_lines("a") == ("step 4", "ValueError: no luck")
+    assert output.close(30.0)
+
+
+def test_words_that_never_come_are_waited_for_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    is_late, goes_on = threading.Event(), threading.Event()
+    slept: list[float] = []
+
+    def is_busy(*_: object) -> None:
+        is_late.set()
+        assert goes_on.wait(30.0)
+
+    output = Output(listener=is_busy)
+    for name in "abc":
+        ends = output.open(name, name)
+        os.write(ends[2], b"step 4\n")
+        for fd in {*ends.values()}:
+            os.close(fd)
+    assert is_late.wait(30.0)
+    clock = itertools.count()
+    monkeypatch.setattr("trainer_launch.supervisor.output.time.monotonic", lambda: next(clock) / 1000)
+    monkeypatch.setattr("trainer_launch.supervisor.output.time.sleep", slept.append)
+    output.catch_up("a")
+    once = len(slept)
+    for name in "abc":
+        output.catch_up(name)
+    assert 0 < once == len(slept)
+    monkeypatch.undo()
+    goes_on.set()
     assert output.close(30.0)
 
 

@@ -20,6 +20,7 @@ from trainer_launch.supervisor.run_observer import TimeKind
 Seconds: TypeAlias = Annotated[Mapping[TimeKind, Amount], Meta(max_length=len(TimeKind))]
 LONGEST_S = 1e9  # of a job; nobody is believed who tells of more
 TRAINING = "training"  # the topic of what nodes tell each other of it
+_IN_STEPS = TimeKind.TRAINING, TimeKind.REPEATING, TimeKind.CHECKPOINTING
 UNSEEN_S = 600.0  # after which workers that show no step count as training
 
 
@@ -155,10 +156,13 @@ def ratio(seconds: Mapping[TimeKind, float]) -> float:
 
 
 def sentence(seconds: Mapping[TimeKind, float]) -> str:
-    """For people: 93.1 % of 2 h 5 min; then what took how long, the longest first."""
+    """For people: 93.1 % of 2 h 5 min, where a step was seen; then what took how long, the longest first."""
     parts = sorted(((spent_s, kind) for kind, spent_s in seconds.items() if spent_s >= 0.05), reverse=True)
     spent = ", ".join(f"{kind.words} {time_words(spent_s)}" for spent_s, kind in parts)
-    return f"{100 * ratio(seconds):.1f} % of {time_words(sum(seconds.values()))}" + (f": {spent}" if spent else "")
+    whole = time_words(sum(seconds.values()))
+    if not any(seconds.get(kind) for kind in _IN_STEPS):
+        return f"no step was seen in {whole}" + (f": {spent}" if spent else "")
+    return f"{100 * ratio(seconds):.1f} % of {whole}: {spent}"
 
 
 def time_words(seconds: float) -> str:

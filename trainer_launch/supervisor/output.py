@@ -78,6 +78,7 @@ class Output:
         self._own = {stream: PipeText(b"", sink.stream) for stream, sink in self._sinks.items()}
         self._pipes: dict[tuple[str, int], _Pipe] = {}  # by process and stream
         self._arrivals: deque[_Pipe] = deque()
+        self._catch_up_s = _CATCH_UP_S  # left for the processes that run
         self._wake_read, self._wake_write = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
         self._selector = selectors.DefaultSelector()
         self._selector.register(self._wake_read, selectors.EVENT_READ)
@@ -153,6 +154,7 @@ class Output:
         if self._listener is not None:
             pipe.listener = partial(self._listener, process, streams[-1])
         self._pipes |= {(process, stream): pipe for stream in streams}
+        self._catch_up_s = _CATCH_UP_S
         self._arrivals.append(pipe)
         if self._thread is None:
             self._thread = threading.Thread(target=self._run, name="output", daemon=True)
@@ -175,12 +177,15 @@ class Output:
     def catch_up(self, process: str) -> None:
         """Wait a moment until what a process that has ended left in its pipes is read.
 
-        On a busy machine the thread is late, and the last words say why the process ended.
+        On a busy machine the thread is late, and the last words say why the process ended. Where they never come,
+        PID 1 waits once for all that end together.
         """
         pipes = [pipe for stream in (_STDOUT, _STDERR) if (pipe := self._pipes.get((process, stream)))]
-        until_s = time.monotonic() + _CATCH_UP_S
+        begun_s = time.monotonic()
+        until_s = begun_s + self._catch_up_s
         while any(pipe.has_more() for pipe in pipes) and time.monotonic() < until_s:
             time.sleep(_LOOK_S)
+        self._catch_up_s -= min(self._catch_up_s, time.monotonic() - begun_s)
 
     def last_lines(self, process: str) -> tuple[str, ...]:
         """Return what a process wrote last: its errors, and before them its output."""
