@@ -157,3 +157,12 @@ def test_a_whole_job_over_plain_sockets_is_one_finding_about_the_job() -> None:
     assert named(job) == [("", Scope.JOB)]
     assert "4% of the reference" in job.loud()[0].text
     assert job.loud()[0].status is Status.WARN
+
+
+def test_on_a_network_that_gives_nobody_the_reference_a_node_in_a_slower_rack_only_warns() -> None:
+    job = simulated(8, NCCL_8, table=load_table(None))
+    job.measures = {node: [Measure("gemm", 665.0, "TFLOP/s", "NVIDIA H200", 0)] for node in range(8)}
+    job.outcome = lambda n, p: ("", 13_000_000_000 if 3 in (n, p) else 20_000_000_000)
+    ended(job)
+    assert {found.status for found in job.loud()} == {Status.WARN}
+    assert "node 3 (job-node-0-3)" in [found.subject for found in job.loud()]
