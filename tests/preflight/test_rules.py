@@ -145,6 +145,9 @@ INNOCENT: dict[tuple[str, str], Subject] = {
 NO_LOCK = lambda what, argument, limit_s: STORED if what == "storage" else Tried(errno=12)  # noqa: E731
 ONE_RANK = {"local_world_size": 1, "nodes": NodeRange(1, 1)}
 OTHER_RAIL = (AdapterPort("mlx5_0", 1, False, NDR), AdapterPort("mlx5_9", 1, True, NDR))
+ETHERNET = (AdapterPort("mlx5_0", 1, True, EDR, is_ethernet=True),)
+NO_HCA = {"NCCL_IB_HCA": ""}
+NOT_READY = "torch 2.11, built with CUDA 13.0, sees no GPU: Error 802: system not yet initialized"
 CPU_TORCH = "RuntimeError: torch 2.13.0+cpu, built without CUDA, sees no GPU"
 GH200 = {"name": "NVIDIA GH200 480GB", "nvlinks": [0] * 18, "memory_used": 3 * GIB}
 # By check: more of them, of other fleets.
@@ -160,6 +163,7 @@ ALSO: list[tuple[str, Subject]] = [
     ("gpu-peers", with_tests(ending=LoadEnding.NOT_RUN, stage="peers", peers=None, why="CUDA out of memory")),
     ("gpu-peers", with_tests(peers=Peers(good=True, rate=0.0, why=NO_NCCL))),
     ("gpu-network", with_tests(network="Socket", adapters=OTHER_RAIL, env={"NCCL_IB_HCA": "=mlx5_0"})),
+    ("gpu-network", with_tests(network="Socket", adapters=ETHERNET, env=NO_HCA)),
     ("nccl-ib-hca", with_ports("", "", env={"NCCL_NET": "Socket"})),
     ("memlock", subject(env={"NCCL_IB_DISABLE": "1"}, try_out=NO_LOCK)),
     ("memlock", with_ports("", "", try_out=NO_LOCK)),
@@ -241,6 +245,8 @@ HARD: list[tuple[Subject, str, str]] = [
     (with_tests(**APART, why="NCCL error: Bootstrap : no socket interface found"), "gpu-peers", "fail"),
     (with_tests(**APART, why="NCCL error: remote process exited"), "gpu-peers", "fail"),
     (with_tests(**APART, why=NO_ROOM), "gpu-peers", "warn"),
+    (with_tests(ending=LoadEnding.FAILED, stage="device", why=NOT_READY), "gpu-load", "fail"),
+    (with_tests(network="Socket", adapters=ETHERNET, env=NO_HCA), "gpu-network", "warn"),
     (all_cards(**{LANES: [8, 16]}), "gpu-pcie", "warn"),
     (of_gpu(**{LANES: [8, 16]}), "gpu-pcie", "fail"),
     (of_gpu(memory_used=40 * GIB, memory_total=80 * GIB), "gpu-memory", "fail"),

@@ -43,6 +43,7 @@ _NOT_BUILT = (
 )
 _NO_ROOM = ("/dev/shm", "shared memory segment", "No space left on device")
 _OF_SETTINGS = ("no socket interface found", "invalid usage", "ncclInvalidUsage")  # as NCCL has them
+_NOT_READY = "system not yet initialized"  # its fabric manager does not run
 _MINOR = "this model of card does not have it"
 # Check, what a pass means, the facts of which each card's first must be known, and what is said of good cards.
 # fmt: off
@@ -222,7 +223,8 @@ def _of_test(test: GpuTest) -> dict[str, str]:
     if test.stage in NCCL_STAGES or test.ending not in (LoadEnding.FAILED, LoadEnding.DIED):
         return {}
     text = f"failed its test at {test.stage!r}: {test.why}" if test.ending is LoadEnding.FAILED else test.why
-    return {"not built" if any(word in test.why for word in _NOT_BUILT) else "wrong": text}
+    is_not_built = any(word in test.why for word in _NOT_BUILT) and _NOT_READY not in test.why
+    return {"not built" if is_not_built else "wrong": text}
 
 
 @check("gpu-peers", Where.GPU, needs_load=True, limit_s=limit_s)
@@ -271,7 +273,11 @@ def gpu_network(subject: Subject) -> Sequence[Observed]:
     )
     details = {}
     if "Socket" in chosen and active and subject.has_peers:
-        details["fallback"] = ", ".join(f"{port.device}:{port.port}" for port in active[:8])
+        # Each network card of a privileged pod may be one; who wants RoCE says how.
+        is_meant = any(name.startswith("NCCL_IB_") and value for name, value in subject.env.items())
+        is_certain = is_meant or not all(port.is_ethernet for port in active)
+        ports = ", ".join(f"{port.device}:{port.port}" for port in active[:8])
+        details["fallback" if is_certain else "maybe fallback"] = ports
     if (
         tests
         and active

@@ -186,6 +186,7 @@ _LINKS = (
     "check the output of NCCL_DEBUG=INFO, /dev/shm, the NVLinks (nvidia-smi nvlink -s) and the fabric manager of "
     "that machine"
 )
+_FALLBACK = "NCCL falls back to plain sockets (NET/Socket) although adapters are up: {value}"
 _LIBRARY = "set NCCL_DEBUG=INFO: the image may lack the adapter's library or plug-in, the container IPC_LOCK"
 _IPC_LOCK = (
     "add IPC_LOCK to securityContext.capabilities.add (as root; without, raise LimitMEMLOCK of the container "
@@ -284,8 +285,9 @@ RULES = (
     Rule("gpu-peers", "misled", bool, _JOB, FIX_JOB, _NO_NCCL,
          "see the job's NCCL variables"),
     Rule("gpu-peers", "apart", bool, _NODE, DRAIN, _NO_NCCL, _LINKS),
-    Rule("gpu-network", "fallback", bool, _JOB, FIX_IMAGE,
-         "NCCL falls back to plain sockets (NET/Socket) although adapters are up: {value}", _LIBRARY),
+    Rule("gpu-network", "fallback", bool, _JOB, FIX_IMAGE, _FALLBACK, _LIBRARY),
+    Rule("gpu-network", "maybe fallback", bool, _WARN, "", _FALLBACK,
+         f"set NCCL_IB_DISABLE=1 if that is meant; else {_LIBRARY}"),
     Rule("gpu-network", "staged", bool, _WARN, "",
          "NCCL uses {value} without GPUDirect RDMA: all data goes through the host's memory",
          "load nvidia_peermem on that machine, or use a driver and a kernel with DMA-BUF; see NCCL_DEBUG=INFO"),

@@ -214,6 +214,17 @@ def on_cuda(code: str) -> GpuTest:
 
 
 @pytest.mark.torch
+def test_a_torch_that_sees_no_gpu_says_what_cuda_says() -> None:
+    """Such as that the machine's fabric manager does not run."""
+    blind = """torch.cuda.is_available, torch.version.cuda = lambda: False, "13.0"
+def init(): raise RuntimeError("Error 802: system not yet initialized")
+torch.cuda.init = init
+out = os.dup(1)"""
+    found = on_cuda(CUDA_ON_CPU.replace("out = os.dup(1)", blind))
+    assert found.why.endswith("built with CUDA 13.0, sees no GPU: Error 802: system not yet initialized")
+
+
+@pytest.mark.torch
 @pytest.mark.parametrize("peers", ["0:1:", "0:2:/no/such/folder"])
 def test_a_torch_without_nccl_leaves_that_test_out(peers: str) -> None:
     code = CUDA_ON_CPU.replace("dist.is_nccl_available = lambda: True", "").replace(

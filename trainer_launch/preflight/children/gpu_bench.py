@@ -100,7 +100,7 @@ class Bench:
         if self._device == "cuda":
             if not torch.cuda.is_available():
                 built = "without CUDA" if torch.version.cuda is None else f"with CUDA {torch.version.cuda}"
-                raise RuntimeError(f"torch {torch.__version__}, built {built}, sees no GPU")
+                raise RuntimeError(f"torch {torch.__version__}, built {built}, sees no GPU{self._why_none()}")
             properties = torch.cuda.get_device_properties(0)
             facts |= {"model": properties.name, "uuid": str(getattr(properties, "uuid", ""))}
             with contextlib.suppress(AttributeError, RuntimeError):  # a torch without NCCL
@@ -108,6 +108,15 @@ class Bench:
         torch.zeros(1, device=self._device)
         self._sync()
         self._say(facts=facts)
+
+    def _why_none(self) -> str:
+        """The reason that CUDA has, if torch is built with it."""
+        try:
+            if self._torch.version.cuda is not None:
+                self._torch.cuda.init()
+        except Exception as problem:  # noqa: BLE001  as in `run`
+            return f": {problem}"
+        return ""
 
     def _sync(self) -> None:
         if self._device == "cuda":
