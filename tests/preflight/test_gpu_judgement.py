@@ -171,6 +171,13 @@ def test_thousands_of_healthy_cards_accuse_nobody_and_are_one_sentence() -> None
 BUILT_IN = load_table(None)
 
 
+def test_the_half_of_the_cards_that_is_far_from_the_pods_cpus_is_not_faulty() -> None:
+    """Where all CPUs are of one socket, cards of the other one share the way between both."""
+    values = [[Measure("h2d", 55.0 if gpu < 4 else 33.0, "GB/s", H200, gpu) for gpu in range(8)] for _ in range(2)]
+    found = judged(values, BUILT_IN)
+    assert (failed(found), len(warned(found))) == ([], 2)
+
+
 def h200(name: str, values: Sequence[float], unit: str) -> list[list[Measure]]:
     return [[Measure(name, value, unit, H200, 0)] for value in values]
 

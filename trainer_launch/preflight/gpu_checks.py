@@ -391,7 +391,9 @@ def _judged(
     behind = grouped(((not card.is_hard, card.node), card) for card in cards if card.is_behind)
     for (is_enough, node), its in sorted(behind.items()):
         worst = min(its, key=lambda card: card.measure.value)
-        is_whole = measure.gpu is None or 1 < sum(card.node == node for card in cards) == len(its)
+        n_own = sum(card.node == node for card in cards)
+        is_whole = measure.gpu is None or 1 < n_own == len(its)
+        is_far = kind.name == "pcie" and 4 <= 2 * len(its) == n_own  # as where all CPUs are of the other socket
         where = (
             names[node] if is_whole else f"{names[node]}, GPU {', '.join(str(card.measure.gpu) for card in its)}"
         )
@@ -401,7 +403,7 @@ def _judged(
         text = f"{where} delivers {worst.measure.value:.4g} {measure.unit} ({measure.name}, {model}): "
         about: dict[str, Any] = {"scope": Scope.NODE if is_whole else Scope.GPU, "subject": where}
         about |= {"evidence": evidence(its) if len(its) > 1 else (), "action": kind.action}
-        status, basis = (Status.WARN, Basis.PEER) if is_enough else (Status.FAIL, Basis.BOTH)
+        status, basis = (Status.WARN, Basis.PEER) if is_enough or is_far else (Status.FAIL, Basis.BOTH)
         yield finding(status, text + " and ".join(parts), worst.measure.value, basis=basis, **about)
     short = [card for card in cards if card.is_short and not card.is_behind]
     if short and reference is not None:
