@@ -153,6 +153,26 @@ def test_a_child_that_fails_itself_tells_nothing(
     assert not tried.is_good
 
 
+@pytest.mark.parametrize("number", [errno.ENOSYS, errno.EPERM])
+def test_a_bucket_that_can_neither_sync_nor_rename_nor_remove_files_is_written_and_read(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, number: int
+) -> None:
+    lacks = f"""
+import runpy
+def refuse(*args): raise OSError({number}, "no")
+def opened(path, flags, mode=0o777, *, open=os.open):
+    return refuse() if flags & os.O_RDWR else open(path, flags, mode)  # as mountpoint-s3
+os.fsync = os.rename = os.unlink = refuse
+os.open = opened
+os.statvfs = lambda path: os.statvfs_result([4096, 4096, 0, 0, 0, 0, 0, 0, 0, 255])  # nothing is told
+runpy.run_path({str(deadline_subprocess._TRIAL)!r}, run_name="__main__")
+"""
+    script(tmp_path, monkeypatch, lacks)
+    tried = deadline_subprocess.try_out("storage", str(tmp_path), 20.0)
+    assert tried.is_good, tried
+    assert (tried.values["same"], tried.values["lacks"], tried.values["free_bytes"]) == (1, 3, -1)
+
+
 def test_memory_is_locked_or_the_kernels_reason_is_told() -> None:
     tried = deadline_subprocess.try_out("memlock", str(1 << 20), 20.0)
     assert tried.is_good or tried.errno in (errno.ENOMEM, errno.EPERM, errno.EAGAIN)
@@ -199,6 +219,8 @@ def test_adapters_are_listed_with_the_state_of_their_ports(tmp_path: Path) -> No
         ("mlx5_0", 1, True),
         ("mlx5_1", 1, False),
     ]
+    tree(tmp_path, {"sys/class/infiniband_verbs/uverbs0/ibdev": "mlx5_1\n"})
+    assert [port.device for port in network.adapter_ports(root)] == ["mlx5_1"]  # the other one is another pod's
     assert network.may_use_rdma(root)
     assert not network.may_use_rdma(tmp_path / "nothing")
 

@@ -132,6 +132,7 @@ WARNINGS: list[tuple[str, Subject, str]] = [
     ),
     ("storage", stored(replace(STORED, values={**STORED.values, "free_bytes": 1e6})), "it is nearly full"),
     ("storage", stored(replace(STORED, values={**STORED.values, "seconds": 9.0})), "it is slow"),
+    ("storage", stored(replace(STORED, values={**STORED.values, "lacks": 1.0})), "as a mounted bucket"),
 ]
 
 

@@ -60,6 +60,13 @@ def test_when_all_are_slow_alike_the_job_is_told_once_and_nobody_is_accused() ->
     assert "62% of the reference" in one.text
 
 
+def test_where_nobody_reaches_the_reference_a_card_that_is_a_little_behind_only_warns() -> None:
+    limited = [80.0] * 15  # by a lower power limit
+    found = judged(cards([*limited, 73.0], per_node=8))
+    assert (failed(found), warned(found)) == ([], ["node 1 (host-1), GPU 7", ""])
+    assert failed(judged(cards([*limited, 40.0], per_node=8))) == ["node 1 (host-1), GPU 7"]
+
+
 def test_slower_than_the_others_but_as_fast_as_it_should_be_only_warns() -> None:
     found = judged(cards([110.0] * 7 + [95.0]))
     assert failed(found) == []
@@ -162,6 +169,13 @@ def test_thousands_of_healthy_cards_accuse_nobody_and_are_one_sentence() -> None
 
 
 BUILT_IN = load_table(None)
+
+
+def test_the_half_of_the_cards_that_is_far_from_the_pods_cpus_is_not_faulty() -> None:
+    """Where all CPUs are of one socket, cards of the other one share the way between both."""
+    values = [[Measure("h2d", 55.0 if gpu < 4 else 33.0, "GB/s", H200, gpu) for gpu in range(8)] for _ in range(2)]
+    found = judged(values, BUILT_IN)
+    assert (failed(found), len(warned(found))) == ([], 2)
 
 
 def h200(name: str, values: Sequence[float], unit: str) -> list[list[Measure]]:

@@ -18,27 +18,43 @@ from trainer_launch.model.findings import Fault, Finding, Status
 from trainer_launch.preflight import container_checks, registry
 from trainer_launch.preflight.check import Subject, Where
 from trainer_launch.preflight.cluster import node_facts
-from trainer_launch.preflight.gpu_collect import LOAD, Cards, Gpu, GpuTest, LoadEnding, Peers, parse_test
-from trainer_launch.preflight.rules import CLOCKS, RULES
+from trainer_launch.preflight.gpu_collect import (
+    LOAD,
+    NO_NCCL,
+    Cards,
+    Gpu,
+    GpuTest,
+    LoadEnding,
+    Peers,
+    parse_test,
+)
+from trainer_launch.preflight.rules import CLOCKS, LANES, RULES
 from trainer_launch.preflight.thresholds import load_table
 
 NDR, EDR, HDR = "400 Gb/sec (4X NDR)", "100 Gb/sec (4X EDR)", "200 Gb/sec (4X HDR)"
 
 
-def of_gpu(**facts: Any) -> Subject:
+def of_gpu(env: Any = None, topology: Any = None, **facts: Any) -> Subject:
     """A node whose second card tells this."""
     second = replace(FACTS.gpus[1], facts={**FACTS.gpus[1].facts, **facts})
-    return with_gpus((FACTS.gpus[0], second))
+    return with_gpus((FACTS.gpus[0], second), env=env or {}, topology=topology)
+
+
+def all_cards(env: Any = None, workers: int = 2, **facts: Any) -> Subject:
+    """A node each of whose cards tells this."""
+    cards = (replace(gpu, facts={**gpu.facts, **facts}) for gpu in FACTS.gpus)
+    return with_gpus(tuple(cards), env=env or {}, topology={"local_world_size": workers})
 
 
 def with_gpus(gpus: tuple[Gpu, ...], **changes: Any) -> Subject:
     return subject(cards=Cards(lambda: replace(FACTS, gpus=gpus)), **changes)
 
 
-def with_tests(**changes: Any) -> Subject:
+def with_tests(env: Any = None, adapters: tuple[AdapterPort, ...] = HEALTHY.adapters, **changes: Any) -> Subject:
     """A node the test of whose second card ended so."""
     first, second = FACTS.tests
-    return subject(cards=Cards(lambda: replace(FACTS, tests=(first, replace(second, **changes)))))
+    cards = Cards(lambda: replace(FACTS, tests=(first, replace(second, **changes))))
+    return subject(cards=cards, adapters=adapters, env=env or {})
 
 
 def with_ports(*rates: str, gpus: int = 2, **changes: Any) -> Subject:
@@ -85,7 +101,7 @@ INNOCENT: dict[tuple[str, str], Subject] = {
     ("nccl-socket-ifname", "wrong"): subject(
         host={"gpus": replace(HEALTHY.host.gpus, count=0)}, env={"NCCL_SOCKET_IFNAME": "ib"}
     ),
-    ("nccl-ib-hca", "all down"): with_ports(NDR, ""),
+    ("nccl-ib-hca", "all down"): with_ports("", "", env={"NCCL_IB_HCA": ""}),  # so by design, as nobody wants one
     ("nccl-ib-hca", "left out"): with_ports(NDR, NDR, env={"NCCL_IB_HCA": "=mlx5_1,mlx5_7"}),
     ("gpu-count", "hangs"): subject(cards=Cards(lambda: replace(FACTS, trouble="no library", gpus=()))),
     ("gpu-count", "shown"): subject(
@@ -106,7 +122,7 @@ INNOCENT: dict[tuple[str, str], Subject] = {
         tuple(replace(gpu, facts={**gpu.facts, "mig": 1}) for gpu in FACTS.gpus),
         env={"CUDA_VISIBLE_DEVICES": "MIG-1"}, topology={"local_world_size": 1},
     ),
-    ("gpu-memory", "memory_used"): of_gpu(memory_used=900 << 20, memory_total=141 * GIB),
+    ("gpu-memory", "memory held"): of_gpu(memory_used=900 << 20, memory_total=141 * GIB),
     ("gpu-load", "not built"): with_tests(ending=LoadEnding.NO_TORCH, why="No module named 'torch'"),
     ("gpu-load", "stuck"): with_tests(ending=LoadEnding.NOT_RUN, stage="import torch", why=IMPORTING.why),
     ("gpu-load", "wrong"): with_tests(ending=LoadEnding.NOT_RUN, stage="import torch", why=IMPORTING.why),
@@ -119,13 +135,40 @@ INNOCENT: dict[tuple[str, str], Subject] = {
     ),
     # At its power limit all the time, and hot in a single look.
     ("gpu-clocks", CLOCKS): of_gpu(**{CLOCKS: {"looks": 400, "times": {"4": 400, "64": 1}}}),
-    ("gpu-pcie", f"{LOAD}pcie_lanes"): of_gpu(**{f"{LOAD}pcie_lanes": [0, 16]}),  # a virtual machine tells none
+    ("gpu-pcie", "fewer lanes"): of_gpu(**{LANES: [0, 16]}),  # a virtual machine tells none
     ("gpu-nvlink", "fabric"): of_gpu(fabric={**FABRIC, "state": 0, "status": 999, "health": 0x11}),  # has none
     ("gpu-nvlink", "links"): with_gpus(  # bridged in pairs, and one without a bridge
         tuple(replace(gpu, facts={**gpu.facts, **A6000, "nvlinks": [1 - gpu.index] * 4}) for gpu in FACTS.gpus)
     ),
     ("gpu-xid", f"{LOAD}xids"): of_gpu(**{f"{LOAD}xids": [13, 31]}),  # programs cause these
 }  # fmt: skip
+NO_LOCK = lambda what, argument, limit_s: STORED if what == "storage" else Tried(errno=12)  # noqa: E731
+ONE_RANK = {"local_world_size": 1, "nodes": NodeRange(1, 1)}
+OTHER_RAIL = (AdapterPort("mlx5_0", 1, False, NDR), AdapterPort("mlx5_9", 1, True, NDR))
+ETHERNET = (AdapterPort("mlx5_0", 1, True, EDR, is_ethernet=True),)
+NO_HCA = {"NCCL_IB_HCA": ""}
+NOT_READY = "torch 2.11, built with CUDA 13.0, sees no GPU: Error 802: system not yet initialized"
+CPU_TORCH = "RuntimeError: torch 2.13.0+cpu, built without CUDA, sees no GPU"
+GH200 = {"name": "NVIDIA GH200 480GB", "nvlinks": [0] * 18, "memory_used": 3 * GIB}
+# By check: more of them, of other fleets.
+ALSO: list[tuple[str, Subject]] = [
+    ("gpu-pcie", all_cards(**{LANES: [8, 16]})),  # slots of 8 lanes
+    ("gpu-mig", all_cards(mig=1, mig_parts=1, env={"NVIDIA_VISIBLE_DEVICES": "void"}, workers=1)),  # by CDI
+    ("gpu-mig", all_cards(mig=1, mig_parts=1, env={"NVIDIA_VISIBLE_DEVICES": "/var/run/nvidia"}, workers=1)),
+    ("gpu-memory", of_gpu(memory_used=40 * GIB, memory_total=80 * GIB, topology=ONE_RANK)),  # time slicing
+    ("gpu-memory", of_gpu(memory_used=40 * GIB, env={"CUDA_MPS_PIPE_DIRECTORY": "/mps"})),
+    ("gpu-memory", all_cards(**GH200)),  # the kernel has files there
+    ("gpu-load", with_tests(ending=LoadEnding.FAILED, stage="nccl", peers=None, why="no NCCL")),
+    ("gpu-load", replace(with_tests(ending=LoadEnding.FAILED, stage="device", why=CPU_TORCH), is_torch=False)),
+    ("gpu-peers", with_tests(ending=LoadEnding.NOT_RUN, stage="peers", peers=None, why="CUDA out of memory")),
+    ("gpu-peers", with_tests(peers=Peers(good=True, rate=0.0, why=NO_NCCL))),
+    ("gpu-network", with_tests(network="Socket", adapters=OTHER_RAIL, env={"NCCL_IB_HCA": "=mlx5_0"})),
+    ("gpu-network", with_tests(network="Socket", adapters=ETHERNET, env=NO_HCA)),
+    ("nccl-ib-hca", with_ports("", "", env={"NCCL_NET": "Socket"})),
+    ("memlock", subject(env={"NCCL_IB_DISABLE": "1"}, try_out=NO_LOCK)),
+    ("memlock", with_ports("", "", try_out=NO_LOCK)),
+    ("storage", storing(replace(STORED, values={**STORED.values, "lacks": 3.0, "free_bytes": -1.0}))),  # a bucket
+]
 
 
 def _refuse() -> frozenset[str]:
@@ -136,9 +179,17 @@ def test_each_rule_that_names_a_culprit_has_an_innocent() -> None:
     assert {(rule.check, rule.fact) for rule in RULES if rule.fault is not None} == set(INNOCENT)
 
 
-@pytest.mark.parametrize(("check", "fact"), INNOCENT)
-def test_who_only_looks_guilty_is_not_accused(check: str, fact: str) -> None:
-    assert fails(INNOCENT[check, fact], check) == []
+@pytest.mark.parametrize(("check", "node"), [*((check, node) for (check, _), node in INNOCENT.items()), *ALSO])
+def test_who_only_looks_guilty_is_not_accused(check: str, node: Subject) -> None:
+    assert fails(node, check) == []
+
+
+def test_nvlinks_of_a_card_that_has_no_other_to_link_to_may_be_down() -> None:
+    alone = (with_gpus((replace(gpu, facts={**gpu.facts, **facts}),)) for gpu, facts in _LONELY)
+    assert [one.status for node in alone for one in findings(node, "gpu-nvlink")] == [Status.PASS] * 2
+
+
+_LONELY = [(FACTS.gpus[0], GH200), (FACTS.gpus[0], {"nvlinks": [0] * 18})]
 
 
 def test_every_remedy_is_a_word_of_the_schema_and_a_node_is_drained_only_for_what_is_its_own() -> None:
@@ -194,6 +245,17 @@ HARD: list[tuple[Subject, str, str]] = [
     (with_tests(**APART, why="NCCL error: Bootstrap : no socket interface found"), "gpu-peers", "fail"),
     (with_tests(**APART, why="NCCL error: remote process exited"), "gpu-peers", "fail"),
     (with_tests(**APART, why=NO_ROOM), "gpu-peers", "warn"),
+    (with_tests(ending=LoadEnding.FAILED, stage="device", why=NOT_READY), "gpu-load", "fail"),
+    (with_tests(network="Socket", adapters=ETHERNET, env=NO_HCA), "gpu-network", "warn"),
+    (all_cards(**{LANES: [8, 16]}), "gpu-pcie", "warn"),
+    (of_gpu(**{LANES: [8, 16]}), "gpu-pcie", "fail"),
+    (of_gpu(memory_used=40 * GIB, memory_total=80 * GIB), "gpu-memory", "fail"),
+    (of_gpu(memory_used=40 * GIB, memory_total=80 * GIB, topology=ONE_RANK), "gpu-memory", "warn"),
+    (of_gpu(mig=1, mig_parts=1), "gpu-mig", "fail"),  # beside a whole one
+    (all_cards(mig=1, mig_parts=0), "gpu-mig", "fail"),
+    (with_tests(ending=LoadEnding.FAILED, stage="nccl", peers=None, why="NCCL error"), "gpu-peers", "fail"),
+    (subject(adapters=OTHER_RAIL, env={"NCCL_IB_HCA": "=mlx5_0"}), "nccl-ib-hca", "fail"),
+    (with_ports("", "", env={"NCCL_IB_HCA": ""}), "nccl-ib-hca", "warn"),
 ]
 
 
@@ -257,6 +319,8 @@ def test_a_node_with_more_or_faster_adapters_is_not_faulty_for_that() -> None:
     assert among(whole, whole, more) == [("node 2", None)]
     assert among(whole, whole, whole, more, with_ports(*[HDR] * 3)) == [("node 4", Fault.NODE)]
     assert among(whole, more) == [("", None)]  # no majority
+    assert among(more, more, with_ports(*[HDR] * 8)) == [("node 2", None)]  # another kind of machine
+    assert among(more, more, with_ports(*[HDR] * 7, "")) == [("node 2", None)]  # whose own check tells of its port
     quiet = [with_ports(*rates, env={"NCCL_IB_DISABLE": "1"}) for rates in ([NDR], [NDR], [EDR])]
     assert among(*quiet) == []  # nobody uses them
     unknown = with_ports("of unknown rate", *[NDR] * 7)

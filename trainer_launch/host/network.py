@@ -173,6 +173,7 @@ class AdapterPort(Struct, frozen=True):
     port: int
     is_active: bool
     rate: str = ""  # as the kernel writes it: 400 Gb/sec (4X NDR)
+    is_ethernet: bool = False
 
 
 def interfaces() -> tuple[Interface, ...]:
@@ -224,15 +225,21 @@ def interface_to(address: str, among: Sequence[Interface]) -> str:
 
 
 def adapter_ports(root: Path = Path("/")) -> tuple[AdapterPort, ...]:
-    """List the ports of RDMA adapters; `root` stands for `/` in tests."""
-    return tuple(_ports_below(root / "sys/class/infiniband"))
+    """List the ports of this container's RDMA adapters; `root` stands for `/` in tests.
+
+    The kernel shows those of the whole machine: virtual functions of other pods, and unused ones.
+    """
+    devices = (path.name for path in (root / "dev/infiniband").glob("uverbs*"))
+    own = {files.text(root / "sys/class/infiniband_verbs" / name / "ibdev").strip() for name in devices} - {""}
+    return tuple(port for port in _ports_below(root / "sys/class/infiniband") if not own or port.device in own)
 
 
 def _ports_below(folder: Path) -> Iterator[AdapterPort]:
     for port in sorted(folder.glob("*/ports/*")):
         if port.name.isdigit():
             is_active = files.text(port / "state").partition(":")[0].strip() == _ACTIVE
-            yield AdapterPort(port.parts[-3], int(port.name), is_active, files.text(port / "rate").strip()[:80])
+            rate, is_ethernet = (files.text(port / name).strip() for name in ("rate", "link_layer"))
+            yield AdapterPort(port.parts[-3], int(port.name), is_active, rate[:80], is_ethernet == "Ethernet")
 
 
 def port_errors(root: Path = Path("/")) -> dict[tuple[str, int, str], int]:

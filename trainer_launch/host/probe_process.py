@@ -6,13 +6,16 @@ told before it begins, so that who kills us knows where we hung.
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import signal
 import sys
 import time
+from collections.abc import Callable
 
 _SIZE = 1 << 20
+_UNSUPPORTED = (errno.ENOSYS, errno.EOPNOTSUPP, errno.EPERM, errno.EINVAL)
 
 
 def main() -> None:
@@ -34,40 +37,58 @@ def tell(**report: object) -> None:
 
 
 def storage(folder: str) -> dict[str, float]:
-    """Do as a checkpoint does: create, write, fsync, rename, fsync the folder, read back, unlink."""
+    """Do as a checkpoint does: create, write, fsync, rename, fsync the folder, read back, unlink.
+
+    A bucket that is mounted as a folder lacks some of these; how many is a value.
+    """
     # Random, as all nodes share it, and one that was killed here may have left a file.
     name = os.path.join(folder, f".trainer-launch-probe-{os.uname().nodename}-{os.urandom(8).hex()}")
     data = os.urandom(_SIZE)
     began = time.monotonic()
     at = name + ".new"
+    lacks = 0
     tell(stage="create")
-    file = os.open(at, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
+    file = os.open(at, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
     try:
         tell(stage="write")
         written = 0
         while written < len(data):
             written += os.write(file, data[written:])
         tell(stage="fsync")
-        os.fsync(file)
+        lacks += not can(os.fsync, file)
         os.close(file)
         tell(stage="rename")
-        os.rename(at, name)
-        at = name
+        if can(os.rename, at, name):
+            at = name
+        else:
+            lacks += 1
         sync_folder(folder)
         tell(stage="read")
         with open(at, "rb") as back:
             same = back.read() == data
         tell(stage="unlink")
     finally:
-        os.unlink(at)
+        lacks += not can(os.unlink, at)
     seconds = time.monotonic() - began
     space = os.statvfs(folder)
     return {
         "seconds": seconds,
         "same": float(same),
-        "free_bytes": float(space.f_bavail * space.f_frsize),
+        "lacks": float(lacks),
+        "free_bytes": float(space.f_bavail * space.f_frsize if space.f_blocks else -1),  # -1: it tells none
         "free_inodes": float(space.f_favail if space.f_files else -1),  # -1: this file system has no such limit
     }
+
+
+def can(act: Callable[..., object], *args: object) -> bool:
+    """Do this; whether the file system has it at all."""
+    try:
+        act(*args)
+    except OSError as problem:
+        if problem.errno not in _UNSUPPORTED:
+            raise
+        return False
+    return True
 
 
 def sync_folder(folder: str) -> None:

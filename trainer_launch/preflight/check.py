@@ -32,7 +32,7 @@ from trainer_launch.planning.interfaces import NodeNetwork, has_remote_peers
 from trainer_launch.planning.job import hosts_no_rank, place
 from trainer_launch.planning.reading import Reading, route_to
 from trainer_launch.planning.shared_memory import Need
-from trainer_launch.preflight.gpu_collect import Cards, collect
+from trainer_launch.preflight.gpu_collect import LOAD_S, Cards, collect
 from trainer_launch.preflight.rules import Observed, judged
 
 LIMIT_S = 5.0  # for a check that does not say otherwise
@@ -256,8 +256,10 @@ def with_gpus(subject: Subject, level: str) -> Subject:
     if not gpus.count or not gpus.is_nvidia:
         return subject
     python = command.python[0] if command is not None and command.python else sys.executable
-    made = functools.partial(collect, subject.test_env, python, level, gpus.count, subject.left_s, subject.burn_s)
-    return replace(subject, cards=Cards(made, level, subject.burn_s))
+    is_short = gpus.count > subject.host.cpus.usable
+    about = (subject.test_env, python, level, gpus.count, subject.left_s, subject.burn_s)
+    made = functools.partial(collect, *about, is_short_of_cpus=is_short)
+    return replace(subject, cards=Cards(made, level, subject.burn_s + is_short * LOAD_S))
 
 
 def with_network(subject: Subject) -> Subject:

@@ -55,7 +55,9 @@ _ADVICE = {
     errno.ENOSPC: "free space on the volume",
     errno.EDQUOT: "free space, or have the quota raised",
 }
-_JOBS = frozenset((*_ADVICE, errno.ENOTDIR))  # whatever node it is, these stay the same
+_LACKS = (errno.ENOSYS, errno.EOPNOTSUPP, errno.EINVAL)  # a file system that cannot do it
+_JOBS = frozenset((*_ADVICE, *_LACKS, errno.ENOTDIR))  # whatever node it is, these stay the same
+_WITHOUT_RDMA = (("NCCL_IB_DISABLE", "1"), ("NCCL_NET", "Socket"))
 _HEADROOM = 8  # of the memory limit's rest, this part at most is locked or written
 SETTLED_S = 60.0  # after which a name that its Service publishes is there: caches deny for up to 30 s
 _FIRST_PAUSE_S, _LONGEST_PAUSE_S = 0.02, 1.0
@@ -148,9 +150,12 @@ def memlock(subject: Subject) -> Observed:
     allowed = subject.limits.memlock_bytes
     limit = "none" if allowed is None else f"{allowed // 1024} KiB"
     text = f"{in_mib(size)} of memory cannot be locked: {os.strerror(tried.errno)}; the limit is {limit}"
-    if subject.has_rdma and subject.has_peers:
+    why = "" if subject.has_rdma else "no RDMA device is here"
+    why = why or ("" if subject.has_peers else "there are no other nodes") or without_rdma(subject)
+    if subject.adapters and not any(port.is_active for port in subject.adapters):
+        why = why or "no port of them is up"
+    if not why:
         return Observed(facts={"refused": text})
-    why = "there are no other nodes" if subject.has_rdma else "no RDMA device is here"
     return Observed(skipped=f"{text}; only RDMA needs it, and {why}")
 
 
@@ -232,8 +237,10 @@ def _of_folder(folder: str, tried: Tried, limit_s: float) -> Observed:
 
 def _room(folder: str, values: Mapping[str, float]) -> Observed:
     seconds, free, inodes = values["seconds"], int(values["free_bytes"]), int(values["free_inodes"])
-    text = f"{folder}: {in_units(free)} free, 1 MiB written, synced and read back in {seconds:.3f} s"
-    problems = ["it is nearly full"] * (free < _LOW_BYTES)
+    room = f"{in_units(free)} free, " if free >= 0 else ""
+    text = f"{folder}: {room}1 MiB written, synced and read back in {seconds:.3f} s"
+    problems = ["it is nearly full"] * (0 <= free < _LOW_BYTES)
+    problems += ["it cannot sync, rename or remove files, as a mounted bucket"] * (values.get("lacks", 0.0) > 0)
     problems += [f"room for only {counted(inodes, 'more file')}"] * (0 <= inodes < _LOW_INODES)
     problems += ["it is slow"] * (seconds > _SLOW_S)
     more: dict[str, Any] = {"measured": round(seconds, 3), "expected": _SLOW_S, "unit": "s"}
@@ -377,10 +384,14 @@ def nccl_socket_ifname(subject: Subject) -> Observed:
     return _observed(interfaces.of_nccls_interfaces(subject.network), good, names)
 
 
+def without_rdma(subject: Subject) -> str:
+    """The variable by which this job does without RDMA."""
+    return next((f"{name}={value}" for name, value in _WITHOUT_RDMA if subject.env.get(name) == value), "")
+
+
 def used_adapters(subject: Subject) -> tuple[AdapterPort, ...]:
     """The ports that NCCL would take if all were active; none where this job does without RDMA."""
-    without = subject.env.get("NCCL_IB_DISABLE") == "1" or subject.env.get("NCCL_NET") == "Socket"
-    if without or not subject.has_rdma or not subject.may_use_gpus:
+    if without_rdma(subject) or not subject.has_rdma or not subject.may_use_gpus:
         return ()
     spec = subject.env.get("NCCL_IB_HCA", "")
     return tuple(port for port in subject.adapters if takes(spec, port.device, port.port))
@@ -392,8 +403,8 @@ def nccl_ib_hca(subject: Subject) -> Observed:
     spec = subject.env.get("NCCL_IB_HCA") or None
     if not subject.has_peers:
         return Observed(skipped="there are no other nodes")
-    if subject.env.get("NCCL_IB_DISABLE") == "1":
-        return Observed(skipped="NCCL_IB_DISABLE=1")
+    if without := without_rdma(subject):
+        return Observed(skipped=without)
     if not (subject.adapters and subject.has_rdma):
         if not spec:
             return Observed(skipped="this container was given no RDMA adapter")
@@ -404,9 +415,10 @@ def nccl_ib_hca(subject: Subject) -> Observed:
         set_to("NCCL_IB_HCA", spec),
         _shown(subject.adapters),
     )
+    meant = [port for port in subject.adapters if takes(spec or "", port.device, port.port)]
+    if not chosen and meant:  # not that of another rail, or for storage
+        return Observed(facts={"all down" if spec else "none up": _shown(meant)})
     if not chosen:
-        if not any(port.is_active for port in subject.adapters):
-            return Observed(facts={"all down": there})
         return Observed(facts={"left out": f"{setting} leaves none of {there}", "there": there})
     taken, n_gpus = used_adapters(subject), subject.host.gpus.cuda
     down = [port for port in taken if not port.is_active]

@@ -17,10 +17,12 @@ from trainer_launch.model.findings import Basis, Fault, Finding, Measure, Scope,
 from trainer_launch.model.units import all_of, counted, grouped, in_units
 from trainer_launch.preflight.check import LIMIT_S, Check, Subject, Where, check
 from trainer_launch.preflight.cluster.present_nodes import Cluster
+from trainer_launch.preflight.container_checks import used_adapters
 from trainer_launch.preflight.gpu_collect import (
     LATE,
     LOAD,
-    PEERS,
+    NCCL_STAGES,
+    NO_NCCL,
     STUCK,
     Gpu,
     GpuFacts,
@@ -28,18 +30,20 @@ from trainer_launch.preflight.gpu_collect import (
     LoadEnding,
     numbered,
 )
-from trainer_launch.preflight.rules import CLOCKS, DRAIN, Observed
+from trainer_launch.preflight.rules import CLOCKS, DRAIN, LANES, Observed
 from trainer_launch.preflight.thresholds import KINDS, Reference, SpeedKind, Table, kind_of
 
 # In models' names: cards on a board that connects each with all others. Cards with bridges need not have all links.
 _ON_BOARDS = ("sxm", "hbm3", "h200", "h20", "h800", "b200", "b300")
-_WITH_BRIDGES = ("nvl", "pcie")
+_WITH_BRIDGES = ("nvl", "pcie", "gh200")
+_COHERENT = ("gh200", "gb200", "gb300")  # whose memory the kernel may use for files
 _NOT_BUILT = (
     *("no kernel image", "not compatible with the current PyTorch", "sees no GPU", "driver on your system"),
     *("driver version is insufficient", "forward compatibility"),
 )
 _NO_ROOM = ("/dev/shm", "shared memory segment", "No space left on device")
 _OF_SETTINGS = ("no socket interface found", "invalid usage", "ncclInvalidUsage")  # as NCCL has them
+_NOT_READY = "system not yet initialized"  # its fabric manager does not run
 _MINOR = "this model of card does not have it"
 # Check, what a pass means, the facts of which each card's first must be known, and what is said of good cards.
 # fmt: off
@@ -61,7 +65,7 @@ _OF_FACTS: tuple[tuple[str, str, tuple[str, ...], str], ...] = (
     ("gpu-clocks", "Under load, neither heat nor the power supply slows a GPU down; its own power limit may.",
      (CLOCKS,), "not slowed down under load"),
     ("gpu-pcie", "Under load, the PCIe link of each GPU is as wide and as fast as card and slot allow.",
-     (f"{LOAD}pcie_lanes",), "PCIe as wide and as fast as it can be"),
+     (LANES,), "PCIe as wide and as fast as it can be"),
     ("gpu-nvlink", "The NVLinks between this node's GPUs are up, the same number on each GPU.", ("nvlinks",),
      "all NVLinks up"),
     ("gpu-xid",
@@ -111,13 +115,22 @@ def _with_derived(subject: Subject) -> list[Gpu]:
     linked = [gpu for gpu in facts.gpus if "nvlinks" in gpu.facts and not gpu.lost]
     most = max((sum(gpu.facts["nvlinks"]) for gpu in linked), default=0)
     domains = [gpu.domain for gpu in facts.gpus if gpu.domain]
+    is_in_parts = all(gpu.facts.get("mig") for gpu in facts.gpus if not gpu.lost)
+    is_shared = subject.ranks == 1 or "CUDA_MPS_PIPE_DIRECTORY" in subject.env
     made = []
     for gpu in facts.gpus:
         links, memory = enumerate(gpu.facts.get("nvlinks", ())), in_units(gpu.facts.get("memory_total", 0))
         derived: dict[str, Any] = {"uuid": gpu.uuid, "memory": memory}
         derived["down_links"] = ", ".join(str(number) for number, is_up in links if not is_up)
         derived |= {"lost": gpu.lost} if gpu.lost else {}
-        derived |= _links(gpu, most) if gpu in linked else {}
+        derived |= _links(gpu, most, len(linked)) if gpu in linked else {}
+        if LANES in gpu.facts:  # beside the others that could have as many
+            there, able = gpu.facts[LANES]
+            others = (other.facts[LANES] for other in facts.gpus if LANES in other.facts)
+            derived["fewer lanes"] = (there, max(lanes for lanes, most_lanes in others if most_lanes == able))
+        may_be_others = is_shared or any(word in gpu.model.casefold() for word in _COHERENT)
+        if "memory_used" in gpu.facts:
+            derived["memory shared" if may_be_others else "memory held"] = gpu.facts["memory_used"]
         if CLOCKS in gpu.facts:
             derived[CLOCKS] = {**gpu.facts[CLOCKS], "is_burned": subject.burn_s > 0}
         if gpu.domain:
@@ -125,17 +138,18 @@ def _with_derived(subject: Subject) -> list[Gpu]:
         if gpu.facts.get("mig"):  # the job's wish where it was given parts by name; else somebody left it on
             names = ("CUDA_VISIBLE_DEVICES", "NVIDIA_VISIBLE_DEVICES")
             is_wished = any("MIG-" in subject.env.get(name, "") for name in names)
+            is_wished |= is_in_parts and gpu.facts.get("mig_parts") != 0  # CDI names them nowhere
             derived["mig asked for" if is_wished else "mig left on"] = subject.workers
         made.append(replace(gpu, facts={**gpu.facts, **derived}))
     return made
 
 
-def _links(gpu: Gpu, most: int) -> dict[str, Any]:
+def _links(gpu: Gpu, most: int, n_linked: int) -> dict[str, Any]:
     """Its links beside those of the card that has most: only cards on a board surely have the same."""
     name, links = gpu.model.casefold(), gpu.facts["nvlinks"]
     is_on_board = any(word in name for word in _ON_BOARDS) and not any(word in name for word in _WITH_BRIDGES)
     if not most:
-        return {"no links": is_on_board}
+        return {"no links": is_on_board and n_linked > 1}
     return {
         "links": (sum(links), most if is_on_board else 0),
         "some links": (sum(links), len(links) if is_on_board else most),
@@ -191,7 +205,10 @@ def gpu_load(subject: Subject) -> Iterator[Observed]:
         yield Observed(unknown=f"the GPUs were not watched under load: {facts.load_trouble}")
     for test in facts.tests:
         good = f"{test.repeats} products came out the same, bit by bit"
-        details, unknown = _of_test(test), f"not tested: {test.why}" if test.ending is LoadEnding.NOT_RUN else ""
+        details, is_unknown = _of_test(test), test.ending is LoadEnding.NOT_RUN
+        if "not built" in details and not subject.is_torch:  # the program does without torch
+            details, is_unknown = {}, True
+        unknown = f"not tested: {test.why}" if is_unknown else ""
         skipped = "not tested: the program's Python has no torch" if test.ending is LoadEnding.NO_TORCH else ""
         yield Observed(gpu=test.gpu, facts=details, unknown=unknown, skipped=skipped, good=good)
 
@@ -203,25 +220,30 @@ def _of_test(test: GpuTest) -> dict[str, str]:
         return {"wrong": f"computes wrong results: {share}"}
     if test.ending is LoadEnding.STUCK:
         return {"stuck": test.why}
-    if test.stage == PEERS or test.ending not in (LoadEnding.FAILED, LoadEnding.DIED):
+    if test.stage in NCCL_STAGES or test.ending not in (LoadEnding.FAILED, LoadEnding.DIED):
         return {}
     text = f"failed its test at {test.stage!r}: {test.why}" if test.ending is LoadEnding.FAILED else test.why
-    return {"not built" if any(word in test.why for word in _NOT_BUILT) else "wrong": text}
+    is_not_built = any(word in test.why for word in _NOT_BUILT) and _NOT_READY not in test.why
+    return {"not built" if is_not_built else "wrong": text}
 
 
 @check("gpu-peers", Where.GPU, needs_load=True, limit_s=limit_s)
 def gpu_peers(subject: Subject) -> Sequence[Observed]:
     """NCCL connects all GPUs of this node, and every number of an all-reduce is correct."""
     tests = _facts(subject).tests
-    came = [test for test in tests if test.stage == PEERS or test.peers is not None]
+    came = [test for test in tests if test.stage in NCCL_STAGES or test.peers is not None]
     met = [test.peers for test in came if test.peers is not None and not test.peers.why]
     who = numbered([test.gpu for test in came])
     if not came:
         return ()
-    if any(test.ending not in (LoadEnding.DONE, LoadEnding.NO_TORCH) and test.stage != PEERS for test in tests):
+    ended = (LoadEnding.DONE, LoadEnding.NO_TORCH)
+    if any(test.ending not in ended and test.stage not in NCCL_STAGES for test in tests):
         return (Observed(skipped=f"not tested: {LATE}"),)
-    if any(test.peers is not None and test.peers.why == LATE for test in tests):  # who came later met nobody
-        return (Observed(unknown=f"not tested: {LATE}"),)
+    untested = [test.why for test in came if test.ending is LoadEnding.NOT_RUN]  # and the others waited for it
+    # Who came later met nobody.
+    untested += [test.peers.why for test in came if test.peers is not None and test.peers.why in (LATE, NO_NCCL)]
+    if untested:
+        return (Observed(unknown=f"not tested: {untested[0]}"),)
     if any(not peers.good for peers in met):
         how = "add wrongly together" if len(came) > 1 else "gets a wrong sum in its own collective"
         return (Observed(facts={"wrong sums": f"{who} {how}"}),)
@@ -233,6 +255,8 @@ def gpu_peers(subject: Subject) -> Sequence[Observed]:
     came.sort(key=lambda test: test.ending is not LoadEnding.FAILED)  # who failed knows more than who waited for it
     reasons = (test.why or (test.peers.why if test.peers else "") for test in came)
     why = next(filter(None, reasons), "")
+    if len(tests) == subject.ranks == 1:  # it needs no NCCL
+        return (Observed(unknown=f"NCCL does not work here: {why}"),)
     causes = {"no room": _NO_ROOM, "misled": _OF_SETTINGS, "apart": ("",)}
     cause = next(cause for cause, words in causes.items() if any(word in why for word in words))
     return (Observed(facts={cause: why, "who": who}),)
@@ -243,14 +267,17 @@ def gpu_network(subject: Subject) -> Sequence[Observed]:
     """NCCL uses the fast network that this container has, and does not fall back to plain sockets silently."""
     tests = [test for test in _facts(subject).tests if test.network]
     chosen = ", ".join(sorted({test.network for test in tests}))
-    active = [port for port in subject.adapters if port.is_active] if subject.has_rdma else []
-    is_wished = subject.env.get("NCCL_IB_DISABLE") == "1" or subject.env.get("NCCL_NET") == "Socket"
+    active = [port for port in used_adapters(subject) if port.is_active]
     is_staging_wished = any(
         name.startswith("NCCL_NET_GDR_") or name == "NCCL_DMABUF_ENABLE" for name in subject.env
     )
     details = {}
-    if "Socket" in chosen and active and subject.has_peers and not is_wished:
-        details["fallback"] = ", ".join(f"{port.device}:{port.port}" for port in active[:8])
+    if "Socket" in chosen and active and subject.has_peers:
+        # Each network card of a privileged pod may be one; who wants RoCE says how.
+        is_meant = any(name.startswith("NCCL_IB_") and value for name, value in subject.env.items())
+        is_certain = is_meant or not all(port.is_ethernet for port in active)
+        ports = ", ".join(f"{port.device}:{port.port}" for port in active[:8])
+        details["fallback" if is_certain else "maybe fallback"] = ports
     if (
         tests
         and active
@@ -276,6 +303,7 @@ class _Card(Struct, frozen=True):
     of_peers: float | None  # None: it has none
     is_short: bool  # below what the reference allows
     is_behind: bool  # its peers
+    is_hard: bool  # by both, so far that it is faulty
 
 
 def _slow_gpus(cluster: Cluster) -> list[Finding]:
@@ -307,6 +335,8 @@ def _cards(kind: SpeedKind, members: Sequence[tuple[int, Measure]], reference: R
     values = [measure.value for _, measure in members]
     good = [value for value in values if value >= floor] or values
     of_all = _middle(good)
+    # Where nobody reaches it, as with a lower power limit, only a card as far from the best is faulty itself.
+    hard = floor if max(values) >= floor else kind.share * max(values)
 
     @functools.cache
     def of_others(value: float) -> tuple[float | None, float]:
@@ -322,7 +352,8 @@ def _cards(kind: SpeedKind, members: Sequence[tuple[int, Measure]], reference: R
         enough = 0.0 if middle is None else min(kind.peers * middle, middle - SIGMAS * spread)
         of_reference = None if reference is None else measure.value / reference.value
         of_peers = measure.value / middle if middle else None
-        cards.append(_Card(node, measure, of_reference, of_peers, measure.value < floor, measure.value < enough))
+        below = (measure.value < limit for limit in (floor, enough, hard))
+        cards.append(_Card(node, measure, of_reference, of_peers, *below))
     return cards
 
 
@@ -357,10 +388,12 @@ def _judged(
     def evidence(some: Sequence[_Card]) -> tuple[str, ...]:
         return tuple(f"{_name(card, names)}: {card.measure.value:.4g} {measure.unit}" for card in some[:_SHOWN])
 
-    behind = grouped(((not card.is_short, card.node), card) for card in cards if card.is_behind)
+    behind = grouped(((not card.is_hard, card.node), card) for card in cards if card.is_behind)
     for (is_enough, node), its in sorted(behind.items()):
         worst = min(its, key=lambda card: card.measure.value)
-        is_whole = measure.gpu is None or 1 < sum(card.node == node for card in cards) == len(its)
+        n_own = sum(card.node == node for card in cards)
+        is_whole = measure.gpu is None or 1 < n_own == len(its)
+        is_far = kind.name == "pcie" and 4 <= 2 * len(its) == n_own  # as where all CPUs are of the other socket
         where = (
             names[node] if is_whole else f"{names[node]}, GPU {', '.join(str(card.measure.gpu) for card in its)}"
         )
@@ -370,7 +403,7 @@ def _judged(
         text = f"{where} delivers {worst.measure.value:.4g} {measure.unit} ({measure.name}, {model}): "
         about: dict[str, Any] = {"scope": Scope.NODE if is_whole else Scope.GPU, "subject": where}
         about |= {"evidence": evidence(its) if len(its) > 1 else (), "action": kind.action}
-        status, basis = (Status.WARN, Basis.PEER) if is_enough else (Status.FAIL, Basis.BOTH)
+        status, basis = (Status.WARN, Basis.PEER) if is_enough or is_far else (Status.FAIL, Basis.BOTH)
         yield finding(status, text + " and ".join(parts), worst.measure.value, basis=basis, **about)
     short = [card for card in cards if card.is_short and not card.is_behind]
     if short and reference is not None:

@@ -29,7 +29,10 @@ from trainer_launch.model.units import in_ranges
 
 IMPORT = "import torch"  # the stage of a test before it touches the device
 PEERS = "peers"  # the stage of a test in which GPUs need each other
+NCCL_STAGES = (PEERS, "nccl")  # or a GPU needs only NCCL
 LATE = "not all GPUs got that far"  # the reason in the test of a GPU that met no others
+HUNG = "its test hung"
+NO_NCCL = "this torch is built without NCCL"
 LOAD = "load "  # how the facts begin that were seen under load
 FABRIC_DONE = 3  # the state of a GPU that has joined its NVLink fabric, as nvml.h has it
 _CHILD = Path(__file__).parent / "children"
@@ -172,7 +175,7 @@ def parse_test(gpu: int, uuid: str, ended: Ended, limit_s: float) -> GpuTest:
         if ended.status is None:
             ending, why = LoadEnding.STUCK, f"its test hangs {at}, and not even SIGKILL ends it"
         elif ended.timed_out:
-            ending, why = LoadEnding.DIED, f"its test hung {at}, and was killed after {limit_s:g} s"
+            ending, why = LoadEnding.DIED, f"{HUNG} {at}, and was killed after {limit_s:g} s"
             if test.import_s > _LONG_IMPORT_S:  # on a slow disk: the test itself had little time
                 is_innocent, why = True, f"{why}, of which `import torch` took {test.import_s:.0f} s"
         else:
@@ -216,25 +219,40 @@ class Cards:
         return 2 * (FACTS_S + deadline_subprocess.REAP_S) + SETTLE_S + load_s + 5.0
 
 
-def collect(
+def collect(  # noqa: PLR0913
     env: _Env,
     python: str,
     level: str,
     count: int,
     left_s: Callable[[float, float], float] = lambda least_s, most_s: most_s,
     burn_s: float = 0.0,
+    *,
+    is_short_of_cpus: bool = False,
 ) -> GpuFacts:
     """Collect the facts of the GPUs that a container with this environment sees; `python` has the job's torch.
 
     `count` is by /dev, `burn_s` how long they are heated. `left_s` bounds the time for a driver that hangs by the
-    deadline of all checks, between a least and a most.
+    deadline of all checks, between a least and a most. Where CPUs are short, loads get twice the time.
     """
     shown = env.get("CUDA_VISIBLE_DEVICES")
     facts = settled(asked(env, left_s(LEAST_S, FACTS_S), shown), env, shown, left_s(0.0, SETTLE_S))
     if level != LOADED:
         return facts
     argv = (python, BENCH, "--burn", str(burn_s))
-    return loaded(facts, targets(facts, shown, count), env, argv, LOAD_S + burn_s)
+    limit_s = LOAD_S * (1 + is_short_of_cpus) + burn_s
+    facts = loaded(facts, targets(facts, shown, count), env, argv, limit_s)
+    return replace(facts, tests=not_starved(facts.tests)) if is_short_of_cpus else facts
+
+
+def not_starved(tests: Sequence[GpuTest]) -> tuple[GpuTest, ...]:
+    """Tests that shared too few CPUs: a late one hung only where all others are done, and so leave it the CPUs."""
+    late = [test for test in tests if test.ending is LoadEnding.DIED and HUNG in test.why]
+    if len(late) == 1 < len(tests) and all(test.ending is LoadEnding.DONE for test in tests if test not in late):
+        return tuple(tests)
+    why = "; this container has less than one CPU for each GPU"
+    return tuple(
+        replace(test, ending=LoadEnding.NOT_RUN, why=test.why + why) if test in late else test for test in tests
+    )
 
 
 def asked(env: _Env, limit_s: float, shown: str | None) -> GpuFacts:

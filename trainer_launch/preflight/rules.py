@@ -18,7 +18,7 @@ from trainer_launch.preflight.gpu_collect import LOAD, MOST_HELD_BYTES, numbered
 
 # What a machine may do about a finding; "": a person has to look.
 RESET, REBOOT, DRAIN, RMA, FIX_JOB, FIX_IMAGE = "RESET", "REBOOT", "DRAIN", "RMA", "FIX_JOB", "FIX_IMAGE"
-CLOCKS = f"{LOAD}clock_reasons"
+CLOCKS, LANES = f"{LOAD}clock_reasons", f"{LOAD}pcie_lanes"
 _NODE, _JOB, _WARN = Fault.NODE, Fault.JOB, None
 _LASTS = 0.1, 3  # slower clocks, in this share of the looks and in so many: a single look is no fault
 # fmt: off
@@ -175,6 +175,9 @@ _FEWER = "or start fewer workers"
 _DRAIN = "drain this node, and have the card reset, tested or replaced"
 _RESET = "have the GPU reset before it is used: a bad row of its memory is still in use"
 _IN_PARTS = "is in MIG mode, in which {value} workers of one job cannot work together"
+_IN_USE = "has {value} of its {memory} in use before the job starts"
+_LANES_LEFT = "has {value[0]} of {value[1]} PCIe lanes under load"
+_NO_NCCL = "{who} cannot work together: {value}"
 _COOLING = "check the cooling and the power supply of that machine, and drain it if this continues"
 _SLOWED = "is slowed down under load by {value[0]}, in {value[1]} of {value[2]} samples"
 _UP = "has {value[0]} of {value[1]} NVLinks up (down: {down_links})"
@@ -183,6 +186,7 @@ _LINKS = (
     "check the output of NCCL_DEBUG=INFO, /dev/shm, the NVLinks (nvidia-smi nvlink -s) and the fabric manager of "
     "that machine"
 )
+_FALLBACK = "NCCL falls back to plain sockets (NET/Socket) although adapters are up: {value}"
 _LIBRARY = "set NCCL_DEBUG=INFO: the image may lack the adapter's library or plug-in, the container IPC_LOCK"
 _IPC_LOCK = (
     "add IPC_LOCK to securityContext.capabilities.add (as root; without, raise LimitMEMLOCK of the container "
@@ -190,6 +194,7 @@ _IPC_LOCK = (
 )
 _MORE_PIDS = f"raise the kubelet's podPidsLimit (or --pids-limit), {_FEWER}"
 _FILES = "a process may open {soft} files; a worker of {ranks} may need {need}"
+_ALL_DOWN = "no port of an RDMA adapter is active: {value}"
 _CABLE = "check that port's cable, its optics and the switch (ibstat, mlxlink)"
 
 # Of each container, and of each GPU, the first rule of a check that fits speaks.
@@ -214,7 +219,8 @@ RULES = (
          "check the file server and this node's connection to it (mount, CSI driver)"),
     Rule("storage", "refused", bool, _JOB, FIX_JOB, "{value}"),
     Rule("storage", "fails", bool, _NODE, "", "{value}"),
-    Rule("storage", "low", bool, _WARN, "", "{value}", "make room on the volume, or see why it is slow"),
+    Rule("storage", "low", bool, _WARN, "", "{value}",
+         "make room on the volume, see why it is slow, or write checkpoints that are not renamed into place"),
     Rule("tmpdir", "wrong", bool, _WARN, FIX_JOB, "{value}"),
     Rule("own-name", "wrong", bool, _JOB, FIX_JOB, "{value}"),
     Rule("own-name", "doubtful", bool, _WARN, FIX_JOB, "{value}"),
@@ -227,8 +233,8 @@ RULES = (
     Rule("nccl-socket-ifname", "doubtful", bool, _WARN, FIX_JOB, "{value}"),
     Rule("nccl-ib-hca", "not given", bool, _WARN, FIX_JOB, "{value}",
          "request the RDMA device in the pod's resources, or unset NCCL_IB_HCA"),
-    Rule("nccl-ib-hca", "all down", bool, _NODE, DRAIN, "no port of an RDMA adapter is active: {value}",
-         "report this node"),
+    Rule("nccl-ib-hca", "all down", bool, _NODE, DRAIN, _ALL_DOWN, "report this node"),
+    Rule("nccl-ib-hca", "none up", bool, _WARN, "", _ALL_DOWN, _CABLE),  # maybe by design
     Rule("nccl-ib-hca", "left out", bool, _JOB, FIX_JOB, "{value}", "set NCCL_IB_HCA to what is here: {there}"),
     Rule("nccl-ib-hca", "some down", bool, _WARN, "", "{value}: NCCL goes on without saying so", _CABLE),
     Rule("rdma-errors", "errors", bool, _WARN, "", "{value}, while pairs of nodes were tested", _CABLE),
@@ -262,8 +268,10 @@ RULES = (
     Rule("gpu-mig", "mig asked for", _above(1), _JOB, FIX_JOB, _IN_PARTS, "request whole GPUs"),
     Rule("gpu-mig", "mig left on", bool, _NODE, DRAIN, _IN_PARTS,
          "turn MIG off on that machine (nvidia-smi -mig 0), or drain it"),
-    Rule("gpu-memory", "memory_used", _above(MOST_HELD_BYTES), _NODE, DRAIN,
-         "has {value} of its {memory} in use before the job starts",
+    Rule("gpu-memory", "memory shared", _above(MOST_HELD_BYTES), _WARN, "", _IN_USE,
+         "see who holds it, if no other pod shares this card and it is not the kernel's own (nvidia-smi)", in_units,
+         "bytes"),
+    Rule("gpu-memory", "memory held", _above(MOST_HELD_BYTES), _NODE, DRAIN, _IN_USE,
          "see on that machine who holds it (nvidia-smi): a process that was left behind, or another pod", in_units,
          "bytes"),
     Rule("gpu-load", "not built", bool, _JOB, FIX_IMAGE, "{value}",
@@ -274,19 +282,22 @@ RULES = (
          "do not train on this node: have its NVLinks and cards tested"),
     Rule("gpu-peers", "no room", bool, _WARN, FIX_JOB, "{who} found no room in /dev/shm to work together: {value}",
          "mount a larger emptyDir with medium: Memory at /dev/shm, and remove what fills it"),
-    Rule("gpu-peers", "misled", bool, _JOB, FIX_JOB, "{who} cannot work together: {value}",
+    Rule("gpu-peers", "misled", bool, _JOB, FIX_JOB, _NO_NCCL,
          "see the job's NCCL variables"),
-    Rule("gpu-peers", "apart", bool, _NODE, DRAIN, "{who} cannot work together: {value}", _LINKS),
-    Rule("gpu-network", "fallback", bool, _JOB, FIX_IMAGE,
-         "NCCL falls back to plain sockets (NET/Socket) although adapters are up: {value}", _LIBRARY),
+    Rule("gpu-peers", "apart", bool, _NODE, DRAIN, _NO_NCCL, _LINKS),
+    Rule("gpu-network", "fallback", bool, _JOB, FIX_IMAGE, _FALLBACK, _LIBRARY),
+    Rule("gpu-network", "maybe fallback", bool, _WARN, "", _FALLBACK,
+         f"set NCCL_IB_DISABLE=1 if that is meant; else {_LIBRARY}"),
     Rule("gpu-network", "staged", bool, _WARN, "",
          "NCCL uses {value} without GPUDirect RDMA: all data goes through the host's memory",
          "load nvidia_peermem on that machine, or use a driver and a kernel with DMA-BUF; see NCCL_DEBUG=INFO"),
     Rule("gpu-clocks", CLOCKS, _is_lasting, _NODE, DRAIN, _SLOWED, _COOLING, _slowed),
     Rule("gpu-clocks", CLOCKS, _slowing, _WARN, "", _SLOWED, _COOLING, _slowed),
-    Rule("gpu-pcie", f"{LOAD}pcie_lanes", lambda pair: 0 < pair[0] < pair[1], _NODE, DRAIN,
-         "has {value[0]} of {value[1]} PCIe lanes under load",
+    Rule("gpu-pcie", "fewer lanes", lambda pair: 0 < pair[0] < pair[1], _NODE, DRAIN, _LANES_LEFT,
          "drain this node: have the card, its slot and its riser seen to", unit="lanes"),
+    # All cards alike: so may the slots of this machine be made. If they are not, `pcie` finds them slow.
+    Rule("gpu-pcie", LANES, lambda pair: 0 < pair[0] < pair[1], _WARN, "", _LANES_LEFT,
+         "see the slots and risers of that machine", unit="lanes"),
     Rule("gpu-pcie", f"{LOAD}pcie_generation", lambda pair: 0 < pair[0] < pair[1], _WARN, "",
          "is at PCIe generation {value[0]} under load, and could be at {value[1]}",
          "see the BIOS of that machine, and the card's slot"),

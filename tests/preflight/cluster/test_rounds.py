@@ -5,8 +5,11 @@ from __future__ import annotations
 import pytest
 
 from tests.preflight.cluster.job import Simulation
+from tests.preflight.world import subject
+from trainer_launch.model import Cpus, Gpus
 from trainer_launch.model.findings import Finding, Measure, Scope, Status
-from trainer_launch.preflight.cluster import pairs
+from trainer_launch.model.settings import Settings
+from trainer_launch.preflight.cluster import pairs, participation
 from trainer_launch.preflight.cluster import preflight_messages as msg
 from trainer_launch.preflight.cluster.present_nodes import Way
 from trainer_launch.preflight.thresholds import load_table
@@ -157,3 +160,17 @@ def test_a_whole_job_over_plain_sockets_is_one_finding_about_the_job() -> None:
     assert named(job) == [("", Scope.JOB)]
     assert "4% of the reference" in job.loud()[0].text
     assert job.loud()[0].status is Status.WARN
+
+
+def test_with_fewer_cpus_than_gpus_pairs_are_tested_over_plain_sockets() -> None:
+    few = subject(host={"gpus": Gpus(count=8, reason="8 in /dev"), "cpus": Cpus(affinity=16, quota=2.0)})
+    assert participation._collectives(few, Settings({}), ()) is None
+
+
+def test_on_a_network_that_gives_nobody_the_reference_a_node_in_a_slower_rack_only_warns() -> None:
+    job = simulated(8, NCCL_8, table=load_table(None))
+    job.measures = {node: [Measure("gemm", 665.0, "TFLOP/s", "NVIDIA H200", 0)] for node in range(8)}
+    job.outcome = lambda n, p: ("", 13_000_000_000 if 3 in (n, p) else 20_000_000_000)
+    ended(job)
+    assert {found.status for found in job.loud()} == {Status.WARN}
+    assert "node 3 (job-node-0-3)" in [found.subject for found in job.loud()]

@@ -27,7 +27,7 @@ Change = Callable[[dict[str, Any]], object]
 
 _CARD: dict[str, Any] = {
     "name": "NVIDIA H200", "recovery": 0, "uncorrected": 0, "remapped": [0, 0, 0, 0],
-    "retired_pending": {"error": 3}, "mig": 0,
+    "retired_pending": {"error": 3}, "mig": 0, "mig_parts": 0,
     "memory_total": 143_771 << 20, "memory_used": 500 << 20,
     "pcie_gen": 1, "pcie_gen_max": 5, "pcie_width": 16, "pcie_width_max": 16,
     "nvlinks": [1] * 18, "nvlink_errors": 0, "fabric": [3, 0, 0xAA, 7],  # joined, well, and in clique 7

@@ -15,7 +15,7 @@ from msgspec.structs import replace
 from trainer_launch.host.deadline_subprocess import Ended
 from trainer_launch.preflight import gpu_collect as collect
 from trainer_launch.preflight.children import gpu_bench
-from trainer_launch.preflight.gpu_collect import GpuFacts, GpuTest, LoadEnding, parse_test
+from trainer_launch.preflight.gpu_collect import NO_NCCL, GpuFacts, GpuTest, LoadEnding, Peers, parse_test
 
 LIMIT_S = 60.0
 FLIP = """
@@ -178,10 +178,17 @@ class Device(str):  # torch takes it for the CPU, the bench for a GPU
     __hash__ = str.__hash__
 card = types.SimpleNamespace(name="NVIDIA H200", uuid="1234")
 cuda = dict(is_available=lambda: True, get_device_properties=lambda index: card,
-            synchronize=lambda: None, mem_get_info=lambda: (1 << 24, 1 << 24), empty_cache=lambda: None)
+            get_device_capability=lambda index: (7, 0), synchronize=lambda: None,
+            mem_get_info=lambda: (1 << 24, 1 << 24), empty_cache=lambda: None)
 for name, value in cuda.items():
     setattr(torch.cuda, name, value)
-ones, init = torch.ones, dist.init_process_group
+dist.is_nccl_available = lambda: True
+ones, init, randn = torch.ones, dist.init_process_group, torch.randn
+def random(*size, dtype, **more):
+    if dtype is torch.bfloat16:
+        raise RuntimeError("CUBLAS_STATUS_NOT_SUPPORTED")
+    return randn(*size, dtype=dtype, **more)
+torch.randn = random
 torch.ones = lambda *size, pin_memory=False, **more: ones(*size, **more)
 def meet(backend, **more):
     assert backend == "nccl"
@@ -197,15 +204,44 @@ os._exit(0)
 """
 
 
-@pytest.mark.torch
-def test_what_is_only_done_with_cuda_runs_too() -> None:
-    """The same code with CUDA's calls played: names and arguments fit, NCCL's log is found on the output."""
+def on_cuda(code: str) -> GpuTest:
     env = {**os.environ, "GLOO_SOCKET_IFNAME": "lo", "PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
-    argv = (sys.executable, "-c", CUDA_ON_CPU)
+    argv = (sys.executable, "-c", code)
     ended = subprocess.run(
         argv, env=env, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, timeout=100, check=False
     )
-    found = parse_test(0, "", Ended(status=0, stdout=ended.stdout), LIMIT_S)
+    return parse_test(0, "", Ended(status=0, stdout=ended.stdout), LIMIT_S)
+
+
+@pytest.mark.torch
+def test_a_torch_that_sees_no_gpu_says_what_cuda_says() -> None:
+    """Such as that the machine's fabric manager does not run."""
+    blind = """torch.cuda.is_available, torch.version.cuda = lambda: False, "13.0"
+def init(): raise RuntimeError("Error 802: system not yet initialized")
+torch.cuda.init = init
+out = os.dup(1)"""
+    found = on_cuda(CUDA_ON_CPU.replace("out = os.dup(1)", blind))
+    assert found.why.endswith("built with CUDA 13.0, sees no GPU: Error 802: system not yet initialized")
+
+
+@pytest.mark.torch
+@pytest.mark.parametrize("peers", ["0:1:", "0:2:/no/such/folder"])
+def test_a_torch_without_nccl_leaves_that_test_out(peers: str) -> None:
+    code = CUDA_ON_CPU.replace("dist.is_nccl_available = lambda: True", "").replace(
+        'Device("cpu"))', f'Device("cpu"), "{peers}")'
+    )
+    found = on_cuda(code)
+    assert (found.ending, found.why) == (LoadEnding.DONE, "")
+    assert found.peers == (None if peers == "0:1:" else Peers(good=True, rate=0.0, why=NO_NCCL))
+
+
+@pytest.mark.torch
+def test_what_is_only_done_with_cuda_runs_too() -> None:
+    """The same code with CUDA's calls played: names and arguments fit, NCCL's log is found on the output.
+
+    The card is a V100, which has no bfloat16.
+    """
+    found = on_cuda(CUDA_ON_CPU)
     assert (found.ending, found.why) == (LoadEnding.DONE, "")
     assert found.facts["model"] == "NVIDIA H200"
     assert found.uuid == "1234"

@@ -13,7 +13,7 @@ from tests.preflight.gpu import machine
 from tests.preflight.gpu.machine import Change, findings, loud, subject
 from tests.preflight.world import HEALTHY
 from trainer_launch.host import deadline_subprocess, process_tree
-from trainer_launch.model import Gpus
+from trainer_launch.model import Cpus, Gpus
 from trainer_launch.model.findings import Status
 from trainer_launch.preflight import gpu_collect as collect
 from trainer_launch.preflight.check import with_gpus
@@ -130,6 +130,20 @@ def test_a_card_that_hangs_under_load_is_killed_and_named(tmp_path: Path, monkey
     assert text == "GPU 2 its test hung at 'gemm', and was killed after 6 s"
 
 
+@pytest.mark.parametrize(
+    ("late", "told"), [((1, 2), [("gpu-load", UNKNOWN, "")]), ((2,), [("gpu-load", NODE, "GPU 2")])]
+)
+def test_cards_that_share_one_cpu_are_called_hung_only_where_all_others_are_done(
+    late: tuple[int, ...], told: list[tuple[str, str, str]], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(collect, "LOAD_S", 3.0)
+    made = subject(
+        machine.environment(tmp_path, lambda told: [benching(card, hangs="gemm")(told) for card in late])
+    )
+    few = replace(made, host=replace(made.host, cpus=Cpus(affinity=16, quota=1.0)), command=None)
+    assert loud(findings(with_gpus(few, "standard"))) == told
+
+
 @pytest.mark.parametrize("change", [{"hangs": "import torch"}, {"dies": "import torch"}])
 def test_a_card_is_not_blamed_for_what_happens_before_it_is_touched(
     change: dict[str, str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -176,6 +190,30 @@ def test_mig_that_the_job_asked_for_is_the_jobs_fault_with_several_workers(tmp_p
     assert loud(findings(subject(env, "quick", gpus=1, workers=1))) == []
     found = loud(findings(subject(env, "quick", gpus=2, workers=2)))
     assert found == [("gpu-mig", JOB, "GPU 0")]
+
+
+def test_a_part_of_a_card_that_cdi_gives_is_no_fault_of_the_node(tmp_path: Path) -> None:
+    """It is named in no variable, and other containers use the rest of the card's memory."""
+    change = everywhere(mig=1, mig_parts=1, memory_used=40 * machine.GIB)
+    env = machine.environment(tmp_path, change, gpus=1) | {"NVIDIA_VISIBLE_DEVICES": "void"}
+    assert loud(findings(subject(env, gpus=1, workers=1))) == []
+
+
+def test_cards_of_other_containers_that_the_library_counts_are_not_lost(tmp_path: Path) -> None:
+    env = machine.environment(tmp_path, card(1, handle={"error": 4}))
+    assert loud(findings(subject(env, gpus=3))) == []
+
+
+def test_links_of_cards_that_were_never_busy_are_unknown(tmp_path: Path) -> None:
+    """As where the program's Python has no torch: an idle card's link is slow."""
+
+    def idle(told: dict[str, Any]) -> None:
+        everywhere(load={"reasons": 1, "pcie_gen": 1, "pcie_width": 8})(told)
+
+    assert loud(findings(subject(machine.environment(tmp_path, idle)))) == [
+        ("gpu-clocks", UNKNOWN, ""),
+        ("gpu-pcie", UNKNOWN, ""),
+    ]
 
 
 def test_without_gpus_one_line_is_said_and_no_child_is_started(monkeypatch: pytest.MonkeyPatch) -> None:

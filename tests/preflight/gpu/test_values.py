@@ -105,7 +105,7 @@ def test_gpus_are_tested_as_the_jobs_workers_will_use_them(monkeypatch: pytest.M
     """`run` tells NCCL to do without a /dev/shm that is too small; so does preflight."""
     seen: list[str | None] = []
 
-    def collected(env: dict[str, str], *args: object) -> GpuFacts:
+    def collected(env: dict[str, str], *args: object, **more: object) -> GpuFacts:
         seen.append(env.get("NCCL_SHM_DISABLE"))
         return FACTS
 

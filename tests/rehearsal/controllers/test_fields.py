@@ -50,6 +50,7 @@ def elastic(policy: str) -> str:
         (workers('pytorch', spec='replicas: -1'), ["the number -1", "whole number"]),
         (given("nprocPerNode: 2"), ["spec.nprocPerNode is the number 2", "quote it"]),
         (workers('pytorch', 'env: [{name: A, value: 1}]'), ["env[0].value is the number 1", "quote it"]),
+        (workers('pytorch', 'env: [{name: A, value: y}]'), ["env[0].value is true", "quote it"]),
         (workers('pytorch', 'volumeMounts: [{name: v, mountPath: /v}]'), ["the volume v"]),
         (trainjob(), ["runtimeRef.name is 'rt'", "another -f"]),
         (ruled("[{action: Restart}]"), ["restartPolicyRules[0].exitCodes.operator is missing", "a string"]),
@@ -135,6 +136,28 @@ def test_anchors_and_lists_are_read_as_kubectl_reads_them() -> None:
     job = job_of(f"kind: List\nitems: [{body}, {other}, {other}]")
     assert [draft.hostname for draft in job.drafts] == ["j-master-0", "j-worker-0"]
     assert job.ignored[-1] == "2 PriorityClass objects"
+
+
+@pytest.mark.parametrize(
+    ("words", "value"),
+    [
+        (("y", "N", "on", "Off", "yes", "TRUE"), [True, False, True, False, True, True]),
+        (("12:30", "2026-11-29", "0o8", "1_0x", "nO", "=", "1.2.3"), None),  # texts
+        (
+            ("0777", "0o777", "-0b11", "0x_1F", "1_000", "+5", "0", "00", "010"),
+            [511, 511, -3, 31, 1000, 5, 0, 0, 8],
+        ),
+        (("1e3", "2.0", "1.5E1", "08", "1.", ".5", "-.5e1", "1e-3"), [1000, 2, 15, 8, 1, 0.5, -5, 0.001]),
+        (("~", "null", ""), [None] * 3),
+    ],
+)
+def test_plain_words_are_numbers_flags_and_texts_as_kubectl_has_them(words: list[str], value: list[Any]) -> None:
+    (document,) = read_documents("kind: X\nspec:\n" + "".join(f"- {word}\n" for word in words), "x.yaml")
+    made = document.get("spec").value
+    assert made == (value or list(words))
+    assert [type(one) for one in made] == [type(one) for one in (value or words)]
+    (document,) = read_documents("{kind: X, data: {2: a, on: b, ~: c}}", "x.yaml")
+    assert [*document.get("data").value] == ["2", "true", None]  # JSON's keys are texts; null is none
 
 
 def test_without_pyyaml_it_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -100,7 +100,7 @@ class Bench:
         if self._device == "cuda":
             if not torch.cuda.is_available():
                 built = "without CUDA" if torch.version.cuda is None else f"with CUDA {torch.version.cuda}"
-                raise RuntimeError(f"torch {torch.__version__}, built {built}, sees no GPU")
+                raise RuntimeError(f"torch {torch.__version__}, built {built}, sees no GPU{self._why_none()}")
             properties = torch.cuda.get_device_properties(0)
             facts |= {"model": properties.name, "uuid": str(getattr(properties, "uuid", ""))}
             with contextlib.suppress(AttributeError, RuntimeError):  # a torch without NCCL
@@ -108,6 +108,15 @@ class Bench:
         torch.zeros(1, device=self._device)
         self._sync()
         self._say(facts=facts)
+
+    def _why_none(self) -> str:
+        """The reason that CUDA has, if torch is built with it."""
+        try:
+            if self._torch.version.cuda is not None:
+                self._torch.cuda.init()
+        except Exception as problem:  # noqa: BLE001  as in `run`
+            return f": {problem}"
+        return ""
 
     def _sync(self) -> None:
         if self._device == "cuda":
@@ -127,11 +136,11 @@ class Bench:
 
     def _gemm(self) -> None:
         torch, n = self._torch, self._n
+        is_old = self._device == "cuda" and torch.cuda.get_device_capability(0) < (8, 0)  # it has no bfloat16
+        kind = torch.float16 if is_old else torch.bfloat16
         chance = torch.Generator(device=self._device).manual_seed(SEED)
-        left, right = (
-            torch.randn(n, n, generator=chance, device=self._device, dtype=torch.bfloat16) for _ in range(2)
-        )
-        made = torch.empty(n, n, device=self._device, dtype=torch.bfloat16)
+        left, right = (torch.randn(n, n, generator=chance, device=self._device, dtype=kind) for _ in range(2))
+        made = torch.empty(n, n, device=self._device, dtype=kind)
         warm_s, measure_s = SECONDS[self._device]
         until = time.perf_counter() + warm_s
         while time.perf_counter() < until:
@@ -196,6 +205,10 @@ class Bench:
         import torch.distributed as dist
 
         torch, size = self._torch, self._size
+        if not (dist.is_available() and (self._backend != "nccl" or dist.is_nccl_available())):
+            if size > 1:
+                self._say(peers={"good": True, "rate": 0.0, "why": "this torch is built without NCCL"})
+            return
         store: Any = dist.HashStore() if size == 1 else dist.FileStore(os.path.join(self._folder, "store"), size)
         store.set(f"here/{self._rank}", "")
         try:

@@ -18,7 +18,7 @@ import select
 import signal
 import sys
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from functools import partial
 from typing import Any
 
@@ -28,7 +28,7 @@ except ImportError:
     nvml = None
 
 # By what they are called in nvml.h; a library that is older than a name does not have it.
-_UNSUPPORTED, _NO_FUNCTION, _LOST, _RESET_REQUIRED = 3, 13, 15, 16
+_UNSUPPORTED, _NO_PERMISSION, _NO_FUNCTION, _LOST, _RESET_REQUIRED = 3, 4, 13, 15, 16
 _RECOVERY_ACTION = 230
 _NVLINK_ERRORS = (161, 162, 163)  # replay, recovery, CRC
 _MAX_LINKS = 18
@@ -67,10 +67,21 @@ def answer(question: Callable[[], dict[str, Any]]) -> dict[str, Any]:
 
 def at_rest() -> dict[str, Any]:
     """All facts."""
-    gpus = [of_gpu(index) for index in range(nvml.nvmlDeviceGetCount())]
+    gpus = [of_gpu(index) | {"index": number} for number, index in enumerate(own())]
     driver = Facts()
     driver.ask("version", lambda: text(nvml.nvmlSystemGetDriverVersion()))
     return {"trouble": "", "driver": driver.answers.get("version", ""), "gpus": gpus}
+
+
+def own() -> Iterator[int]:
+    """The numbers of this container's GPUs: the library may count others', too."""
+    for index in range(nvml.nvmlDeviceGetCount()):
+        try:
+            nvml.nvmlDeviceGetHandleByIndex(index)
+        except nvml.NVMLError as problem:
+            if getattr(problem, "value", None) == _NO_PERMISSION:
+                continue
+        yield index
 
 
 def of_gpu(index: int) -> dict[str, Any]:
@@ -79,10 +90,12 @@ def of_gpu(index: int) -> dict[str, Any]:
     try:
         gpu = nvml.nvmlDeviceGetHandleByIndex(index)
     except nvml.NVMLError as problem:
-        return {"index": index, "lost": str(problem)}
+        return {"lost": str(problem)}
     for name, read in AT_REST.items():
         facts.ask(name, partial(read, gpu))
-    return {"index": index, "lost": facts.lost, "facts": facts.answers, "unknown": facts.unknown}
+    if facts.answers.get("mig"):
+        facts.answers.pop("memory_used", None)  # that of all who share it
+    return {"lost": facts.lost, "facts": facts.answers, "unknown": facts.unknown}
 
 
 class Facts:
@@ -140,6 +153,16 @@ def memory(gpu: Any) -> Any:
         return nvml.nvmlDeviceGetMemoryInfo(gpu)
 
 
+def mig_parts(gpu: Any) -> int:
+    """How many parts of this GPU the container may use."""
+    parts = 0
+    for at in range(nvml.nvmlDeviceGetMaxMigDeviceCount(gpu)):
+        with contextlib.suppress(nvml.NVMLError):  # it is not there, or another container's
+            nvml.nvmlDeviceGetMigDeviceHandleByIndex(gpu, at)
+            parts += 1
+    return parts
+
+
 def nvlinks(gpu: Any) -> list[int]:
     """1 for each link that is up, 0 for each that is down."""
     links = [int(nvml.nvmlDeviceGetNvLinkState(gpu, 0))]
@@ -191,6 +214,7 @@ AT_REST: dict[str, Callable[[Any], Any]] = {
     "remapped": lambda gpu: list(nvml.nvmlDeviceGetRemappedRows(gpu)),
     "retired_pending": lambda gpu: nvml.nvmlDeviceGetRetiredPagesPendingStatus(gpu),
     "mig": lambda gpu: nvml.nvmlDeviceGetMigMode(gpu)[0],
+    "mig_parts": mig_parts,
     "memory_total": lambda gpu: memory(gpu).total,
     "memory_used": lambda gpu: memory(gpu).used,
     "nvlinks": nvlinks,
@@ -202,19 +226,19 @@ AT_REST: dict[str, Callable[[Any], Any]] = {
 
 def watched() -> dict[str, Any]:
     """All that was seen until the input ended."""
-    gpus = [WatchedGpu(index) for index in range(nvml.nvmlDeviceGetCount())]
+    gpus = [WatchedGpu(index) for index in own()]
     while True:
         for gpu in gpus:
             gpu.look()
         if select.select([0], [], [], INTERVAL_S)[0] and not os.read(0, 4096):
-            return {"trouble": "", "gpus": [gpu.summary() for gpu in gpus]}
+            return {"trouble": "", "gpus": [gpu.summary() | {"index": at} for at, gpu in enumerate(gpus)]}
 
 
 class WatchedGpu:
     """A GPU under load."""
 
     def __init__(self, index: int) -> None:
-        self._index, self._gpu = index, nvml.nvmlDeviceGetHandleByIndex(index)
+        self._gpu = nvml.nvmlDeviceGetHandleByIndex(index)
         self._facts, self._start = Facts(), Facts()
         self._looks, self._times = 0, Counter[int]()
         self._xids: list[int] = []
@@ -267,10 +291,12 @@ class WatchedGpu:
             answers["load xids"] = self._xids
         elif "events" in self._start.unknown:
             unknown["load xids"] = self._start.unknown["events"]
-        if not self._looks and answers.pop("load clock_reasons", None):
-            unknown["load clock_reasons"] = "it was idle in every sample"
+        if not self._looks and answers.get("load clock_reasons"):  # an idle card's link is slow and narrow
+            for name in ("load clock_reasons", "load pcie_generation", "load pcie_lanes"):
+                if answers.pop(name, None):
+                    unknown[name] = "it was idle in every sample"
         unknown = {name: why for name, why in unknown.items() if name not in answers}
-        return {"index": self._index, "facts": answers, "unknown": unknown}
+        return {"facts": answers, "unknown": unknown}
 
 
 if __name__ == "__main__":

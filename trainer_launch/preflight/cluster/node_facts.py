@@ -374,8 +374,10 @@ def is_slower(value: str, most: str) -> bool:
     """Whether these adapters are slower in all than those; where a rate is not known, they are not."""
     if UNSET in (value, most) or "unknown" in value + most:
         return False
-    rates = (sum(int(count) * int(rate) for count, rate in _RATES.findall(text)) for text in (value, most))
-    return next(rates) < next(rates)
+    its, usual = ([(int(count), int(rate)) for count, rate in _RATES.findall(text)] for text in (value, most))
+    if len(its) == len(usual) == 1 and its[0][0] > 1 and its[0][1] != usual[0][1]:
+        return False  # all its ports have a rate of their own: another kind of machine
+    return sum(count * rate for count, rate in its) < sum(count * rate for count, rate in usual)
 
 
 def cut(values: Mapping[str, str]) -> dict[str, str]:

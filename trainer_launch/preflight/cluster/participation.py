@@ -202,8 +202,9 @@ def _cluster_settings(subject: Subject, settings: Settings, skipped: Collection[
 
 
 def _collectives(subject: Subject, settings: Settings, left_out: Collection[str]) -> Collectives | None:
-    """The child that imports torch, where it may be of use."""
-    if pairs.NAME in left_out or not subject.host.gpus.cuda:
+    """The child that imports torch, where it may be of use: with too few CPUs, tests by NCCL take too long."""
+    gpus = subject.host.gpus.cuda
+    if pairs.NAME in left_out or not gpus or gpus > subject.host.cpus.usable:
         return None
     command = subject.command
     python = command.python if command is not None and command.python else (sys.executable,)

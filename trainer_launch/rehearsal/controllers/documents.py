@@ -286,16 +286,46 @@ def _values_of(text: str, name: str) -> list[Any]:
         raise UsageError(f"{name} is not valid YAML: {shown(str(problem))}") from None
 
 
+# Plain words as kubectl's parser takes them (sigs.k8s.io/yaml, goyaml.v2/resolve.go): 12:30 and dates are text.
+_WORDS = {
+    "bool": (r"y|Y|n|N|[yY]es|YES|[nN]o|NO|[tT]rue|TRUE|[fF]alse|FALSE|[oO]n|ON|[oO]ff|OFF", "yYnNtTfFoO"),
+    "int": (
+        r"[-+]?(0|[1-9][0-9_]*|0[oO]?_*[0-7][0-7_]*|0[bB]_*[01][01_]*|0[xX]_*[0-9a-fA-F][0-9a-fA-F_]*)",
+        "-+0123456789",
+    ),
+    "float": (
+        r"[-+]?(\.[0-9]+|[0-9][0-9_]*(\.[0-9_]*)?)([eE][-+]?[0-9]+)?|[-+]?\.(inf|Inf|INF)|\.(nan|NaN|NAN)",
+        "-+.0123456789",
+    ),
+    "null": (r"~|null|Null|NULL|", ["~", "n", "N", ""]),
+    "merge": (r"<<", "<"),
+}
+_OCTAL = re.compile(r"^([-+]?0)([0-7_]+)")
+
+
 def _loader(yaml: Any) -> Any:
-    """A safe loader that leaves dates as they are written."""
+    """A safe loader that reads plain words as kubectl does, which makes JSON of them: 2.0 is a whole number."""
 
-    class DatesAsText(yaml.SafeLoader):  # type: ignore[misc]  # libyaml's dies of deep nests
-        yaml_implicit_resolvers: ClassVar[dict[str, Any]] = {
-            first: [(tag, pattern) for tag, pattern in pairs if tag != "tag:yaml.org,2002:timestamp"]
-            for first, pairs in yaml.SafeLoader.yaml_implicit_resolvers.items()
-        }
+    class LikeKubectl(yaml.SafeLoader):  # type: ignore[misc]  # libyaml's dies of deep nests
+        yaml_implicit_resolvers: ClassVar[dict[str, Any]] = {}
+        bool_values: ClassVar[dict[str, bool]] = {**yaml.SafeLoader.bool_values, "y": True, "n": False}
 
-    return DatesAsText
+        def construct_yaml_int(self, node: Any) -> int:
+            return int(_OCTAL.sub(r"\1o\2", node.value, count=1).replace("_", ""), 0)
+
+        def construct_yaml_float(self, node: Any) -> float:
+            value: float = super().construct_yaml_float(node)
+            return int(value) if value.is_integer() else value
+
+        def construct_mapping(self, node: Any, deep: bool = False) -> dict[Any, Any]:
+            made = super().construct_mapping(node, deep).items()
+            return {str(key).lower() if isinstance(key, int) else key: value for key, value in made}
+
+    for name, (pattern, firsts) in _WORDS.items():
+        LikeKubectl.add_implicit_resolver(f"tag:yaml.org,2002:{name}", re.compile(f"({pattern})$"), list(firsts))
+    for kind in ("int", "float"):
+        LikeKubectl.add_constructor(f"tag:yaml.org,2002:{kind}", getattr(LikeKubectl, f"construct_yaml_{kind}"))
+    return LikeKubectl
 
 
 def _objects(value: Any, where: str) -> Iterator[Field]:

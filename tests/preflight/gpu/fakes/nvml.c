@@ -5,7 +5,7 @@
 #include <string.h>
 
 typedef void *Device;
-enum { SUCCESS = 0, NOT_SUPPORTED = 3, INVALID = 2, TIMED_OUT = 10 };
+enum { SUCCESS = 0, NOT_SUPPORTED = 3, INVALID = 2, NOT_FOUND = 6, TIMED_OUT = 10 };
 
 struct Pci { char legacy[16]; unsigned domain, bus, device, id, subsystem; char bus_id[32]; };
 struct Memory { unsigned version; unsigned long long total, reserved, free, used; };
@@ -44,6 +44,10 @@ int nvmlDeviceGetSramEccErrorStatus(Device d, struct Sram *errors) {
   return errors->is_exceeded = 1, SUCCESS;
 }
 int nvmlDeviceGetRetiredPagesPendingStatus(Device d, unsigned *pending) { return NOT_SUPPORTED; }
+int nvmlDeviceGetMaxMigDeviceCount(Device d, unsigned *count) { return *count = 7, SUCCESS; }
+int nvmlDeviceGetMigDeviceHandleByIndex(Device d, unsigned at, Device *part) {
+  return *part = d, at == 2 ? SUCCESS : NOT_FOUND;
+}
 int nvmlDeviceGetMemoryInfo_v2(Device d, struct Memory *memory) {
   if (memory->version != (sizeof *memory | 2u << 24)) return INVALID;
   return memory->total = 150754820096ULL, memory->used = 4194304, SUCCESS;

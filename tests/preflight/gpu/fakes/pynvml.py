@@ -82,6 +82,15 @@ def nvmlDeviceGetMigMode(gpu):
     return [asked("mig", gpu)] * 2
 
 
+def nvmlDeviceGetMaxMigDeviceCount(gpu):
+    return 7
+
+
+def nvmlDeviceGetMigDeviceHandleByIndex(gpu, index):
+    if index >= asked("mig_parts", gpu):
+        raise NVMLError(6)
+
+
 def nvmlDeviceGetMemoryInfo(gpu, version=None):
     used = asked("memory_used", gpu)
     if isinstance(used, list):  # one for each second that has passed since the file was written
