@@ -37,7 +37,8 @@ class LaunchError(Exception):
     exit_code = exit_codes.FAILED
 
     def __init__(self, message: str) -> None:
-        text = redact_text(message if message.isprintable() else "".join(map(_printable, message)))
+        text = message if message.isprintable() else "".join(map(_printable, message))
+        text = " ".join(map(redact_text, text.split(" ")))  # each word alone: prose may say "a password: usermod …"
         super().__init__(text if len(text) <= _MAX_CHARS else f"{text[: _MAX_CHARS - 1]}…")
 
 
