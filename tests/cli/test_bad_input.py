@@ -76,6 +76,30 @@ def test_bad_input_is_one_sentence(words: list[str], env: dict[str, str], code: 
     assert ended.stdout == ""
 
 
+TOKEN = "hf_" + "aB3" * 9
+
+
+@pytest.mark.parametrize(
+    ("line", "code"),
+    [
+        (f"run -- {TOKEN}", 127),
+        (f"run -- HF_TOKEN={TOKEN[3:]} train.py", 127),
+        (f"run --grace {TOKEN} -- true", 2),
+        (f"run --signals {TOKEN} -- true", 2),
+        (f"run -- torchrun --standalone={TOKEN} train.py", 2),
+        (f"run {TOKEN} -- true", 2),
+    ],
+)
+def test_a_secret_in_the_wrong_place_is_not_repeated(line: str, code: int, tmp_path: Path) -> None:
+    message = tmp_path / "termination-log"
+    message.touch()
+    ended = launch(*line.split(), env={"TRAINER_LAUNCH_TERMINATION_LOG": str(message)})
+    assert ended.returncode == code
+    for text in (ended.stderr, message.read_text()):
+        assert "[redacted]" in text
+        assert TOKEN[3:] not in text
+
+
 def test_a_python_without_torch_is_one_sentence_for_all_pods(tmp_path: Path) -> None:
     (tmp_path / "train.py").touch()
     (tmp_path / "sitecustomize.py").write_text(

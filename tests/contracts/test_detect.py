@@ -15,8 +15,8 @@ from trainer_launch.model.errors import ContractError, UsageError
 TF = {"TF_CONFIG": json.dumps({"cluster": {"worker": ["a:1"]}, "task": {"type": "worker", "index": 0}})}
 
 
-def detected(env: dict[str, str], files: dict[str, str] | None = None) -> str:
-    return detect(Source(pod_of(env, files))).name
+def detected(env: dict[str, str], files: dict[str, str] | None = None, hostname: str = "") -> str:
+    return detect(Source(pod_of(env, files, hostname))).name
 
 
 def test_an_empty_pod_is_unknown() -> None:
@@ -139,6 +139,21 @@ def test_keys_in_an_image_do_not_make_a_torch_pod_an_mpi_node() -> None:
     assert detected(V2_TORCH, keys) == "trainer-v2-torch"
     assert detected({"JOB_COMPLETION_INDEX": "0"}, keys) == "trainer-v2-mpi"
     assert detected({}, keys) == "unknown"
+
+
+@pytest.mark.parametrize(
+    ("hostname", "kind"),
+    [
+        ("train-1", "trainer-v2-plainml"),
+        ("train-0-1", "trainer-v2-plainml"),  # of a Job called train-0
+        ("set-workers-0-1", "trainer-v2-plainml"),
+        ("train-node-0-1", "trainer-v2-mpi"),
+        ("machine7", "trainer-v2-mpi"),  # with hostNetwork nothing tells
+    ],
+)
+def test_ssh_keys_in_an_indexed_job_for_git_or_anything_make_it_no_mpi_job(hostname: str, kind: str) -> None:
+    keys = {"/root/.ssh/id_rsa": "", "/root/.ssh/authorized_keys": ""}
+    assert detected({"JOB_COMPLETION_INDEX": "1"}, keys, hostname) == kind
 
 
 def test_an_mpi_variable_of_the_user_makes_no_launcher() -> None:

@@ -67,8 +67,20 @@ def test_the_others_end_as_misconfigured_too_and_say_what_the_coordinator_knew()
 def test_a_wrong_secret_is_remembered_with_the_rank_that_it_came_for(rank: int | None) -> None:
     world = World(2)
     hello = msg.Hello(msg.VERSION, "job", rank, "pod-1", "x")
-    note_refused(world.state, hello, msg.Refused("its secret differs from the job's", retry=False))
-    assert waited(world).reason.endswith("pod-1 was refused: its secret differs from the job's")
+    note_refused(world.state, hello, msg.Refused("its secret differs from the job's", retry=False), proven=False)
+    end = waited(world)
+    assert end.reason.endswith("pod-1 was refused: its secret differs from the job's")
+    assert (end.cause, end.exit_code) == (None, None)  # anybody may say that he is node 1
+
+
+def test_a_stranger_without_the_secret_does_not_cover_up_a_node_that_is_misconfigured() -> None:
+    world = World(2)
+    world.call(1, nodes=3)
+    hello = msg.Hello(msg.VERSION, "job", 1, "stranger", "y")
+    note_refused(world.state, hello, msg.Refused("its secret differs from the job's", retry=False), proven=False)
+    end = waited(world)
+    assert end.reason.endswith("pod-1 was refused: the coordinator's job has 2 nodes, this node's job 3")
+    assert end.cause == "Misconfigured"
 
 
 @pytest.mark.parametrize("fields", [{"job": "another"}, {"rank": 7}, {"rank": 0, "host": "other"}])

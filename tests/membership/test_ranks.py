@@ -9,7 +9,7 @@ import pytest
 
 from tests.membership.world import World
 from trainer_launch.membership import protocol as msg
-from trainer_launch.membership.protocol import MAX_NODES
+from trainer_launch.model.codec import MAX_NODES, MAX_RANKS
 
 CASES = {
     "alike": [(8, "default"), (8, "default"), (8, "default")],
@@ -66,7 +66,7 @@ def test_a_pod_that_comes_back_with_fewer_workers_moves_the_ranks_after_it():
 
 
 def test_the_ranks_of_the_largest_job_fit_into_a_message():
-    most = MAX_NODES * msg.MAX_RANKS
+    most = MAX_NODES * MAX_RANKS
     told = msg.Formed(1, 0, MAX_NODES, 0, False, None, most, most, most, most)
     assert msg.parse(msg.render(told)) == told
 

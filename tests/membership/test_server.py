@@ -16,7 +16,7 @@ from tests.membership.world import World
 from tests.waiting import eventually
 from trainer_launch.membership import candidates, membership, timeouts
 from trainer_launch.membership import protocol as msg
-from trainer_launch.membership.authentication import NO_SECRET, WRONG_SECRET
+from trainer_launch.membership.authentication import NO_SECRET, WRONG_SECRET, Channel
 from trainer_launch.membership.client import Client, Connected, Disconnected, inquire
 from trainer_launch.membership.server import Coordinator
 from trainer_launch.membership.state import CoordinatorSettings, Looked
@@ -241,6 +241,18 @@ def test_the_secret_is_needed(cluster):
     strange.sendall(msg.render(hello))
     assert hear(strange, msg.Refused).reason == WRONG_SECRET
     await_(cluster.node(1, secret=b"right"), Connected)
+
+
+@pytest.mark.parametrize("secret", [b"right", b"wrong", None])
+def test_a_node_of_another_job_is_told_so_whatever_its_secret(cluster, secret):
+    cluster.serve(2, secret=b"right")
+    stranger = cluster.raw()
+    channel = Channel(secret)
+    assert channel.challenged(hear(stranger, msg.Challenge).nonce) is None
+    stranger.sendall(msg.render(channel.introduced(msg.Hello(msg.VERSION, "other", 1, "pod-1", "x"))))
+    line = stranger.makefile("rb").readline()
+    refused = msg.parse(channel.check(line) if secret == b"right" else line)
+    assert refused == msg.RefusedHere("this coordinator serves job job, not other", retry=False)
 
 
 def test_a_node_with_a_secret_waits_for_a_coordinator_that_has_it_too(cluster):

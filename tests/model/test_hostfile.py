@@ -60,6 +60,11 @@ def test_hydra_takes_the_colon_from_the_right() -> None:
     assert hostfile.parse_hydra(text) == want
 
 
+@pytest.mark.parametrize(("text", "slots"), [("a:2\na:2", 4), ("a:1\nb:8\na:2", 3), ("a\na:2", 3), ("a\na", 2)])
+def test_a_host_that_a_file_for_hydra_repeats_has_all_of_its_slots(text: str, slots: int) -> None:
+    assert hostfile.parse_hydra(text)[0] == Member("a", slots)
+
+
 @pytest.mark.parametrize("line", ["a:", ":1", "a:x", "a :1", "a b", "a:-1", "a slots=1"])
 def test_hydra_refuses_what_it_does_not_know(line: str) -> None:
     with pytest.raises(ContractError, match="line 1"):

@@ -74,3 +74,8 @@ def test_a_name_of_several_machines_is_refused_by_each_of_them(monkeypatch: pyte
     monkeypatch.setattr(network, "here_and_elsewhere", lambda host: (("10.0.0.1",), ("10.0.0.2",)))
     with pytest.raises(UsageError, match=r"several machines \(10.0.0.1, 10.0.0.2\), and this is one of them"):
         has_name("train-x7k2p", "train")
+
+
+def test_machines_called_by_their_addresses_are_not_taken_for_each_other(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(network, "here_and_elsewhere", lambda host: ((), (host,)))
+    assert not has_name("10.0.0.12", "10.0.0.1")

@@ -215,6 +215,7 @@ PET = {"PET_SHUTDOWN_TIMEOUT": "120"}
         (TYPED, {}, 60),
         (PLAIN, TORCHS, 90),
         (PLAIN, {**TORCHS, **PET}, 120),
+        (PLAIN, {"TORCH_ELASTIC_SHUTDOWN_TIMEOUT": "99999999"}, 86_400),  # for ever, which no poll() can wait
     ],
 )
 def test_torchs_shutdown_timeout_sets_the_grace_in_torchruns_own_order(command, env, seconds: int) -> None:

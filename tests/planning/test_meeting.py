@@ -10,7 +10,8 @@ from tests.planning.requests import MACHINE, given, request
 from tests.planning.test_torchrun import ALONE, ETCD, FIXED
 from trainer_launch.contracts import read_job
 from trainer_launch.model import Endpoint, Hosting, Job, NodeRange, Origin, PortRange
-from trainer_launch.model.errors import ContractError
+from trainer_launch.model.errors import ContractError, LaunchError
+from trainer_launch.model.exit_codes import MISCONFIGURED
 from trainer_launch.planning import engines
 from trainer_launch.planning.job import overlay
 
@@ -150,3 +151,35 @@ def test_a_typed_port_of_one_node_is_the_stores_because_scripts_may_name_it_as_w
 ) -> None:
     job = overlay(Job(contract="unknown", nodes=NodeRange(1, 1)), typed, Origin.FLAG)
     assert given(engines.plan(request(line, job)).membership).ports == ports
+
+
+LONG = "x" * 254
+
+
+@pytest.mark.parametrize(
+    ("line", "says"),
+    [
+        ("--rdzv-id=jöb", "(--rdzv-id) is 'jöb'; expected at most 253 printable ASCII characters"),
+        (f"--rdzv-id={LONG}", "(--rdzv-id) is 'xxx"),
+        (f"--role={LONG}", "--role is 'xxx"),
+        ("--local-addr=hötel", "--local-addr is 'hötel'; expected a host name or an IP address"),
+        (f"--local-addr={LONG}", "--local-addr is 'xxx"),
+        ("--nproc-per-node=1025", "--nproc-per-node is '1025'; expected at most 1024 workers on a node"),
+        ("--nnodes=65537", "--nodes is '65537'; expected at most 65536, spares included"),
+        ("--rdzv-backend=c10d --rdzv-endpoint=h:0", "cannot meet at h:0: port 0 stands for any free port"),
+        ("--rdzv-endpoint=h:0", "write the port, such as h:29500"),
+        ("--engine-torchrun --rdzv-backend=c10d --rdzv-endpoint=h:0", "cannot meet at h:0"),
+    ],
+)
+def test_what_would_let_nodes_wait_for_each_other_in_vain_is_refused(line: str, says: str) -> None:
+    words = line.removeprefix("--engine-torchrun ")
+    asked = request(f"torchrun {words} train.py", FIXED, engine="auto" if words == line else "torchrun")
+    with pytest.raises(LaunchError) as refused:
+        engines.plan(asked)
+    assert says in str(refused.value)
+    assert refused.value.exit_code == MISCONFIGURED
+
+
+def test_a_single_node_may_have_any_free_port() -> None:
+    line = "torchrun --nnodes=1 --rdzv-backend=c10d --rdzv-endpoint=localhost:0 --role=höch train.py"
+    assert engines.plan(request(line, ALONE)).workers is not None

@@ -288,7 +288,7 @@ def _read_volcano(source: Source) -> Job:
         raise source.missing("VC_WORKER_HOSTS", "the host names of all pods: add the plug-in svc to the job")
     order = [task for task in _TASKS if task in tasks] or list(tasks)
     hosts = [host for task in order for host in source.hosts(tasks[task], "hosts")]
-    own = next((at for at, host in enumerate(hosts) if host.partition(".")[0] == source.pod.hostname), None)
+    own = next((at for at, host in enumerate(hosts) if names.first_label(host) == source.pod.hostname), None)
     if len(tasks) > 1 and not set(tasks) <= set(_TASKS):
         return several(source, None, None, (), list(tasks.values()))  # nobody says which tasks train together
     return several(source, len(hosts), own, hosts, [tasks[task] for task in order])

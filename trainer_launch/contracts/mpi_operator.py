@@ -95,7 +95,17 @@ def _fits_trainer_v2(source: Source) -> bool:
         return True
     if source.has_prefix(*_NOT_A_NODE) or source.has_any(*_NOT_A_NODE_EITHER):
         return False
-    return source.has_any(_INTEL_HOSTFILE, _MPICH_HOSTFILE) or _ssh_dir(source) is not None
+    if source.has_any(_INTEL_HOSTFILE, _MPICH_HOSTFILE):
+        return True
+    may_be_node = source.has(_SSH_DIR_SETTING) or not _is_of_indexed_job(source)
+    return may_be_node and _ssh_dir(source) is not None
+
+
+def _is_of_indexed_job(source: Source) -> bool:
+    """Whether an Indexed Job that is no TrainJob's node has named this pod; its ssh keys may be for anything."""
+    label, own = names.first_label(source.pod.hostname), names.split_v2(source.pod.hostname)
+    is_node = own is not None and own.group.endswith("-node")
+    return label.endswith(f"-{source.peek('JOB_COMPLETION_INDEX')}") and not is_node
 
 
 def _read_trainer_v2(source: Source) -> Job:

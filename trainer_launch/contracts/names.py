@@ -10,6 +10,7 @@ import re
 from msgspec import Struct
 
 from trainer_launch.model import Member
+from trainer_launch.model.value_parsers import is_address
 
 MAX_MEMBERS = 65_536  # a larger job gets no list of names: nobody would read it
 V1_WORKER = "-worker-"  # what is before the index in a pod's name: `<job>-worker-<i>`
@@ -38,8 +39,8 @@ class V2Name(Struct, frozen=True):
 
 
 def first_label(host: str) -> str:
-    """The part of a DNS name before the first dot."""
-    return host.partition(".")[0]
+    """The part of a DNS name before the first dot; of an address all, as its parts are shared by others."""
+    return host if is_address(host) else host.partition(".")[0]
 
 
 def split_v1(hostname: str) -> V1Name | None:

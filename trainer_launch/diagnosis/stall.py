@@ -35,8 +35,7 @@ from trainer_launch.diagnosis.collectives import (
     unexplained,
 )
 from trainer_launch.membership.notes import Judge, Judgement, Members, MemberView, Tell
-from trainer_launch.membership.protocol import MAX_RANKS
-from trainer_launch.model.codec import Amount, Tagged, Text, encode
+from trainer_launch.model.codec import MAX_RANKS, Amount, Tagged, Text, encode
 from trainer_launch.model.units import counted
 
 STALL = "stall"  # the topic

@@ -29,8 +29,8 @@ from trainer_launch.diagnosis.lateness import Lateness, Timeline, judge, timelin
 from trainer_launch.diagnosis.worker_samples import Recorders
 from trainer_launch.host import runtime_directory
 from trainer_launch.membership.notes import Judge, Judgement, Members, MemberView, Tell, opened
-from trainer_launch.membership.protocol import MAX_RANKS, Note
-from trainer_launch.model.codec import Count, Tagged, encode
+from trainer_launch.membership.protocol import Note
+from trainer_launch.model.codec import MAX_RANKS, Count, Tagged, encode
 
 STRAGGLERS = "stragglers"  # the topic
 MAX_SUSPECTS = 16  # that are told at once

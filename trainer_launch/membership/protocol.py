@@ -12,16 +12,25 @@ from typing import Annotated, Any, TypeAlias
 from msgspec import Meta, Struct, field
 
 from trainer_launch import __version__
-from trainer_launch.model.codec import MAX_TEXT, Amount, Codec, Count, Name, Port, Tagged, Text
+from trainer_launch.model.codec import (
+    MAX_NAME,
+    MAX_NODES,
+    MAX_RANKS,
+    MAX_TEXT,
+    Amount,
+    Codec,
+    Count,
+    Name,
+    Port,
+    Tagged,
+    Text,
+)
 from trainer_launch.model.units import ranges_in
 
 VERSION = 9
-MAX_NODES = 65536
 MAX_CLAIMS = 32
 MAX_QUARANTINED = 16
-MAX_RANKS = 1024  # of one node
 MAX_TOPICS = 8  # of the notes in one message
-_MAX_NAME = 253
 _ADVICE = "install the same trainer-launch in all pods"
 _VERSIONS_OF_0_1 = re.compile(r"^(.*) speaks version ([0-9]+), not ([0-9]+)$")
 _VERSION_OF_NODE = re.compile(r"(?<=uses protocol version )([0-9]+, )this node (?=[0-9]+;)")
@@ -40,7 +49,7 @@ def _ascend(ranks: str) -> bool:
 NodeRank: TypeAlias = Annotated[int, Meta(ge=0, le=MAX_NODES - 1)]
 Nodes: TypeAlias = Annotated[int, Meta(ge=0, le=MAX_NODES)]
 _Spans: TypeAlias = Annotated[str, Meta(min_length=1, max_length=MAX_TEXT)]
-_Role: TypeAlias = Annotated[str, Meta(max_length=_MAX_NAME)]  # any text, as torchrun has it
+_Role: TypeAlias = Annotated[str, Meta(max_length=MAX_NAME)]  # any text, as torchrun has it
 _Highest: TypeAlias = Annotated[int, Meta(ge=0, le=2**31 - 1)]  # there are always numbers above it
 _Workers: TypeAlias = Annotated[int, Meta(ge=0, le=MAX_RANKS)]  # of one node
 _AllWorkers: TypeAlias = Annotated[int, Meta(ge=0, le=MAX_NODES * MAX_RANKS)]
@@ -64,7 +73,7 @@ class Claim(Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
             raise ValueError("Expected ranks such as 0-3,7")
 
 
-Machine: TypeAlias = Annotated[str, Meta(max_length=_MAX_NAME, pattern=r"\A[\x00-\x7f]*\Z")]
+Machine: TypeAlias = Annotated[str, Meta(max_length=MAX_NAME, pattern=r"\A[\x00-\x7f]*\Z")]
 
 
 class Quarantine(Struct, frozen=True, array_like=True, forbid_unknown_fields=True):

@@ -30,7 +30,14 @@ from trainer_launch.membership.candidates import CandidateWatch, look
 from trainer_launch.membership.election import wanted_candidates
 from trainer_launch.membership.notes import Judge
 from trainer_launch.membership.protocol import Challenge, Refused
-from trainer_launch.membership.state import CoordinatorSettings, Looked, answer, deadline_s, other_version
+from trainer_launch.membership.state import (
+    CoordinatorSettings,
+    Looked,
+    answer,
+    deadline_s,
+    other_version,
+    why_stranger,
+)
 from trainer_launch.model import Endpoint, Hosting, Seats
 from trainer_launch.model.codec import MessageError
 from trainer_launch.model.errors import NodeError
@@ -309,10 +316,19 @@ class ServerConnections(ABC, Generic[_Heard, _Sent]):
         self._selector.register(sock, selectors.EVENT_READ, connection)
         self._send(connection.peer, Challenge(connection.channel.challenge()))
 
-    def _is_admitted(self, connection: Connection, message: FirstMessage, refused: Refused | None) -> bool:
-        """Whether who comes shows by its first message that it knows the job's secret; else it is told why not."""
+    def _is_admitted(
+        self,
+        connection: Connection,
+        message: FirstMessage,
+        refused: Refused | None,
+        stranger: Refused | None = None,
+    ) -> bool:
+        """Whether who comes shows by its first message that it knows the job's secret; else it is told why not.
+
+        `stranger` is what one of another job is told, whose secret differs of course.
+        """
         if refused is None and not connection.channel.admits(message):
-            refused = Refused(NO_SECRET if message.proof is None else WRONG_SECRET, retry=False)
+            refused = stranger or Refused(NO_SECRET if message.proof is None else WRONG_SECRET, retry=False)
             self._complain(refused.reason, connection.address)
         if refused is not None:
             self._send(connection.peer, refused)
@@ -497,11 +513,12 @@ class Coordinator(ServerConnections[msg.Message, msg.FromServer]):
     def _greet(self, connection: Connection, message: msg.Message) -> None:
         if not isinstance(message, msg.Hello | msg.StatusQuery):
             raise MessageError("said something before Hello")
-        if not self._is_admitted(connection, message, other_version(message)):
+        stranger = why_stranger(self._state.settings.job, message)
+        if not self._is_admitted(connection, message, other_version(message), stranger):
             if isinstance(message, msg.Hello):
                 why = NO_SECRET if message.proof is None else WRONG_SECRET
-                refusal = other_version(message) or msg.Refused(why, retry=False)
-                self._events.append(lambda _: membership.note_refused(self._state, message, refusal))
+                refusal, proven = stranger or msg.Refused(why, retry=False), self._secret is None
+                self._events.append(lambda _: membership.note_refused(self._state, message, refusal, proven=proven))
             return None
         if isinstance(message, msg.Hello) and message.listens is None:
             return self._greeted(connection)

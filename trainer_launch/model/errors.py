@@ -16,6 +16,7 @@ import errno
 import os
 
 from trainer_launch.model import exit_codes
+from trainer_launch.model.redaction import redact_text
 
 # What reading somebody else's data raises that is not as it should be: no JSON or other fields, texts for numbers,
 # numbers beyond all floats, nests too deep.
@@ -31,12 +32,13 @@ _MAX_CHARS = 2_000  # lists of all names that would fit are the longest
 
 
 class LaunchError(Exception):
-    """Base of the four; `exit_code` is what the pod ends with. Whatever a message repeats, it is one line."""
+    """Base of the four; `exit_code` is what the pod ends with. A message is one line, and repeats no secrets."""
 
     exit_code = exit_codes.FAILED
 
     def __init__(self, message: str) -> None:
         text = message if message.isprintable() else "".join(map(_printable, message))
+        text = " ".join(map(redact_text, text.split(" ")))  # each word alone: prose may say "a password: usermod …"
         super().__init__(text if len(text) <= _MAX_CHARS else f"{text[: _MAX_CHARS - 1]}…")
 
 

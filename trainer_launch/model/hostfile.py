@@ -27,8 +27,16 @@ def parse_open_mpi(text: str, where: str = "hostfile", contract: str = "") -> tu
 
 
 def parse_hydra(text: str, where: str = "hostfile", contract: str = "") -> tuple[Member, ...]:
-    """Lines of `HOST[:N]`, the colon taken from the right."""
-    return _merged(_lines(text, _hydra_item, _HYDRA, where, contract), where, contract)
+    """Lines of `HOST[:N]`, the colon taken from the right. A host's lines add up, and its ranks are neighbors."""
+    summed: dict[str, Member] = {}
+    for member in _lines(text, _hydra_item, _HYDRA, where, contract):
+        first = summed.setdefault(member.host, member)
+        if first is not member:
+            slots = sum(1 if each.slots is None else each.slots for each in (first, member))
+            if slots > MAX_COUNT:
+                raise bad_value(where, f"{member.host} with {slots} slots", f"at most {MAX_COUNT} slots", contract)
+            summed[member.host] = Member(member.host, slots)
+    return tuple(summed.values())
 
 
 def parse_horovod(text: str, where: str = "hosts", contract: str = "") -> tuple[Member, ...]:

@@ -17,6 +17,7 @@ from queue import SimpleQueue
 
 from msgspec import Struct
 
+from trainer_launch.contracts.names import first_label
 from trainer_launch.host import process_tree, runtime_directory
 from trainer_launch.host.deadline_subprocess import OUTPUT_BYTES, Ended
 from trainer_launch.model import Member
@@ -82,7 +83,7 @@ class HostAccess(Struct, frozen=True, kw_only=True):
     def is_own(self, host: str) -> bool:
         """Whether this is the launcher's own host."""
         own = self.spec.task.host.hostname
-        return host in (own, "localhost", socket.gethostname()) or host.partition(".")[0] == own
+        return host in (own, "localhost", socket.gethostname()) or first_label(host) == own
 
     def log_in(self, host: str) -> tuple[str, ...]:
         """A command that does nothing on a host."""

@@ -25,6 +25,7 @@ from typing import NamedTuple
 from msgspec import Struct
 from msgspec.structs import replace
 
+from trainer_launch.contracts.names import first_label
 from trainer_launch.host import deadline_subprocess, logs, runtime_directory
 from trainer_launch.host.deadline_subprocess import RunningCommand
 from trainer_launch.membership import retry_policy, timeouts
@@ -305,8 +306,8 @@ class MpiJob(RunLoop):
 
     def _host_named(self, name: str) -> str | None:
         """The host of this start by its name, of which mpirun may have cut the domain off."""
-        hosts, short = [member.host for member in self._running], name.partition(".")[0]
-        return name if name in hosts else next((h for h in hosts if h.partition(".")[0] == short), None)
+        hosts, short = [member.host for member in self._running], first_label(name)
+        return name if name in hosts else next((h for h in hosts if first_label(h) == short), None)
 
     def _look_for_others(self, now_s: float) -> None:
         """While mpirun runs: hosts that would be in the job if it started now are let in after a while."""

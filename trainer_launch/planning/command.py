@@ -18,7 +18,8 @@ from typing import NamedTuple
 from msgspec import Struct
 
 from trainer_launch.model.errors import UsageError
-from trainer_launch.model.settings import PREFIX
+from trainer_launch.model.redaction import redact_text
+from trainer_launch.model.settings import PREFIX, Settings
 from trainer_launch.planning.mpi_options import is_mpirun
 from trainer_launch.planning.torchrun_options import (
     OPTIONS,
@@ -467,7 +468,7 @@ def unexpanded(argv: Sequence[str], env: Mapping[str, str]) -> str | None:
     for word in argv[1:]:
         match = _REFERENCE.search(word)
         name = match[match.lastindex or 0] if match else ""
-        start = f"{match[0] if match else ''} in the argument {word[:60]!r} was not expanded"
+        start = f"{match[0] if match else ''} in the argument {redact_text(word)[:60]!r} was not expanded"
         if match and match[1]:
             return f"{start}: Kubernetes expands it only if the container's env defines {name}; define it there"
         if match and name in env:
@@ -482,10 +483,14 @@ _VARIABLES = (_OPTION.variable, "TORCH_ELASTIC_SHUTDOWN_TIMEOUT")
 def grace_of(own_s: float, command: Command | None, env: Mapping[str, str], *, is_given: bool) -> float:
     """Seconds between SIGTERM and SIGKILL: `own_s` where --grace was given, else torch's shutdown timeout.
 
+    A longer one counts as the longest that --grace takes: the kernel waits for 24 days at most.
+
     Raises:
         UsageError: the timeout is not a whole number.
     """
     typed = command.torchrun.options if command is not None and command.torchrun is not None else {}
     values = {_OPTION.flag: typed.get(_OPTION.name), **{name: env.get(name) for name in _VARIABLES}}
     name, value = next(((name, value) for name, value in values.items() if value), ("", None))
-    return own_s if is_given or value is None else float(check_value(_OPTION, value, name))
+    if is_given or value is None:
+        return own_s
+    return min(float(check_value(_OPTION, value, name)), Settings.model_fields["grace"].most)

@@ -19,6 +19,7 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from trainer_launch.contracts import read_job
+from trainer_launch.contracts.names import first_label
 from trainer_launch.contracts.source import MAX_FILE_BYTES, PodInput
 from trainer_launch.host import executables, network, shm
 from trainer_launch.host.files import JOB_SECRET, LiveFiles
@@ -157,7 +158,7 @@ def has_name(hostname: str, host: str) -> bool:
             f"the rendezvous endpoint {host} names several machines ({', '.join(sorted((*here, *elsewhere)))}), "
             f"and this is one of them; name the machine that is to be node 0, or set --node-rank in each pod"
         )
-    return bool(here) or host.partition(".")[0] == hostname.partition(".")[0]
+    return bool(here) or first_label(host) == first_label(hostname)
 
 
 def look_at_network(topology: Topology, host: Host, env: Mapping[str, str]) -> NodeNetwork:

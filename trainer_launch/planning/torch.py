@@ -29,18 +29,21 @@ from trainer_launch.model import (
     Workers,
     signal_policy,
 )
+from trainer_launch.model.codec import MAX_NAME, MAX_NODES, MAX_RANKS
 from trainer_launch.model.errors import ContractError, UsageError
 from trainer_launch.model.signal_policy import STOP_SIGNALS, SignalAction
 from trainer_launch.model.units import counted
+from trainer_launch.model.value_parsers import bad_value, parse_host
 from trainer_launch.planning import interfaces, torchrun_options
 from trainer_launch.planning.command import Command, CommandKind, launcher_in
-from trainer_launch.planning.job import JOB_OPTIONS, MEET_AT_NODE_0, workers_asked_for
+from trainer_launch.planning.job import DEFAULT_PORT, JOB_OPTIONS, MEET_AT_NODE_0, workers_asked_for
 from trainer_launch.planning.task import Engine, Task, env_of_workers, ports_of
 from trainer_launch.planning.torchrun_options import DEVICES, visible_devices
 
 DEFAULT_SIGNALS = "SIGTERM,SIGINT,SIGHUP,SIGQUIT"  # torchrun's own
 DEFAULT_MAX_RESTARTS = 3  # torchrun's is 0, with which no failure is survived
 _CONTRACTS = "torchrun"  # how contracts call the engine that they are made for
+_NAME = re.compile(rf"[ -~]{{1,{MAX_NAME}}}")
 _UNSHARED = "TORCH_DISABLE_SHARE_RDZV_TCP_STORE"
 _FLIGHT_RECORDER = "TORCH_FR_BUFFER_SIZE", "2000"  # how many collectives torch keeps; without it none
 _FAULT_HANDLER = "PYTHONFAULTHANDLER", "1"  # a crash of native code shows the Python code that called it
@@ -81,6 +84,7 @@ def plan(task: Task, reason: str) -> Plan:
     actions = signals_of(options, task.signals)
     signal_policy.stop_signal(actions)  # one has to be left that stops the job
     meeting, topology = _meeting(task), task.topology
+    _check_messages(task, options, meeting.job, workers.count)
     # Node 0 asks itself, whatever its name.
     asks_itself = topology.is_coordinator or topology.pods == 1
     place = Endpoint("localhost", meeting.coordinator.port) if asks_itself else meeting.coordinator
@@ -394,10 +398,34 @@ def _check_place(task: Task) -> None:
             f"(contract {job.contract}); raise elasticPolicy.maxReplicas by one, remove the Master, "
             f"or set --nodes {nodes.min}:{nodes.max + 1} in all pods"
         )
+    meets = task.topology.coordinator
+    if meets is not None and meets.port == 0 and task.topology.pods != 1:
+        raise UsageError(
+            f"the nodes cannot meet at {meets}: port 0 stands for any free port, which only one node would know; "
+            f"write the port, such as {Endpoint(meets.host, DEFAULT_PORT)}"
+        )
     if task.command.reads_stdin and workers != 1:
         raise UsageError(
             f"{workers or 'several'} workers cannot read one program from standard input; "
             f"save it as a file, and run: trainer-launch run -- FILE.py"
+        )
+
+
+def _check_messages(task: Task, options: Mapping[str, str], job: str, workers: int) -> None:
+    """Refuse what the messages between the nodes cannot carry: there, the nodes would wait for each other."""
+    nodes, contract, local_addr = nodes_of(task), task.job.contract, options.get("local_addr")
+    if not _NAME.fullmatch(job):
+        expected = f"at most {MAX_NAME} printable ASCII characters"
+        raise bad_value("the job's id (--rdzv-id)", job, expected, contract)
+    if len(role := options.get("role", "")) > MAX_NAME:
+        raise bad_value("--role", role, f"at most {MAX_NAME} characters", contract)
+    if local_addr and parse_host(local_addr) is None:
+        raise bad_value("--local-addr", local_addr, "a host name or an IP address", contract)
+    if workers > MAX_RANKS:
+        raise bad_value("--nproc-per-node", str(workers), f"at most {MAX_RANKS} workers on a node", contract)
+    if nodes.max + task.topology.spares > MAX_NODES:
+        raise bad_value(
+            "--nodes", str(nodes), f"at most {MAX_NODES}, spares included; set --nodes to fewer", contract
         )
 
 

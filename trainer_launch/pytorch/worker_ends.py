@@ -16,6 +16,7 @@ from msgspec.structs import replace
 from trainer_launch.membership import protocol as say
 from trainer_launch.membership import retry_policy
 from trainer_launch.model import Death, Failure, exit_codes
+from trainer_launch.model.codec import MAX_RANKS
 from trainer_launch.supervisor.error_lines import error_name, final_error, recognise
 
 _OUR_SIGNALS = (signal.SIGTERM, signal.SIGKILL)  # by which workers are ended
@@ -47,7 +48,7 @@ def early_ends(deaths: Iterable[Death], stopped_at_s: float, unasked: Collection
     finished = [death for death in early if death.exit_code == 0]
     failed = any(death.exit_code != 0 and not is_victim(death) for death in early)
     ranks = tuple(death.rank for death in finished if death.rank is not None)
-    return EarlyEnds(ranks[: say.MAX_RANKS], failed, any(death.process not in unasked for death in finished))
+    return EarlyEnds(ranks[:MAX_RANKS], failed, any(death.process not in unasked for death in finished))
 
 
 def waited_in_vain(death: Death) -> str | None:
