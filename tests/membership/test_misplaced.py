@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import functools
 import socket
+import threading
 from collections.abc import Iterator
 from typing import Any
 
@@ -12,9 +14,9 @@ import pytest
 
 from tests.ports import free_port
 from tests.waiting import eventually
-from trainer_launch.host import files, network
+from trainer_launch.host import files, network, slow_files
+from trainer_launch.membership import client, timeouts
 from trainer_launch.membership import protocol as msg
-from trainer_launch.membership import timeouts
 from trainer_launch.membership.client import Client
 from trainer_launch.model import Endpoint
 
@@ -107,3 +109,17 @@ def test_the_coordinator_itself_says_that_it_has_no_name() -> None:
     assert "publishNotReadyAddresses: true" in says[0]
     assert others[0].startswith("no address for no-such-name.invalid yet")
     assert "itself" not in others[0]
+
+
+def test_a_resolver_that_hangs_holds_up_no_node(monkeypatch: pytest.MonkeyPatch) -> None:
+    answers = threading.Event()
+    with node("127.0.0.1", 1) as (made, _):
+        monkeypatch.setattr(made, "where", lambda: (Endpoint("node-0", 1), "10.0.0.7"))
+        monkeypatch.setattr(socket, "getaddrinfo", lambda *_, **_more: answers.wait(2) and [])
+        monkeypatch.setattr(client, "in_time", functools.partial(slow_files.in_time, wait_s=0.05))
+        try:
+            assert made.own_address(None, "node-1") == "10.0.0.7"
+            assert not answers.is_set(), "it is told before the resolver answers"
+            assert "the lookup of node-0" in slow_files._waiting.values()
+        finally:
+            answers.set()

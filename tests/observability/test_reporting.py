@@ -49,6 +49,12 @@ os._exit(0)
     assert progress.read(str(tmp_path))[0].progress == 1.0
 
 
+def test_a_checkpoint_that_a_loss_interrupts_is_over_for_the_survivor(tmp_path: Path) -> None:
+    loss = "from trainer_launch.observability import report as own\nown.begin_again()"
+    run(f"report(step=1, checkpointing=True)\n{loss}\nos._exit(0)", tmp_path)
+    assert not progress.read(str(tmp_path))[0].checkpointing
+
+
 def test_what_is_not_given_stays(tmp_path: Path) -> None:
     first = "report(step=7, progress=0.25, metrics={'a': 1, 'b': 2})"
     run(f"{first}\nreport(eta_s=7)\nreport(metrics={{'b': 3}})", tmp_path)

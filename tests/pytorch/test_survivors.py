@@ -9,16 +9,29 @@ from collections.abc import Collection
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
-from unittest.mock import create_autospec
+from unittest.mock import Mock, create_autospec
 
 import pytest
 
 from tests.pytorch.nodes import Here
 from tests.supervisor.fakes import Program
-from trainer_launch.model import exit_codes
+from trainer_launch.membership.protocol import GiveUp
+from trainer_launch.model import Process, Workers, exit_codes
 from trainer_launch.pytorch import generations
+from trainer_launch.pytorch.fork_server import Starter
 from trainer_launch.pytorch.generations import OutOfGroups, Survivors
 from trainer_launch.supervisor.system import System
+
+
+@pytest.mark.parametrize("rank", ["0", "1"], ids=["back to the pod's value", "another value"])
+def test_a_survivor_gets_its_new_rank_also_where_the_pod_has_a_variable_of_that_value(rank: str) -> None:
+    group: Any = SimpleNamespace(workers=Workers(count=1, argv=(), env={"RANK": "0"}), system=Mock())
+    group.recorders, group.survivors = Mock(), Mock()
+    group.processes, group.kept_places, group.holders = Mock(), {"rank 2": 0}, {"rank 2"}
+    old, new = (Process(name=f"rank {each}", argv=(), env={"RANK": each}) for each in ("2", rank))
+    group.processes.kept = {7: old}
+    Starter(group).start([new], {})
+    group.survivors.enter.assert_called_once_with(f"rank {rank}", {"RANK": rank}, has_state=True)
 
 
 def test_a_survivor_whose_end_is_not_reaped_yet_when_the_next_generation_begins_is_told_nothing() -> None:
@@ -73,6 +86,14 @@ def test_workers_that_only_note_a_request_to_stop_end_where_they_wait_for_the_ne
     here.system.signalled(1.0, 15)
     ended = here.run()
     assert ended.took_s < 2.5, "it does not wait for the end of the grace"
+
+
+@pytest.mark.parametrize("leaves_s", [0.5, 1.5], ids=["before the job's end", "after it"])
+def test_a_failed_job_waits_for_no_survivor_that_only_notes_the_signal(tmp_path: Path, leaves_s: float) -> None:
+    here = Here(tmp_path, rank_0=[Program(term_s=None)], rank_1=[Program()])
+    here.does(leaves_s, lambda: setattr(here.node._group, "survivors", Waiting(here, "rank 0")))
+    ended = here.hears(1.0, GiveUp("no restart is left")).run()
+    assert ended.took_s < 2.5, "no step is left to it"
 
 
 class Entering(Waiting):

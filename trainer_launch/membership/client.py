@@ -22,6 +22,7 @@ from msgspec.structs import replace
 
 from trainer_launch.host.network import is_here, may_share, mesh_port, tune
 from trainer_launch.host.runtime_directory import tell
+from trainer_launch.host.slow_files import in_time
 from trainer_launch.membership import protocol as msg
 from trainer_launch.membership import timeouts
 from trainer_launch.membership.authentication import (
@@ -484,10 +485,12 @@ class Client(ReconnectingClient[msg.Message, msg.FromNode, News]):
         if given:
             return given
         coordinator, own = self.where()
+        entries: list[Any] = []
         try:
-            entries = socket.getaddrinfo(coordinator.host, coordinator.port, type=socket.SOCK_STREAM)
+            where = coordinator.host, coordinator.port, socket.AF_UNSPEC, socket.SOCK_STREAM
+            entries = in_time(f"the lookup of {coordinator.host}", entries, socket.getaddrinfo, *where)
         except OSError:  # a resolver that fails for a moment; the name was found when we connected
-            entries = []
+            pass
         if own is not None and all(own != address[0] for *_, address in entries):
             return own
         return name if coordinator.is_loopback else coordinator.host

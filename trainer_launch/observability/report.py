@@ -165,8 +165,11 @@ class _Reporter:
     def begin_again(self) -> None:
         """Go on in another generation, where this process may have another rank."""
         with self._lock:
+            if self._saves_since_s is not None:  # the loss has ended that checkpoint
+                self._saves_since_s, self._is_held_back = None, True
             self.flush()
             self._is_set_up, self._first_at_s, self._first_step = False, None, None
+            self._checkpoint_s = 0.0
 
     def _save(self, checkpointing: bool) -> bool:
         """A checkpoint begins or ends; whether that is new."""

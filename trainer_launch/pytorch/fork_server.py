@@ -364,7 +364,11 @@ class Starter:
         deaths = self._start(lost, places) if lost else []
         for pid, (old, process) in kept.items():
             group.processes.take(pid, process)
-            own = {name: value for name, value in process.env.items() if self._workers.env.get(name) != value}
+            envs = (
+                self._workers.env,
+                old.env,
+            )  # a variable of the pod may have the new value, and its process another
+            own = {name: value for name, value in process.env.items() if any(e.get(name) != value for e in envs)}
             group.survivors.enter(process.name, own, has_state=old.name in group.holders)
         group.kept_places, group.holders = {}, set()
         return deaths

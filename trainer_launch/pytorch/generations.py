@@ -98,7 +98,7 @@ def connect(fd: int) -> None:
 
 
 def environment() -> Mapping[str, str]:
-    """The variables of the present generation that differ from the first one's."""
+    """The variables of the present generation, as far as a later one than the first has set them."""
     return {} if _channel is None else _channel.environment
 
 
@@ -261,7 +261,7 @@ class _Channel:
             entered, self._next = self._next, None
         if entered is None:
             raise SystemExit(exit_codes.STOPPED)  # no generation follows, or the launcher is gone
-        self.environment, self.has_state = entered.environment, entered.has_state
+        self.environment, self.has_state = {**self.environment, **entered.environment}, entered.has_state
         os.environ.update(self.environment)
         flight_recorder.begin_generation()
 

@@ -552,6 +552,8 @@ class TorchNode(RunLoop):
             self._processes.stop(now_s, rung, sparing=kept)
             if kept:
                 self._keep_waiting(now_s)
+            elif not self._may_keep:  # no step is left to them, whatever their handlers of the signal do
+                self._group.survivors.dismiss(self._left)
 
     def _hear_survivors(self, now_s: float) -> None:
         """Hear workers inside of `generations()`: a lost peer is no cause, and the worker waits for the cause."""
