@@ -65,13 +65,16 @@ def pytest_runtest_setup(item: pytest.Item) -> None:
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """What is quick and tells most comes first: files of values, then of processes, then of long scenarios.
 
-    Among those, files of many tests come first, so that no process of pytest is left with a big one at the end.
+    Among those, files of many tests come first, so that no process of pytest is left with a big one at the end;
+    the soak, which is one test of minutes, comes before them.
     """
     counted = collections.Counter(item.path for item in items)
     ranks: dict[Path, int] = {}
     for item in items:  # a file is as slow as its quickest test, as those of one file stay together
         ranks[item.path] = min(_rank(item), ranks.get(item.path, _LONG))
-    items.sort(key=lambda item: (ranks[item.path], -counted[item.path], item.path))
+    items.sort(
+        key=lambda item: (ranks[item.path], item.path.name != "test_soak.py", -counted[item.path], item.path)
+    )
 
 
 def _rank(item: pytest.Item) -> int:

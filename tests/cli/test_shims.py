@@ -12,7 +12,6 @@ import pytest
 
 from tests.cli.launching import clean_env, launch, script, start
 from tests.cli.test_platforms import SLURM, TRAIN
-from tests.conftest import quick_first
 from tests.ports import free_port
 from trainer_launch.commands.install_shims import NAMES, decide
 
@@ -258,14 +257,7 @@ def check_recovered(ended: subprocess.CompletedProcess[str]) -> None:
 
 
 @torch
-@pytest.mark.parametrize(
-    "command",
-    quick_first(
-        ["bash start.sh", "timeout 60 ./start.sh", "./start.sh", "env A=1 sh ./start.sh"],
-        2,
-        pytest.mark.long("tests/cli/test_shims.py"),
-    ),
-)
+@pytest.mark.parametrize("command", ["bash start.sh", "timeout 60 ./start.sh"])
 def test_a_script_that_calls_torchrun_recovers_in_place_from_a_killed_worker(tmp_path: Path, command: str) -> None:
     text = f"set -e\ncd {tmp_path}\n# torchrun\ntorchrun --nproc-per-node 2 {script(tmp_path, LOST)}\necho end"
     program(tmp_path, "start.sh", text)
@@ -313,10 +305,9 @@ def test_a_login_shell_keeps_its_profile_and_the_launcher(tmp_path: Path) -> Non
 
 @pytest.mark.long("tests/cli/test_shims.py")
 @torch
-@pytest.mark.parametrize("line", ["uv run --no-sync", "conda run -n x"])
-def test_a_wrapper_with_the_launchers_own_python_recovers_in_place(tmp_path: Path, line: str) -> None:
+def test_a_wrapper_with_the_launchers_own_python_recovers_in_place(tmp_path: Path) -> None:
     """Such a wrapper puts its environment first in PATH, before the shims."""
-    words = line.split()
+    words = ("uv", "run", "--no-sync")
     program(tmp_path / "bin", words[0], f'shift {len(words) - 1}; export PATH={ours_in_path()}; exec "$@"')
     typed = (*words, "torchrun", "--nproc-per-node", "2", script(tmp_path, LOST))
     check_recovered(launch("run", "--", *typed, env={"PATH": ours_in_path(tmp_path / "bin")}))

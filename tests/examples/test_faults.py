@@ -114,9 +114,8 @@ def program(name: str, checkpoints: Path) -> Iterator[subprocess.Popen[str]]:
         started.communicate()
 
 
-@pytest.mark.parametrize("name", ["launch_function.py", "flyte_elastic.py"])
-def test_a_function_as_a_job_loses_a_worker_and_resumes(name: str, tmp_path: Path) -> None:
-    with program(name, tmp_path) as job:
+def test_a_function_as_a_job_loses_a_worker_and_resumes(tmp_path: Path) -> None:
+    with program("launch_function.py", tmp_path) as job:
         assert job.stdout is not None
         lines: list[str] = []
         worker = None

@@ -28,12 +28,6 @@ print("sum %s rank %s\\n" % (int(total), os.environ["RANK"]), end="", flush=True
 dist.barrier()
 os._exit(0)  # torch 2.13's gloo may abort while Python shuts down; not what is tested here
 """
-FAIL = """
-import os, sys, time
-if os.environ["RANK"] == "1":
-    sys.exit(9)
-time.sleep(60)
-"""
 SAVE = """
 import os, signal, sys, time
 signal.signal(signal.SIGTERM, lambda *_: (os.write(1, b"saved\\n"), sys.exit(0)))
@@ -99,12 +93,10 @@ def test_the_same_command_on_every_host_makes_the_named_one_node_0(tmp_path: Pat
 @pytest.mark.parametrize(
     ("names", "contract", "world"),
     [
-        (("job-node-0-0", "job-node-0-1"), trainer_v2, 4),
         (("job-master-0", "job-worker-0"), pytorchjob, 4),
         pytest.param(("job-worker-0", "job-worker-1"), workers_only, 4, marks=LONG),
-        pytest.param(("job-worker-0", "job-worker-1"), elastic, 4, marks=LONG),
     ],
-    ids=["trainer-v2", "pytorchjob", "pytorchjob-workers-only", "pytorchjob-elastic"],
+    ids=["pytorchjob", "pytorchjob-workers-only"],
 )
 def test_the_nodes_of_a_job_meet_and_reduce(names, contract, world, tmp_path: Path) -> None:
     train = script(tmp_path, REDUCE)
@@ -133,19 +125,6 @@ def test_the_nodes_meet_by_torchs_own_means_when_told_so(names, contract, tmp_pa
     assert [code for code, _ in ended] == [0, 0], ended
 
 
-def test_the_pod_at_fault_ends_with_its_workers_own_code(tmp_path: Path) -> None:
-    env = [trainer_v2(node) | {"PET_NPROC_PER_NODE": "1"} for node in range(2)]
-    with hosts("job-node-0-0", "job-node-0-1") as pods:
-        innocent, faulty = (
-            pod.start((*LAUNCHER, "run", "--", script(tmp_path, FAIL)), e) for pod, e in zip(pods, env, strict=True)
-        )
-        code, output = ended(faulty, DEADLINE_S)
-        assert code == 9, output
-        assert "rank=1 node=1 host=job-node-0-1" in output
-        innocent.kill()
-        ended(innocent, DEADLINE_S)
-
-
 def test_one_node_asked_to_stop_leaves_at_once_though_the_others_go_on(tmp_path: Path) -> None:
     """torch would restart its workers, or wait minutes for the other nodes."""
     env = [trainer_v2(node) | {"PET_MAX_RESTARTS": "3"} for node in range(2)]
@@ -165,19 +144,3 @@ def test_one_node_asked_to_stop_leaves_at_once_though_the_others_go_on(tmp_path:
         assert zero.poll() is None
         zero.kill()
         ended(zero, DEADLINE_S)
-
-
-@LONG
-def test_a_node_that_is_early_waits_for_node_0s_name_and_then_joins(tmp_path: Path) -> None:
-    train = script(tmp_path, REDUCE)
-    with hosts("job-node-0-0", "job-node-0-1") as (zero, one):
-        one.knows({})
-        early = one.start((*LAUNCHER, "run", "--prefix", "--", train), trainer_v2(1))
-        assert early.stdout is not None
-        said = ""
-        while "no address for" not in said:
-            said = early.stdout.readline()
-            assert said, "it ended without waiting"
-        one.knows({zero.name: zero.address, one.name: one.address})
-        late = zero.start((*LAUNCHER, "run", "--prefix", "--", train), trainer_v2(0))
-        assert [ended(late, DEADLINE_S)[0], ended(early, DEADLINE_S)[0]] == [0, 0]

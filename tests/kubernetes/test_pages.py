@@ -5,8 +5,6 @@ from __future__ import annotations
 import ast
 import json
 import os
-import re
-import shutil
 import sys
 from pathlib import Path
 
@@ -14,7 +12,6 @@ import pytest
 import yaml
 
 from tests.cli.launching import launch, start
-from tests.conftest import require
 from tests.kubernetes import pages, published, schema
 
 DIFFS = pages.blocks(pages.PAGE, "diff")
@@ -74,23 +71,6 @@ def test_both_sides_become_pods_that_explain_knows(diff: str, tmp_path: Path) ->
         told = launch("explain", "--json", "--pod", str(snapshot), "--", "train.py")
         assert told.returncode == 0, told.stderr
         assert json.loads(told.stdout)["contract"] != "unknown"
-
-
-@pytest.mark.process
-@pytest.mark.torch
-@pytest.mark.timeout(400)
-@pytest.mark.long("tests/kubernetes/test_rehearsals.py")
-@each_diff
-def test_the_changed_manifest_runs(diff: str, tmp_path: Path) -> None:
-    text = pages.after(diff)
-    if "mpirun" in text:
-        require(shutil.which("mpirun.openmpi") or shutil.which("orterun"), "Open MPI is not installed")
-        require(shutil.which("sshd", path="/usr/sbin:/usr/bin"), "sshd is not installed")
-    with start("rehearse", *needed(tmp_path, text), env=ENV, cwd=tmp_path) as rehearsal:
-        code, output = rehearsal.end(timeout_s=280)
-    assert code == 0, output
-    ranks = {int(rank) for rank in re.findall(r"rank (\d+) has \[", output)}
-    assert ranks == set(range(4 if "mpirun" in text else 2)), output
 
 
 def test_flytes_program_is_python_and_its_job_a_manifest() -> None:

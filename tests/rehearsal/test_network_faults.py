@@ -64,20 +64,6 @@ def enough(folder: Path) -> None:
     (folder / "enough").touch()
 
 
-def test_after_a_partition_the_job_goes_on_from_its_checkpoint(tmp_path: Path) -> None:
-    with job(tmp_path, "partition node=1 for=2s at=step:5") as running:
-        running.read_until("fault: partition")
-        running.read_until("fault ended: partition")
-        before = int((tmp_path / "checkpoint").read_text())
-        assert before >= 5
-        running.read_until(STEP, times=3)
-        enough(tmp_path)
-        code, said = running.end()
-    assert code == 0, said
-    assert said.count("step 1 took") == 1
-    assert "Succeeded" in said
-
-
 def test_a_job_waits_for_names_that_come_late_and_says_for_what(tmp_path: Path) -> None:
     enough(tmp_path)
     with job(tmp_path, "delay dns 15s", "--log-level", "info") as running:

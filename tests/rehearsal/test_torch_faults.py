@@ -53,9 +53,8 @@ def begun(stdout: str, node: int) -> list[int]:
     return [int(found) for found in re.findall(rf"^\[{node}:\d+\] begun at (\d+) ", stdout, re.MULTILINE)]
 
 
-@pytest.mark.parametrize("say", [PRINTS, REPORTS])
-def test_a_killed_worker_costs_a_few_steps_and_no_pod(tmp_path: Path, say: str) -> None:
-    train = script(tmp_path, TRAIN.replace("{say}", say))
+def test_a_killed_worker_costs_a_few_steps_and_no_pod(tmp_path: Path) -> None:
+    train = script(tmp_path, TRAIN.replace("{say}", REPORTS))
     fault = ("--fault", "kill worker node=1 at=step:5")
     ended = launch("rehearse", "--nodes", "2", *fault, "--", train, str(tmp_path / "saved"), "100", "2")
     assert ended.returncode == 0, ended.stdout + ended.stderr
