@@ -46,7 +46,7 @@ class WorkerGroup:
         self.holders: set[str] = set()  # those that have the state of the last generation
         self.generation = 0  # the last one that this node was in
         self.places: Mapping[str, WorkerPlace] = {}  # by the names of the processes
-        self._store_port: int | None = None
+        self.store_port: int | None = None
         self._started_s = 0.0
         self.deaths: list[Death] = []  # in their order
         self.node_rank = self.membership.node_rank or 0  # a generation tells who came without one
@@ -68,7 +68,7 @@ class WorkerGroup:
 
     def start(self, places: Mapping[str, WorkerPlace], store_port: int, now_s: float) -> None:
         """The generation's workers are started now."""
-        self.places, self._store_port, self._started_s = places, store_port, now_s
+        self.places, self.store_port, self._started_s = places, store_port, now_s
 
     @property
     def keeps_state(self) -> bool:
@@ -102,7 +102,7 @@ class WorkerGroup:
             return death
         started = self.workers.argv if death.at_s < self._started_s + timeouts.START_S else ()
         evidence = Evidence(last_lines=lines(death.process))
-        return failure.with_symptom(death, evidence, self._store_port, started)
+        return failure.with_symptom(death, evidence, self.store_port, started)
 
     def _with_error(self, death: Death, path: str | None, *, was_stopped: bool) -> Death:
         """Add the error file, which was written when the worker failed: the worker may end much later."""
