@@ -80,11 +80,16 @@ class Collected(Struct, frozen=True, kw_only=True):
     is_early: bool = False  # before it is known which pauses are usual
 
     def with_quiet(self, quiet: Mapping[int, Quiet], limit_s: float = 0.0, *, is_early: bool = False) -> Collected:
-        """With the last progress of each rank; who waits in a collective may spin there."""
+        """With the last progress of each rank; who waits in a collective may spin there.
+
+        Calls that torch makes around a collective, such as a backward pass, compute as well.
+        """
         states = []
         for state in self.incident.states:
             times = quiet.get(state.rank, Quiet(None, None))
-            waits = state.doing is Doing.COLLECTIVE or (times.may_spin and state.waits)
+            innermost = state.stack.partition("\n")[0]
+            waits = state.doing is Doing.COLLECTIVE and (state.waits or "/torch/distributed/" in innermost)
+            waits = waits or (times.may_spin and state.waits)
             signs = (times.sign_s, None if waits else times.work_s)
             quiet_s = min((since_s for since_s in signs if since_s is not None), default=state.quiet_s)
             states.append(replace(state, quiet_s=quiet_s))
