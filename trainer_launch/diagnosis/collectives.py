@@ -458,7 +458,9 @@ class _Graph:
         if any(part.reason for part in parts):
             return next(part for part in parts if part.reason)
         parts.sort(key=lambda part: not part.accuses)
-        named = [part for part in parts if part.accuses] or parts
+        at_work = any(part.active for part in parts)  # an idle rank may wait for that one, outside torch
+        named = [part for part in parts if part.accuses and (part.helps or not at_work)]
+        accuses, named = bool(named), named or parts
         behind -= shown
         awaited = {rank for wait in self._waits if behind & wait.inside.keys() for rank in wait.missing}
         texts = [part.text for part in parts]
@@ -468,8 +470,8 @@ class _Graph:
             text=listed(texts, _NAMED, "; "),
             ranks=tuple(sorted({rank for part in named for rank in part.ranks})),
             helps=True if any(part.helps for part in named) else None,
-            accuses=any(part.accuses for part in parts),
-            active=all(part.active for part in parts),
+            accuses=accuses,
+            active=at_work and not accuses,
         )
 
     def _root(self, wait: _Wait, ranks: Sequence[int]) -> Explanation:
