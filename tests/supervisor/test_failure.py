@@ -241,7 +241,9 @@ def test_a_full_shm_shows_what_is_free():
     assert classify(death(number=7), ROOMY).evidence == ()
 
 
-BUS_ERROR = "RuntimeError: DataLoader worker (pid 40) is killed by signal: Bus error. It is possible that dataloader's"
+BUS_ERROR = (
+    "RuntimeError: DataLoader worker (pid 40) is killed by signal: Bus error. It is possible that dataloader's"
+)
 
 
 @pytest.mark.parametrize(

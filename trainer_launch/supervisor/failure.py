@@ -81,8 +81,8 @@ _FIRST = (
         reason="Failed",
         applies=lambda death, evidence: evidence.shm_ample and "signal: Bus error" in _error_text(death, evidence),
         what="because one of its data-loader processes got a bus error",
-        hint="see whether a memory-mapped file was cut or its volume failed; if not, use fewer data-loader workers or "
-        "a larger /dev/shm",
+        hint="see whether a memory-mapped file was cut or its volume failed; if not, use fewer data-loader workers "
+        "or a larger /dev/shm",
     ),
 )
 _NOT_RUNNABLE = Cause(
