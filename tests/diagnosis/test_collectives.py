@@ -567,6 +567,30 @@ def test_the_only_idle_rank_that_waits_for_nobody_is_the_cause_where_all_others_
 
 
 @pytest.mark.parametrize(
+    ("first", "other", "accused"),
+    [
+        (IDLE, {**IDLE, "quiet_s": 1.0}, ()),
+        (IDLE, IDLE, (1, 3)),
+        ({**IDLE, "life": Life.STOPPED}, {**IDLE, "quiet_s": 1.0}, (1,)),
+    ],
+    ids=["may wait for the one at work", "both are idle", "is stopped"],
+)
+def test_an_idle_rank_is_not_accused_while_one_that_others_wait_for_elsewhere_is_at_work(
+    first: dict[str, Any], other: dict[str, Any], accused: tuple[int, ...]
+) -> None:
+    """Two pairs: rank 0 waits for rank 1, which may wait for what rank 3 builds; rank 2 waits for rank 3."""
+    known, states = ({"quiet_s": 31.0}, first, {"quiet_s": 31.0}, other), list[RankState]()
+    for number in range(4):
+        name, members = ("a", "0-1") if number < 2 else ("b", "2-3")
+        own = replace(pair(members, 1 - number % 2, name), begun=1)
+        states.append(rank(number, groups={name: own}, **known[number]))
+    found = alone(*states)
+    assert found.accuses == bool(accused)
+    assert found.active == (not accused)
+    assert not accused or found.ranks == accused
+
+
+@pytest.mark.parametrize(
     ("known", "active"),
     [
         ({**IDLE, "quiet_s": 3.0}, True),

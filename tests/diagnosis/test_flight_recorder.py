@@ -506,6 +506,16 @@ def test_a_rank_that_sends_messages_over_gloo_says_so_also_where_its_group_has_n
     assert without == [False, False, True], "entries of earlier use are dropped"
 
 
+@pytest.mark.parametrize("is_used", [True, False])
+def test_a_rank_that_calls_others_by_rpc_hides_its_waits(monkeypatch: pytest.MonkeyPatch, is_used: bool) -> None:
+    torch = torch_with(nccl=NCCL, fr=GLOO)
+    torch._C._distributed_rpc = SimpleNamespace(_is_current_rpc_agent_set=lambda: is_used)
+    monkeypatch.setitem(sys.modules, "torch", torch)
+    told = said_to({"entries": 10}).entries
+    assert told is not None
+    assert told.hides_messages == is_used
+
+
 @pytest.mark.torch
 @pytest.mark.usefixtures("both")
 def test_torchs_own_reader_takes_the_dumps_of_both_recorders(tmp_path: Path) -> None:

@@ -12,9 +12,10 @@ from tests.pytorch.nodes import PLAN
 from tests.supervisor.fakes import FakeSystem
 from trainer_launch.diagnosis.collectives import Collective, Doing, Explanation, Group, Life, RankState, explain
 from trainer_launch.diagnosis.group_incidents import GroupIncidents
+from trainer_launch.diagnosis.hang_detection import Quiet
 from trainer_launch.diagnosis.incident_bundle import HANG, Incident
 from trainer_launch.diagnosis.incident_collection import Collected
-from trainer_launch.diagnosis.stall import STALL, Ranks, RanksOfAll, ShowRanks
+from trainer_launch.diagnosis.stall import STALL, Ranks, RanksOfAll, ShowRanks, StallJudge
 from trainer_launch.diagnosis.worker_samples import WorkerPlace
 from trainer_launch.membership import protocol as say
 from trainer_launch.model import Death, Process
@@ -187,6 +188,46 @@ def test_a_rank_whose_end_the_group_has_not_heard_of_yet_is_told_and_nobody_is_a
     assert found is not None
     assert not found.accuses, found.text
     assert found.active, "all are asked again soon"
+
+
+BACKWARD = "/lib/torch/autograd/graph.py:829 (_engine_run_backward)\n/app/train.py:9 (step)"
+SHARDED = "/lib/torch/optim/adam.py:5 (step)\n/lib/torch/distributed/optim/zero_redundancy_optimizer.py:3 (step)"
+REDUCES = "/lib/torch/distributed/distributed_c10d.py:9 (all_reduce)\n/lib/torch/autograd/graph.py:829 (f)"
+
+
+@pytest.mark.parametrize(
+    ("stack", "waits", "is_at_work"),
+    [(BACKWARD, False, True), (SHARDED, False, True), (BACKWARD, True, False), (REDUCES, False, False)],
+)
+def test_cpu_work_of_a_backward_pass_is_progress_but_not_that_of_a_wait_in_a_collective(
+    stack: str, waits: bool, is_at_work: bool
+) -> None:
+    groups = {"0": Group(title="pg", ranks="0-2", entered=6 if waits else 5, done=5)}
+    state = RankState(rank=0, doing=Doing.COLLECTIVE, place="waits in x", stack=stack, groups=groups)
+    (known,) = incident(state).with_quiet({0: Quiet(sign_s=40.0, work_s=0.5)}).incident.states
+    assert known.is_active(15.0) == is_at_work
+
+
+@pytest.mark.parametrize(("error", "is_uneven"), [("", True), ("ValueError: record 17 is corrupt", False)])
+def test_a_rank_that_printed_an_error_and_left_with_exit_code_0_is_the_cause_and_not_its_data(
+    error: str, is_uneven: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    group, lines = group_of(), ("Traceback (most recent call last):", error)
+    group.deaths.append(replace(FINISHED, process="rank 0"))
+    group.unasked.add("rank 0")
+    group.recorders.open(["rank 0"])
+    system = cast(FakeSystem, group.system)
+    monkeypatch.setattr(system, "last_lines", lambda name: lines)
+    system.clock_s = FINISHED.at_s + 60.0
+    (state,) = group.ended()
+    found = explain((state, waits(1), waits(2)), NOW_NS, 2.0)
+    assert found is not None
+    assert ("uneven" in found.text) == is_uneven
+    assert (found.ranks, found.reason) == ((0,), "ProgramError" if is_uneven else "Hung")
+    words = StallJudge().explain_end([(state, waits(1))])
+    assert [error in text for text in (found.text, words)] == [True, True]
+    assert (group.left_unasked() == {"rank 0"}) == is_uneven, "where it was not asked to leave, data is uneven"
+    group.recorders.close()
 
 
 @pytest.mark.parametrize(("later_s", "accuses"), [(0.0, False), (4.0, False), (6.0, True)])

@@ -2,19 +2,25 @@
 
 from __future__ import annotations
 
+import json
 import os
 import signal
 import socket
 import subprocess
 import sys
+import threading
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
 from tests.waiting import eventually
 from trainer_launch.diagnosis import worker_samples
 from trainer_launch.diagnosis.collectives import Doing
+from trainer_launch.diagnosis.worker_samples import Recorders, WatchedWorkers
 from trainer_launch.host import process_tree
 from trainer_launch.host.process_tree import CallKind, SystemCall
 
@@ -120,10 +126,53 @@ def test_a_worker_that_waits_for_itself_or_for_nobody_is_in_no_transfer(
     assert doing(pid) is Doing.UNKNOWN
 
 
-def test_a_worker_that_waits_for_the_jobs_store_is_in_no_transfer(started: Callable[[str], int], port: int) -> None:
+@pytest.fixture
+def recorders() -> Iterator[Recorders]:
+    """The connection to rank 0, which has entered seven collectives."""
+    made = Recorders()
+    worker = socket.socket(fileno=made.open(["rank 0"])[0])
+
+    def reply() -> None:
+        worker.send(b"\n")
+        while data := worker.recv(4096):
+            answer = {"number": json.loads(data)["number"], "far": 7, "entries": {"rank": 0}}
+            worker.send(json.dumps(answer).encode() + b"\n")
+
+    thread = threading.Thread(target=reply)
+    thread.start()
+    eventually(lambda: made.how_far() == {"rank 0": 7}, "it answers")
+    yield made
+    made.close()
+    thread.join()
+    worker.close()
+
+
+def is_judged(recorders: Recorders) -> bool:
+    """Whether it may be a straggler."""
+    entries = recorders.entries(1, time.monotonic() + 20.0)["rank 0"].entries
+    return entries is not None and not entries.hides_messages
+
+
+@pytest.mark.parametrize("is_store", [True, False])
+def test_a_rank_that_waits_for_the_jobs_store_waits_for_other_ranks_and_is_not_judged_as_a_straggler(
+    started: Callable[[str], int], port: int, recorders: Recorders, is_store: bool
+) -> None:
     pid = started("fetch()")
     eventually(lambda: doing(pid) is Doing.TRANSFER, "it waits", within_s=20)
-    assert doing(pid, port) is Doing.UNKNOWN
+    group: Any = SimpleNamespace(places={}, recorders=recorders, store_port=port if is_store else port + 1)
+    workers = WatchedWorkers(lambda: {"rank 0": pid}, lambda _: 0, "/nowhere", group)
+    (rank,) = workers.look()
+    assert workers.doing(rank, "") is (Doing.COLLECTIVE if is_store else Doing.TRANSFER)
+    assert is_judged(recorders) == (not is_store)
+
+
+def test_a_slow_rank_that_seldom_waits_for_the_store_may_be_a_straggler(recorders: Recorders) -> None:
+    for look in range(40):
+        recorders.note("rank 0", waits=look < 1)
+    assert is_judged(recorders)
+    recorders.note("rank 0", waits=True)
+    recorders.note("rank 0", waits=True)
+    assert not is_judged(recorders)
 
 
 def test_a_worker_that_has_joined_a_collective_does_not_wait_for_a_thread_that_uploads(

@@ -124,7 +124,7 @@ def world(request, tmp_path):
     process = subprocess.Popen(argv, start_new_session=True)
     eventually((tmp_path / "ready").exists, "the worker is ready")
     place = WorkerPlace(4, 0, f"{tmp_path}/stacks" if request.param == "says" else None)
-    group: Any = SimpleNamespace(places={"rank 4": place}, recorders=Recorders())
+    group: Any = SimpleNamespace(places={"rank 4": place}, recorders=Recorders(), store_port=None)
     workers = WatchedWorkers(lambda: {"rank 4": process.pid}, lambda *_: 7, str(tmp_path), group)
     yield workers, tmp_path, request.param == "says"
     os.killpg(process.pid, signal.SIGKILL)

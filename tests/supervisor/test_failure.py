@@ -241,6 +241,27 @@ def test_a_full_shm_shows_what_is_free():
     assert classify(death(number=7), ROOMY).evidence == ()
 
 
+BUS_ERROR = (
+    "RuntimeError: DataLoader worker (pid 40) is killed by signal: Bus error. It is possible that dataloader's"
+)
+
+
+@pytest.mark.parametrize(
+    ("size", "free", "reason"),
+    [
+        (64 << 20, 60 << 20, "SharedMemoryFull"),
+        (8 << 30, 4096, "SharedMemoryFull"),
+        (8 << 30, 7 << 30, "Failed"),
+        (None, None, "SharedMemoryFull"),
+    ],
+)
+def test_a_bus_error_of_a_data_loader_is_blamed_on_shm_only_where_that_is_small_or_full(size, free, reason):
+    evidence = Evidence(shm_size_bytes=size, shm_free_bytes=free, last_lines=(BUS_ERROR,))
+    failure = classify(Death(rank=1, code=1), evidence)
+    assert (failure.reason, failure.rank) == (reason, 1)
+    assert ("memory-mapped" in (failure.hint or "")) == (reason == "Failed")
+
+
 def test_who_is_killed_from_outside_has_not_said_why():
     old = ("RuntimeError: CUDA error: uncorrectable ECC error encountered",)
     for number in (signal.SIGKILL, signal.SIGTERM, signal.SIGUSR1):

@@ -8,11 +8,14 @@ from pathlib import Path
 import pytest
 
 from trainer_launch.model import Death
+from trainer_launch.model.suggestions import is_typo_in_program
 from trainer_launch.supervisor.error_lines import (
     essence,
     final_error,
     headline,
     last_words,
+    message_in,
+    printed_last,
     recognise,
 )
 from trainer_launch.supervisor.failure import Evidence, classify, with_error_file, with_torchruns_file
@@ -227,3 +230,40 @@ def test_what_glibc_and_python_say_as_they_abort_is_told_and_no_other_line(lines
     failure = classify(death("signal", 6), Evidence(last_lines=lines))
     assert failure.message == "main ended with signal SIGABRT" + (f": {words}" if words else "")
     assert failure.reason == "Crashed"
+
+
+EVALUATES = """Traceback (most recent call last):
+  File "/app/train.py", line 12, in main
+    rule = eval(row)
+  File "<string>", line 1, in <module>
+NameError: name 'scale' is not defined
+"""
+
+
+def test_a_name_that_is_missing_in_a_text_which_a_program_evaluates_is_no_typo_of_the_program():
+    content = {"message": {"message": EVALUATES.splitlines()[-1], "extraInfo": {"py_callstack": EVALUATES}}}
+    message = message_in(content)
+    assert message == "NameError: name 'scale' is not defined (<string>, line 1)"
+    assert not is_typo_in_program(message)
+    plain = EVALUATES.replace("<string>", "/app/rules.py")
+    content = {"message": {"message": plain.splitlines()[-1], "extraInfo": {"py_callstack": plain}}}
+    assert is_typo_in_program(message_in(content) or "")
+
+
+@pytest.mark.parametrize(
+    ("after", "error"),
+    [
+        ((), "NameError: name 'scale' is not defined"),
+        (("giving up", "[W1129 08:00:00.1 x.cpp:1] destroy_process_group() was not called"), "NameError: name"),
+        (("step 3", "step 4", "done"), ""),
+    ],
+    ids=["it ends", "it says so, and a library warns", "it goes on"],
+)
+def test_an_error_that_a_program_printed_last_has_made_it_leave_but_not_one_after_which_it_went_on(after, error):
+    words = printed_last(("step 2", *EVALUATES.splitlines(), *after))
+    assert words.startswith(error)
+    assert bool(words) == bool(error)
+
+
+def test_an_error_that_is_named_without_a_traceback_is_a_programs_own_words():
+    assert printed_last(("ValueError: none of the 3 records had this",)) == ""

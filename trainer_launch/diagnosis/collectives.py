@@ -18,6 +18,7 @@ from trainer_launch.model.codec import Amount, Count, Tagged, Text
 from trainer_launch.model.units import grouped, listed, named_ranks, numbers_in, printable
 
 MAX_BYTES = 1 << 20  # of one rank's answer
+AFTER_ERROR = "exit code 0 after "
 ANSWERS = "trainer-launch"  # the name of the thread that answers
 MAX_ENTRIES, MAX_GROUPS = 512, 64  # of one rank
 MAX_MESSAGES = 16  # of one rank in one group
@@ -168,7 +169,7 @@ class RankState(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     rank: Rank
     node: Count | None = None
     life: Life = Life.ALIVE
-    how: Text = ""  # it died
+    how: Text = ""  # it died; where it has finished, after which error
     place: Text = ""  # where its main thread is
     doing: Doing = Doing.UNKNOWN
     stage: Stage = Stage.JOINED
@@ -193,6 +194,11 @@ class RankState(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
         if self.life is not Life.ALIVE or self.why or self.stage in (Stage.LEFT, Stage.ENDED):
             return False
         return all(group.entered == group.begun == 0 for group in self.groups.values())
+
+    @property
+    def error(self) -> str:
+        """The error that it had printed when it finished with exit code 0."""
+        return self.how.partition(AFTER_ERROR)[2]
 
     @property
     def may_take_long(self) -> bool:
@@ -236,6 +242,11 @@ def brief(state: RankState, most: int) -> RankState:
 def _around(group: Group, most: int) -> tuple[Collective, ...]:
     until = min(group.entered, group.done + max(1, most // 2))
     return tuple(each for each in group.last if each.number <= until)[-most:] if most else ()
+
+
+def errors_in_words(states: Iterable[RankState]) -> str:
+    """`rank 1 had printed ValueError: bad record`, of ranks that finished with exit code 0 nevertheless."""
+    return listed([f"rank {state.rank} had printed {state.error}" for state in states if state.error], _NAMED, "; ")
 
 
 def entered_in_words(states: Sequence[RankState]) -> str:
@@ -458,7 +469,9 @@ class _Graph:
         if any(part.reason for part in parts):
             return next(part for part in parts if part.reason)
         parts.sort(key=lambda part: not part.accuses)
-        named = [part for part in parts if part.accuses] or parts
+        at_work = any(part.active for part in parts)  # an idle rank may wait for that one, outside torch
+        named = [part for part in parts if part.accuses and (part.helps or not at_work)]
+        accuses, named = bool(named), named or parts
         behind -= shown
         awaited = {rank for wait in self._waits if behind & wait.inside.keys() for rank in wait.missing}
         texts = [part.text for part in parts]
@@ -468,8 +481,8 @@ class _Graph:
             text=listed(texts, _NAMED, "; "),
             ranks=tuple(sorted({rank for part in named for rank in part.ranks})),
             helps=True if any(part.helps for part in named) else None,
-            accuses=any(part.accuses for part in parts),
-            active=all(part.active for part in parts),
+            accuses=accuses,
+            active=at_work and not accuses,
         )
 
     def _root(self, wait: _Wait, ranks: Sequence[int]) -> Explanation:
@@ -543,6 +556,8 @@ class _Graph:
             text = f"{lead}, which may be over by now"  # the others were seen before
             return Explanation(text=text, ranks=ranks, accuses=False, active=True)
         if any(not state.is_unproven and not state.is_active(limit_s) for state in inside):
+            if errors := errors_in_words(finished):
+                return _left_after_error(f"{lead}; {errors}", finished)
             text = f"{lead}: the ranks' data is uneven; a restart will not help"
             return Explanation(text=text, ranks=ranks, reason="ProgramError", helps=False)
         active = any(state.is_active(limit_s) for state in inside)
@@ -554,6 +569,11 @@ class _Graph:
         where = listed(words, _NAMED, "; ")
         text = f"the ranks wait for each other in different collectives: {where}; a restart will not help"
         return Explanation(text=text, reason="ProgramError", helps=False)
+
+
+def _left_after_error(text: str, finished: Sequence[RankState]) -> Explanation:
+    """Others wait for ranks that have finished, of which some had failed: these are the cause."""
+    return Explanation(text=text, ranks=tuple(state.rank for state in finished if state.error), reason="Hung")
 
 
 def unexplained(states: Sequence[RankState], of: int, limit_s: float = 0.0) -> Explanation:
@@ -570,6 +590,8 @@ def unexplained(states: Sequence[RankState], of: int, limit_s: float = 0.0) -> E
         text = f"{named_ranks(ranks)} finished with exit code 0 before {they} joined a process group; {where}"
         if active or any((state.quiet_s or 0.0) < limit_s for state in finished):
             return Explanation(text=text, ranks=ranks, accuses=False, active=True)
+        if errors := errors_in_words(finished):
+            return _left_after_error(f"{text}; {errors}", finished)
         return Explanation(text=f"{text}; a restart will not help", ranks=ranks, reason="ProgramError", helps=False)
     if alive and all(state.doing is Doing.COLLECTIVE for state in alive):
         text = f"all {'' if is_all else 'known '}ranks wait for each other outside recorded collectives: {where}"

@@ -144,7 +144,8 @@ def answer(question: dict[str, Any], rank: int) -> dict[str, Any]:
     if most := question.get("entries"):
         members = {name: about for _, members in parts for name, about in members.items()}
         whole = merged(parts)["entries"]
-        hides = hides_messages(whole, groups, begun)
+        rpc = getattr(getattr(torch, "_C", None), "_distributed_rpc", None)  # its waits are not recorded either
+        hides = getattr(rpc, "_is_current_rpc_agent_set", bool)() or hides_messages(whole, groups, begun)
         return {
             "number": number,
             "entries": {"rank": rank, "hides_messages": hides, **entered(whole, members, most)},

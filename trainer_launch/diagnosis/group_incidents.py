@@ -140,11 +140,11 @@ class GroupIncidents:
 
     def _states_at_end(self) -> list[RankState]:
         """The reports of ranks at the end of their programs, also of those whose processes still end."""
-        places = self._group.places
+        places, how = self._group.places, {state.rank: state.how for state in self._group.ended()}
         return [
-            RankState(rank=places[name].rank, stage=Stage.ENDED, groups=answer.groups)
+            RankState(rank=rank, stage=Stage.ENDED, groups=answer.groups, how=how.get(rank, ""))
             for name, answer in self._recorders.at_end.items()
-            if name in places
+            if (rank := places[name].rank if name in places else None) is not None
         ]
 
     def with_explanation(self, hang: Death) -> Death:

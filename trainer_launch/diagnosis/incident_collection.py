@@ -53,6 +53,7 @@ HANG_S = 2.0
 _FACTS_S = 5.0  # for what stays, when the run is over
 _LATER_S = 1.0  # until what stays is collected: the restart after a failure needs the CPUs
 _SHOWN = 64  # processes below a worker
+_WAITS = ("wait", "to_here")  # methods in which torch waits for other ranks: of collectives, and of RPCs
 _KEPT = 8  # collectives of each group in incident.json
 log = logging.getLogger(__name__)
 
@@ -79,11 +80,16 @@ class Collected(Struct, frozen=True, kw_only=True):
     is_early: bool = False  # before it is known which pauses are usual
 
     def with_quiet(self, quiet: Mapping[int, Quiet], limit_s: float = 0.0, *, is_early: bool = False) -> Collected:
-        """With the last progress of each rank; who waits in a collective may spin there."""
+        """With the last progress of each rank; who waits in a collective may spin there.
+
+        Calls that torch makes around a collective, such as a backward pass, compute as well.
+        """
         states = []
         for state in self.incident.states:
             times = quiet.get(state.rank, Quiet(None, None))
-            waits = state.doing is Doing.COLLECTIVE or (times.may_spin and state.waits)
+            innermost = state.stack.partition("\n")[0]
+            waits = state.doing is Doing.COLLECTIVE and (state.waits or "/torch/distributed/" in innermost)
+            waits = waits or (times.may_spin and state.waits)
             signs = (times.sign_s, None if waits else times.work_s)
             quiet_s = min((since_s for since_s in signs if since_s is not None), default=state.quiet_s)
             states.append(replace(state, quiet_s=quiet_s))
@@ -288,16 +294,22 @@ class Collector:
         silence = "it did not answer in time" if self._group else ""
         frames = stacks.main_thread(text)
         groups = {} if answer is None else answer.groups
-        waits_in_torch = answer is not None and answer.calls == "wait"
-        doing = stacks.doing(frames)
+        calls = "" if answer is None else answer.calls
+        waits_in_torch, shown = calls in _WAITS, stacks.doing(frames)
+        doing = shown
         place, stage = stacks.where(frames) if frames else "", Stage.JOINED if answer is None else answer.stage
         if is_hang:
             has_joined = waits_in_torch or any(group.entered > group.done for group in groups.values())
             doing = self._workers.doing(worker, text, has_joined=has_joined)
-        if doing is Doing.UNKNOWN and worker.pid in self._saving():
+        elif doing is Doing.UNKNOWN and self._workers.waits_in_store(worker):
+            doing = Doing.COLLECTIVE
+        if doing is Doing.COLLECTIVE and shown is not doing:
+            place = "waits in the store" + (f", called from {place.removeprefix('in ')}" if place else "")
+        elif doing is Doing.UNKNOWN and worker.pid in self._saving():
             doing = Doing.CHECKPOINT
         elif doing is Doing.UNKNOWN and waits_in_torch:  # for other ranks
-            doing, place = Doing.COLLECTIVE, f"waits in work.wait, called from {place.removeprefix('in ')}"
+            method = "work.wait" if calls == "wait" else calls
+            doing, place = Doing.COLLECTIVE, f"waits in {method}, called from {place.removeprefix('in ')}"
         if self._group is not None and worker.name in self._group.recorders.at_end:
             stage = Stage.ENDED
         return RankState(

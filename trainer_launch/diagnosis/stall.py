@@ -30,6 +30,7 @@ from trainer_launch.diagnosis.collectives import (
     RankState,
     brief,
     entered_in_words,
+    errors_in_words,
     explain,
     never_entered,
     unexplained,
@@ -164,8 +165,9 @@ class StallJudge(Judge, frozen=True, kw_only=True):
         return StallJudge(explained=why, explained_s=now_s), (*news, Tell(all_numbers, why))
 
     def explain_end(self, bodies: Sequence[EndStates]) -> str:
-        """Tell which ranks entered which collective last."""
-        return entered_in_words([state for states in bodies for state in states])
+        """Tell which ranks had printed an error though they finished, and which collective each entered last."""
+        states = [state for states in bodies for state in states]
+        return "; ".join(filter(None, (errors_in_words(states), entered_in_words(states))))
 
     def explain_timeout(self, bodies: Sequence[EndStates], rank: int) -> tuple[str, tuple[int, ...]]:
         """The ranks that had not entered the collective in which a rank timed out, in words too, where proven."""

@@ -10,6 +10,7 @@ import select
 import socket
 import stat
 import time
+from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from typing import Protocol, TypeVar
 
@@ -32,6 +33,7 @@ _READ_WRITTEN = re.compile(r"^[rw]char: (\d+)", re.MULTILINE)
 _NO_FILES = ("/dev/", "/proc/", "/sys/")
 _POLLS = (CallKind.POLL, CallKind.SELECT, CallKind.EPOLL)
 _READ_BYTES = 65536
+_OFTEN = 1 / 20  # of the looks at a worker; a rank is late by a tenth of its steps
 _FAR_S = 0.1  # for all to say how far they are; who is stopped does not
 _T = TypeVar("_T")
 Below = Mapping[int, tuple[process_tree.ProcessEntry, ...]]  # children by parent
@@ -52,6 +54,7 @@ class Recorders:
         self._far: dict[str, int] = {}
         self._bytes: dict[str, int] = {}  # that each has written to answer
         self._answers: dict[int, dict[str, Recorded]] = {}  # by question; to the last one
+        self._looks, self._waits = Counter[str](), Counter[str]()  # at each worker; and those at a wait for others
 
     @property
     def names(self) -> set[str]:
@@ -79,6 +82,8 @@ class Recorders:
             self._connections.pop(name).close()
         self._connections, self._unread = _renamed(self._connections, but), _renamed(self._unread, but)
         self._far, self._bytes, self.at_end = _renamed(self._far, but), _renamed(self._bytes, but), {}
+        self._looks.clear()
+        self._waits.clear()
 
     def how_far(self) -> dict[str, int]:
         """How many collectives each worker has entered and ended, as far as it has told."""
@@ -112,8 +117,23 @@ class Recorders:
         return self._ask(dict.fromkeys(self._able(), question))
 
     def entries(self, most: int, until_s: float) -> dict[str, Recorded]:
-        """Ask all when they entered their last collectives; the answers that come until then."""
-        return self.answers(self._ask({name: {"entries": most} for name in self._able()}), until_s)
+        """Ask all when they entered their last collectives; the answers that come until then.
+
+        The waits of those that often wait through the store are not known.
+        """
+        answers = self.answers(self._ask({name: {"entries": most} for name in self._able()}), until_s)
+        often = {name for name, count in self._waits.items() if count >= _OFTEN * self._looks[name]}
+        return {
+            name: replace(answer, entries=replace(answer.entries, hides_messages=True))
+            if name in often and answer.entries is not None
+            else answer
+            for name, answer in answers.items()
+        }
+
+    def note(self, name: str, *, waits: bool) -> None:
+        """Take in whether a worker that trains waits for other ranks through the store."""
+        self._looks[name] += 1
+        self._waits[name] += waits
 
     def answers(self, number: int, until_s: float) -> dict[str, Recorded]:
         """The answers to a question; those who do not answer are missing.
@@ -187,6 +207,7 @@ class WatchedGroup(Protocol):
     """The parts of a torch worker group that a diagnosis reads."""
 
     generation: int  # the last one that this node was in
+    store_port: int | None  # where the ranks of this generation meet
     places: Mapping[str, WorkerPlace]  # by the names of the processes
     recorders: Recorders
     processes: Processes
@@ -228,6 +249,8 @@ class WatchedWorkers:
         for name, pid in self._pids().items():
             if pid in own:
                 worker, entries = self._worker(name, own[pid]), (own[pid], *_subtree(pid, below))
+                if self._group is not None and far.get(name, 0):
+                    self._group.recorders.note(name, waits=self.waits_in_store(worker))
                 sample = self._sample(name, worker, entries, far.get(name, 0))
                 if sample is not None:
                     samples[worker] = sample
@@ -264,11 +287,25 @@ class WatchedWorkers:
         shown = stacks.doing(stacks.main_thread(text))
         if shown not in (Doing.UNKNOWN, Doing.DATA):
             return shown
+        if self.waits_in_store(worker):
+            return Doing.COLLECTIVE
         (below,) = self.children([worker]).values()
-        port = (process_tree.environment(worker.pid) or {}).get("MASTER_PORT", "")
-        ports = [int(port)] if port.isdecimal() else []
-        outside = wait_outside(worker.pid, below, ports, has_joined=has_joined)
+        outside = wait_outside(worker.pid, below, self._store_ports(worker), has_joined=has_joined)
         return shown if outside is Doing.UNKNOWN else outside
+
+    def waits_in_store(self, worker: WatchedWorker) -> bool:
+        """Whether the main thread of a worker waits for what another rank writes to the job's store."""
+        call = process_tree.of_thread(worker.pid, worker.pid)
+        if call is None or not any(link.startswith("socket:") for link in call.files):
+            return False
+        ports, links = self._store_ports(worker), process_tree.connections(worker.pid)
+        return any(links.get(link) in ports for link in call.files)
+
+    def _store_ports(self, worker: WatchedWorker) -> tuple[int, ...]:
+        if self._group is not None and self._group.store_port is not None:
+            return (self._group.store_port,)
+        port = (process_tree.environment(worker.pid) or {}).get("MASTER_PORT", "")
+        return (int(port),) if port.isdecimal() else ()
 
     def _worker(self, name: str, entry: process_tree.ProcessEntry) -> WatchedWorker:
         place = None if self._group is None else self._group.places.get(name)
@@ -378,7 +415,8 @@ def wait_outside(
         return Doing.UNKNOWN
     if 0 in call.fds and call.kind is not CallKind.EPOLL:
         return Doing.INPUT
-    remote = process_tree.connections(pid, own_ports)
+    connections = process_tree.connections(pid)
+    remote = {link for link, port in connections.items() if port not in own_ports}
     by_parent: dict[int, list[int]] = {}
     for entry in below:
         by_parent.setdefault(entry.parent, []).append(entry.pid)

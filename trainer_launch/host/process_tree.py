@@ -364,10 +364,10 @@ def open_files(pid: int) -> frozenset[str]:
         return frozenset()
 
 
-def connections(pid: int, own_ports: Collection[int] = ()) -> frozenset[str]:
-    """The TCP connections of a process's network that do not lead to one of these ports, as socket:[NUMBER]."""
-    others = (row for row in _tcp(pid) if row[3] != _LISTENS)
-    return frozenset(f"socket:[{row[9]}]" for row in others if int(row[2].rpartition(":")[2], 16) not in own_ports)
+def connections(pid: int) -> dict[str, int]:
+    """The TCP connections of a process's network, as socket:[NUMBER], and the ports that they lead to."""
+    rows = (row for row in _tcp(pid) if row[3] != _LISTENS)
+    return {f"socket:[{row[9]}]": int(row[2].rpartition(":")[2], 16) for row in rows}
 
 
 def is_connecting(pid: int) -> bool:

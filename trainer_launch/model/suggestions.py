@@ -37,8 +37,9 @@ def _plain(name: str) -> str:
 
 # A name, a module's attribute or a parameter that does not exist comes again at every start. Other AttributeErrors
 # and TypeErrors tell of values, which a storage that is away for a while may leave out: 'NoneType' object has no.
+# Nor is it the program's code where `eval` or `exec` of data raises it: <string> is named then.
 TYPO_IN_PROGRAM = (
-    r"(?:NameError: name '[^']*' is not defined\b"
+    r"(?![^\n]*\(<[^()<>\n]*>, line \d+\))(?:NameError: name '[^']*' is not defined\b"
     r"|AttributeError: (?:partially initialized )?module '[^']*' has no attribute '"
     r"|TypeError: [\w.<>]+\(\) (?:missing \d+ required (?:positional|keyword-only) argument"
     r"|got an unexpected keyword argument '|takes (?:from )?\d+ [\w ]{0,30}positional arguments? but ))"

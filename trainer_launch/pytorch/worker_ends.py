@@ -21,7 +21,9 @@ from trainer_launch.supervisor.error_lines import error_name, final_error, recog
 
 _OUR_SIGNALS = (signal.SIGTERM, signal.SIGKILL)  # by which workers are ended
 _LOST, _TIMED_OUT = "PeerLost", "Hung"
-_WHY_LEFT = "see why these ranks left: a signal that the program handles, or fewer steps than the others have"
+_WHY_LEFT = (
+    "see why these ranks left: an error or a signal that the program handles, or fewer steps than the others have"
+)
 SEE_NODE = "see the termination message of"  # begins the advice of a node whose own workers were well
 # A store's end is told by itself: a rank that cannot connect to one has another address, or no way there.
 _CONNECTS = re.compile(r"DistNetworkError: .*?(?:client socket has|Interrupted system call)")

@@ -11,7 +11,7 @@ from collections.abc import Mapping
 
 from msgspec.structs import replace
 
-from trainer_launch.diagnosis.collectives import Life, RankState
+from trainer_launch.diagnosis.collectives import AFTER_ERROR, Life, RankState
 from trainer_launch.diagnosis.group_incidents import aborted
 from trainer_launch.diagnosis.stall import SHOW_RANKS_S
 from trainer_launch.diagnosis.worker_samples import Recorders, WorkerPlace
@@ -20,6 +20,7 @@ from trainer_launch.membership import timeouts
 from trainer_launch.membership.protocol import Formed
 from trainer_launch.model import Death, Membership, Plan, Workers
 from trainer_launch.model.errors import InternalError
+from trainer_launch.model.redaction import presentable
 from trainer_launch.pytorch import worker_ends
 from trainer_launch.pytorch.generations import Survivors
 from trainer_launch.supervisor import error_lines, failure
@@ -28,6 +29,7 @@ from trainer_launch.supervisor.processes import Processes
 from trainer_launch.supervisor.system import System
 
 _AT_END_S = 0.01  # to read what workers have written at their ends
+_ERROR_CHARS = 300
 
 
 class WorkerGroup:
@@ -46,7 +48,7 @@ class WorkerGroup:
         self.holders: set[str] = set()  # those that have the state of the last generation
         self.generation = 0  # the last one that this node was in
         self.places: Mapping[str, WorkerPlace] = {}  # by the names of the processes
-        self._store_port: int | None = None
+        self.store_port: int | None = None
         self._started_s = 0.0
         self.deaths: list[Death] = []  # in their order
         self.node_rank = self.membership.node_rank or 0  # a generation tells who came without one
@@ -68,7 +70,7 @@ class WorkerGroup:
 
     def start(self, places: Mapping[str, WorkerPlace], store_port: int, now_s: float) -> None:
         """The generation's workers are started now."""
-        self.places, self._store_port, self._started_s = places, store_port, now_s
+        self.places, self.store_port, self._started_s = places, store_port, now_s
 
     @property
     def keeps_state(self) -> bool:
@@ -102,7 +104,7 @@ class WorkerGroup:
             return death
         started = self.workers.argv if death.at_s < self._started_s + timeouts.START_S else ()
         evidence = Evidence(last_lines=lines(death.process))
-        return failure.with_symptom(death, evidence, self._store_port, started)
+        return failure.with_symptom(death, evidence, self.store_port, started)
 
     def _with_error(self, death: Death, path: str | None, *, was_stopped: bool) -> Death:
         """Add the error file, which was written when the worker failed: the worker may end much later."""
@@ -131,12 +133,17 @@ class WorkerGroup:
     def left_unasked(self) -> set[str]:
         """Workers that no signal can have told to leave: they had no handler of one, at the end of their programs.
 
+        Nor did an error that they had printed.
         Python removes handlers after that; where a worker has told nothing, it has left by `os._exit`.
         """
         self.recorders.answers(0, time.monotonic() + _AT_END_S)
         reports = self.recorders.at_end
         silent = self.unasked & self.recorders.names - reports.keys()
-        return silent | {name for name, report in reports.items() if not report.handles}
+        failed = {death.process for death in self.deaths if death.exit_code == 0 and self._printed_last(death)}
+        return (silent | {name for name, report in reports.items() if not report.handles}) - failed
+
+    def _printed_last(self, death: Death) -> str:
+        return presentable(error_lines.printed_last(self.system.last_lines(death.process)))[:_ERROR_CHARS]
 
     def ended(self) -> list[RankState]:
         """The ranks of this generation that have no process any more, with what each reported at its end."""
@@ -145,11 +152,12 @@ class WorkerGroup:
 
     def _ended(self, death: Death, as_of_s: float) -> RankState:
         has_finished, report = death.exit_code == 0, self.recorders.at_end.get(f"rank {death.rank}")
+        error = self._printed_last(death) if has_finished else ""
         return RankState(
             rank=death.rank or 0,
             node=self.node_rank,
             life=Life.FINISHED if has_finished else Life.DEAD,
-            how=how(death),
+            how=AFTER_ERROR + error if error else how(death),
             groups=report.groups if report is not None else {},
             quiet_s=max(0.0, as_of_s - death.at_s) if has_finished else None,
         )

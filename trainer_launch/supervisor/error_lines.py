@@ -20,6 +20,7 @@ from trainer_launch.model.redaction import presentable
 
 _ERROR_LINES = 8  # an error's own text; what follows are frames
 _MESSAGE_CHARS = 1000
+_AFTERWORDS = 2  # lines that a program may print between an error and its end
 # Python's, those of TensorFlow's graphs, which stand before the reason, and MPICH's, whose last one tells it.
 _FRAME = re.compile(r'\s*File "[^"]*", line \d+|Detected at node |\w+\(\d+\)\.*: *$|\s*$')
 _RANK = r"(?:\[rank\d+\]: *)?"
@@ -54,6 +55,8 @@ _NAME = re.compile(_RANK + r"([A-Za-z_][\w.]*)(?=:|$)")
 
 _SYNTAX = re.compile(rf"{_RANK}(?:SyntaxError|IndentationError|TabError)\b(?!.*, line \d+\))")
 _PLACE = re.compile(_RANK + r' *File "([^"]*)", line (\d+)$')
+_CALL = re.compile(_RANK + r' *File "([^"]*)", line (\d+), in ')
+_OF_TEXT = re.compile(r"( \(<[^()<>\n]*>, line \d+\))$")
 _OF_GROUP = re.compile(r"^\s*(?:\| ?|\+ (?=Exc)|\+[-+][-+ \d.]*$)+")  # what Python draws around its errors
 _DIRECT = "The above exception was the direct cause of the following exception:"
 _HANDLING = "During handling of the above exception, another exception occurred:"
@@ -66,15 +69,26 @@ _OPTIONS = re.compile(r", TensorDeviceTypes=(?:TensorOptions\(.{0,300}?memory_fo
 
 
 def with_places(lines: Iterable[str]) -> tuple[str, ...]:
-    """Lines without what torch's agent logs, without frames around groups; a SyntaxError with its place."""
+    """Lines without what torch's agent logs, without frames around groups; a SyntaxError with its place.
+
+    A NameError or the like with its place where a program has evaluated a text, such as <string>.
+    """
     plain: list[str] = []
-    place = ""
+    place, calls = "", list[re.Match[str]]()
     for raw in lines:
         line = _OF_GROUP.sub("", raw)
         if _OF_AGENT.match(line):
             continue
         if match := _PLACE.match(line):
             place = f" ({match[1].rpartition('/')[2]}, line {match[2]})"
+        if match := _CALL.match(line):
+            calls.append(match)
+        elif _TRACEBACK.search(line):
+            calls.clear()
+        is_of_text = bool(calls) and re.match("<(?!frozen )", calls[-1][1]) is not None
+        is_of_text = is_of_text and any(not call[1].startswith("<") for call in calls)  # python -c has but these
+        if is_of_text and suggestions.is_typo_in_program(re.sub(_RANK, "", line, count=1)):
+            line += f" ({calls[-1][1]}, line {calls[-1][2]})"
         plain.append(line + place if _SYNTAX.match(line) else line)
     return tuple(plain)
 
@@ -110,6 +124,14 @@ def last_words(lines: Iterable[str]) -> str:
     return next((line for line in reversed([*lines]) if not (_OF_AGENT.match(line) or _LOGGED.match(line))), "")
 
 
+def printed_last(lines: Iterable[str]) -> str:
+    """The error whose traceback a program has printed last; "": it went on after that, or has printed none."""
+    shown = [line for line in lines if line.strip() and not _LOGGED.match(line)]
+    start = next((n for n in reversed(range(len(shown))) if _TRACEBACK.match(shown[n])), len(shown))
+    named = [n for n, line in enumerate(shown) if n > start and _UNCAUGHT.match(line)]
+    return headline(shown[start:]) if named and len(shown) - named[-1] <= 1 + _AFTERWORDS else ""
+
+
 def shells_words(lines: Iterable[str]) -> str:
     """The last line in which a shell says that it cannot run a command."""
     return next((line for line in reversed([*lines]) if _CANNOT_RUN.match(line)), "")
@@ -134,6 +156,8 @@ def essence(message: str) -> str:
 def with_cause(message: str, trace: Sequence[str]) -> str:
     """A message with the error that it was raised from, or the last one of its group, by its traceback."""
     lines = with_places(trace)
+    if (own := headline(lines)).startswith(message) and _OF_TEXT.search(own):
+        message = own
     if _DIRECT not in lines and _HANDLING in lines:  # of an error and a peer that was lost, the error came first
         handled = headline(lines[: lines.index(_HANDLING)])
         if not handled or _is_victims(handled) == _is_victims(message):

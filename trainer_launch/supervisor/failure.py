@@ -29,6 +29,7 @@ from trainer_launch.supervisor.error_lines import (
 
 _WHY_CHARS, _WHY_END_CHARS = 400, 150  # of what the program says; so many of them from its end
 _FAULT_CHARS = 300
+_AMPLE_SHM_BYTES = 1 << 30
 _CRASHES = (
     signal.SIGSEGV,
     signal.SIGABRT,
@@ -75,6 +76,13 @@ _FIRST = (
         applies=lambda death, evidence: death.signal == signal.SIGBUS and evidence.shm_full,
         what="because /dev/shm was full",
         hint="mount an emptyDir with medium: Memory at /dev/shm, or use fewer data-loader workers",
+    ),
+    Cause(
+        reason="Failed",
+        applies=lambda death, evidence: evidence.shm_ample and "signal: Bus error" in _error_text(death, evidence),
+        what="because one of its data-loader processes got a bus error",
+        hint="see whether a memory-mapped file was cut or its volume failed; if not, use fewer data-loader workers "
+        "or a larger /dev/shm",
     ),
 )
 _NOT_RUNNABLE = Cause(
@@ -314,3 +322,8 @@ class Evidence(Struct, frozen=True, kw_only=True):
         """Whether /dev/shm has no room worth the name: under 2 %, or under 1 MiB."""
         free, size = self.shm_free_bytes, self.shm_size_bytes
         return free is not None and size is not None and free < max(1 << 20, size // 50)
+
+    @property
+    def shm_ample(self) -> bool:
+        """Whether /dev/shm has more room than batches of data loaders take as a rule, and was not found full."""
+        return (self.shm_size_bytes or 0) >= _AMPLE_SHM_BYTES and not self.shm_full
