@@ -305,12 +305,12 @@ def _refusal(state: JobState, peer: int, hello: msg.Hello, now_s: float) -> msg.
 def note_refused(state: JobState, hello: msg.Hello, refusal: msg.Refused, *, proven: bool = True) -> None:
     """Remember a node of the job that is configured otherwise, in case that no other comes in its place.
 
-    One that has not `proven` that it knows the job's secret may be anybody: its refusal is told, and is no cause.
+    One that has not `proven` that it knows the job's secret may be anybody, and covers up no other.
     """
     rank = -1 if hello.node_rank is None else hello.node_rank  # -1: of whatever rank it would have got
     is_lasting = type(refusal) is msg.Refused and not refusal.retry and rank < state.settings.all_nodes
     if is_lasting and (proven or rank not in state.refused):
-        state.refused[rank] = f"{hello.host} was refused: {refusal.reason}", proven
+        state.refused[rank] = f"{hello.host} was refused: {refusal.reason}"
 
 
 def _elsewhere(state: JobState, hello: msg.Hello, now_s: float) -> msg.Refused | None:
@@ -483,10 +483,9 @@ def _stop_waiting(state: JobState, now_s: float) -> None:
         die(state, reason, now_s)
         return
     text = f"waited {state.settings.rejoin_timeout_s:g} s for {', '.join(missing(state)) or 'more nodes'}"
-    why = [noted for rank, noted in state.refused.items() if rank not in state.nodes]
-    text = "; ".join([text, *(reason for reason, _ in why[:MAX_NAMED])])
-    if any(proven for _, proven in why):
-        end(state, msg.GiveUp(text, exit_code=MISCONFIGURED, cause="Misconfigured"))
+    why = [text for rank, text in state.refused.items() if rank not in state.nodes]
+    if why:
+        end(state, msg.GiveUp("; ".join([text, *why[:MAX_NAMED]]), exit_code=MISCONFIGURED, cause="Misconfigured"))
     else:
         give_up(state, text)
 

@@ -517,8 +517,8 @@ class Coordinator(ServerConnections[msg.Message, msg.FromServer]):
         if not self._is_admitted(connection, message, other_version(message), stranger):
             if isinstance(message, msg.Hello):
                 why = NO_SECRET if message.proof is None else WRONG_SECRET
-                refusal, proven = stranger or msg.Refused(why, retry=False), self._secret is None
-                self._events.append(lambda _: membership.note_refused(self._state, message, refusal, proven=proven))
+                refusal = other_version(message) or stranger or msg.Refused(why, retry=False)
+                self._events.append(lambda _: membership.note_refused(self._state, message, refusal, proven=False))
             return None
         if isinstance(message, msg.Hello) and message.listens is None:
             return self._greeted(connection)

@@ -173,8 +173,7 @@ class JobState(Struct, kw_only=True, eq=False):
     peers: dict[int, NodeRecord] = field(default_factory=dict)
     run: Run | None = None
     hosts: dict[Key, str] = field(default_factory=dict)  # who had each rank last
-    # Why who claims this rank is not of this job, and whether it has proven that it knows the job's secret.
-    refused: dict[Key, tuple[str, bool]] = field(default_factory=dict)
+    refused: dict[Key, str] = field(default_factory=dict)  # why who claims this rank is not of this job
     claims: tuple[Claim, ...] = ()  # the last sure generation that anyone has told, and the unsure ones after it
     formed: set[Claim] = field(default_factory=set)  # here since the last sure one, and never sure
     ended: dict[Key, tuple[Claim, ...]] = field(default_factory=dict)  # what a process that ended here had taken
