@@ -10,6 +10,7 @@ import pytest
 from trainer_launch.diagnosis import flight_recorder, stacks
 from trainer_launch.diagnosis.collectives import Doing, Recorded
 from trainer_launch.diagnosis.hang_detection import WatchedWorker
+from trainer_launch.diagnosis.worker_samples import WatchedWorkers
 from trainer_launch.model.codec import decode
 
 SITE = "/opt/venv/lib/python3.11/site-packages"
@@ -140,6 +141,42 @@ def test_alike_ranks_stand_together_and_the_odd_one_out_comes_first():
         "ranks 0-2,4-7: waits in all_reduce",
     )
     assert stacks.stacks_digest({WatchedWorker("program", 1, 1): "state S"}) == ("program: state S",)
+
+
+READS = """  File "/usr/lib/python3.11/socket.py", line 706 in readinto
+  File "/usr/lib/python3.11/http/client.py", line 459 in read
+  File "/workspace/data.py", line 4 in get
+"""
+IN_POOL = '  File "/usr/lib/python3.11/concurrent/futures/thread.py", line 83 in _worker\n'
+IN_THREAD = '  File "/usr/lib/python3.11/threading.py", line 982 in run\n'
+LOCKED = '  File "/workspace/data.py", line 9 in lock\n'
+RESULT = '  File "/usr/lib/python3.11/concurrent/futures/_base.py", line 451 in result\n'
+JOIN = '  File "/usr/lib/python3.11/threading.py", line 1119 in join\n'
+
+
+@pytest.mark.parametrize(
+    ("main", "others", "is_transfer"),
+    [
+        (RESULT, [READS + IN_POOL + IN_THREAD], True),
+        (RESULT, [READS + IN_POOL + IN_THREAD, IN_POOL + IN_THREAD], True),
+        (RESULT, [READS + IN_POOL + IN_THREAD, LOCKED + IN_POOL + IN_THREAD], False),
+        (RESULT, [READS + IN_THREAD], False),
+        (RESULT, [], False),
+        (JOIN, [READS + IN_THREAD], True),
+        (JOIN, [READS + IN_THREAD, LOCKED + IN_THREAD], False),
+        (LOCKED, [READS + IN_THREAD], False),
+    ],
+    ids=["pool", "pool with an idle thread", "a thread of it is locked", "another's", "a process's", "joined",
+         "perhaps another is joined", "a lock beside a connection that is kept"],
+)  # fmt: skip
+def test_a_main_thread_that_awaits_threads_is_in_a_transfer_only_if_each_that_it_may_await_is(
+    main: str, others: list[str], is_transfer: bool
+) -> None:
+    head = "Thread 0x{} (most recent call first):\n"
+    text = "".join(f"{head.format(n + 2)}{each}\n" for n, each in enumerate(others)) + head.format(1) + main
+    workers = WatchedWorkers(dict, lambda _: 0, "/nowhere")
+    doing = workers.doing(WatchedWorker("rank 1", 2**22 + 1, 1), text + LOCKED)  # a process that is gone
+    assert doing is (Doing.TRANSFER if is_transfer else Doing.UNKNOWN)
 
 
 SAVE = f"""Current thread 0x1 (most recent call first):

@@ -9,7 +9,7 @@ import os
 import re
 import signal
 import time
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 from itertools import pairwise, zip_longest
 
 from msgspec import Struct
@@ -55,6 +55,15 @@ _OURS = re.compile(r"/trainer_launch/diagnosis/flight_recorder\.py$")  # the thr
 _AT_EXIT = re.compile(r"/threading\.py:_shutdown$|/concurrent/futures/(thread|process)\.py:_python_exit$")
 # Torch's, multiprocessing's and concurrent.futures' loops of a process that waits for work.
 _POOLS = ("_worker_loop", "worker", "_process_worker")
+# FILE:FUNCTION of a main thread that waits for threads, and of the loops that these run.
+_AWAITS = (
+    (
+        r"/concurrent/futures/_base\.py:(result|wait|as_completed)$|/asyncio/base_events\.py:_run_once$",
+        r"/concurrent/futures/thread\.py:_worker$",
+    ),
+    (r"/multiprocessing/pool\.py:(get|wait|next)$", r"/multiprocessing/pool\.py:worker$"),
+    (r"/threading\.py:join$", r"/threading\.py:run$"),
+)
 _DECORATORS = ("wrapper", "decorate_context", "inner", "_fn")
 
 
@@ -165,9 +174,23 @@ def at_exit(text: str) -> str:
 def doing(frames: tuple[Frame, ...]) -> Doing:
     """The activity of the main thread: by a call around it, or a collective at its innermost."""
     for kind, pattern in _IN.items():
-        if any(re.search(pattern, f"{frame.file}:{frame.function}") for frame in frames):
+        if _is_in(frames, pattern):
             return kind
     return Doing.COLLECTIVE if waits_for_others(frames) else Doing.UNKNOWN
+
+
+def awaits_transfer(text: str) -> bool:
+    """Whether the main thread waits for a thread, and all threads that this may be are in a transfer of files."""
+    *others, main = _threads(text) or [[]]
+    for waits, loop in _AWAITS:
+        if _is_in(main, waits):
+            busy = [frames for frames in others if _is_in(frames, loop) and not _is_in(frames[:1], loop)]
+            return bool(busy) and all(doing(tuple(frames)) is Doing.TRANSFER for frames in busy)
+    return False
+
+
+def _is_in(frames: Sequence[Frame], pattern: str) -> bool:
+    return any(re.search(pattern, f"{frame.file}:{frame.function}") for frame in frames)
 
 
 def waits_for_others(frames: tuple[Frame, ...]) -> bool | None:

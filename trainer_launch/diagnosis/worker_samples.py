@@ -289,6 +289,8 @@ class WatchedWorkers:
             return shown
         if self.waits_in_store(worker):
             return Doing.COLLECTIVE
+        if stacks.awaits_transfer(text):
+            return Doing.TRANSFER
         (below,) = self.children([worker]).values()
         outside = wait_outside(worker.pid, below, self._store_ports(worker), has_joined=has_joined)
         return shown if outside is Doing.UNKNOWN else outside
