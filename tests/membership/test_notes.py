@@ -14,7 +14,7 @@ from trainer_launch.membership import notes
 from trainer_launch.membership import protocol as msg
 from trainer_launch.membership.notes import Judge, Judgement, Members, MemberView, Tell
 from trainer_launch.membership.state import deadline_s, status
-from trainer_launch.model.codec import MAX_LINE_BYTES, Count, MessageError
+from trainer_launch.model.codec import MAX_LINE_BYTES, MAX_RANKS, Count, MessageError
 
 WEATHER = "weather"
 
@@ -119,7 +119,7 @@ def test_more_states_than_a_node_may_have_ranks_are_not_heard(caplog: pytest.Log
     world = World(1, judges=[StallJudge()])
     (peer,) = world.come(0, workers=2)
     world.open_store()
-    world.note(peer, STALL, {"kind": "ranks", "states": [{"rank": 1}] * (msg.MAX_RANKS + 1), "at_ns": 1})
+    world.note(peer, STALL, {"kind": "ranks", "states": [{"rank": 1}] * (MAX_RANKS + 1), "at_ns": 1})
     assert world.count(peer, Explanation) == 0
     assert len(caplog.messages) == 1
     world.note(peer, STALL, Ranks((), 1))

@@ -40,7 +40,7 @@ def of_gpu(env: Any = None, topology: Any = None, **facts: Any) -> Subject:
     return with_gpus((FACTS.gpus[0], second), env=env or {}, topology=topology)
 
 
-def all_cards(env: Any = None, workers: int = 2, **facts: Any) -> Subject:
+def all_cards(env: Any = None, workers: Any = 2, **facts: Any) -> Subject:
     """A node each of whose cards tells this."""
     cards = (replace(gpu, facts={**gpu.facts, **facts}) for gpu in FACTS.gpus)
     return with_gpus(tuple(cards), env=env or {}, topology={"local_world_size": workers})
@@ -78,7 +78,7 @@ def fails(node: Subject, name: str) -> list[str]:
 
 
 IMPORTING = GpuTest(ending=LoadEnding.NOT_RUN, stage="import torch", why="its test hung at 'import torch'")
-APART = {"ending": LoadEnding.FAILED, "stage": "peers", "peers": None}
+APART: dict[str, Any] = {"ending": LoadEnding.FAILED, "stage": "peers", "peers": None}
 FABRIC = {"state": 3, "status": 0, "health": 0xAA, "cluster": "ab" * 16, "clique": 1}
 A6000 = {"name": "NVIDIA RTX A6000", "nvlinks": [1] * 4}
 # By check and fact of a rule that fails a node or a job: somebody who only looks guilty.
@@ -149,7 +149,7 @@ ETHERNET = (AdapterPort("mlx5_0", 1, True, EDR, is_ethernet=True),)
 NO_HCA = {"NCCL_IB_HCA": ""}
 NOT_READY = "torch 2.11, built with CUDA 13.0, sees no GPU: Error 802: system not yet initialized"
 CPU_TORCH = "RuntimeError: torch 2.13.0+cpu, built without CUDA, sees no GPU"
-GH200 = {"name": "NVIDIA GH200 480GB", "nvlinks": [0] * 18, "memory_used": 3 * GIB}
+GH200: dict[str, Any] = {"name": "NVIDIA GH200 480GB", "nvlinks": [0] * 18, "memory_used": 3 * GIB}
 # By check: more of them, of other fleets.
 ALSO: list[tuple[str, Subject]] = [
     ("gpu-pcie", all_cards(**{LANES: [8, 16]})),  # slots of 8 lanes
