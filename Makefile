@@ -5,7 +5,7 @@
 
 SHELL := /bin/bash
 .DEFAULT_GOAL := help
-.PHONY: help venv system horovod demo test test-long test-all frameworks test-frameworks images test-containers test-kubelet test-gpu gpu-wheels test-versions spec lint size bench bench-survival soak fuzz release bump clean
+.PHONY: help venv system horovod demo test test-long test-all test-frameworks test-containers test-kubelet test-gpu gpu-wheels test-versions spec lint size bench bench-survival soak fuzz release bump clean
 
 PYTHON ?=
 TORCH ?=
@@ -60,23 +60,21 @@ test-long: system venv ## run the long tests that `make test` leaves out
 
 test-all: test test-long ## run both
 
-frameworks: venv ## install TensorFlow, JAX and other frameworks for the tests, once; they are kept in the user's cache
+test-frameworks: venv ## run the tests with TensorFlow, JAX and other frameworks, each installed once, in the user's cache
 	@PYTHON=$(BIN)/python tests/setup/frameworks.sh </dev/null || [ $$? = 3 ]
-
-test-frameworks: frameworks ## run the tests with TensorFlow, JAX and other frameworks
 	$(PYTEST) -n 2 -m frameworks tests/frameworks $(PYTEST_ARGS)
 
-images: venv ## as root: make the images that the tests of containers start from, once; they are kept in the user's cache
+test-containers: venv ## as root: run the tests in containers of images built from this tree, with podman
 	@tests/setup/system_packages.sh podman runc netavark aardvark-dns iproute2 iptables catatonit debootstrap
 	@PYTHON=$(BIN)/python tests/setup/images.sh </dev/null || { [ $$? = 3 ] && [ "$$CI" != true ]; }
-
-test-containers: images ## as root: run the tests in containers of images built from this tree, with podman
 	$(PYTEST) -n 2 -m containers tests/containers $(PYTEST_ARGS)
 
 # One cluster, so one test at a time.
-test-kubelet: images ## as root: build Kubernetes once, in the user's cache, and run the tests on a real cluster of one node
-	@tests/setup/system_packages.sh containerd containernetworking-plugins etcd-server dnsmasq-base conntrack socat kmod openssl \
+test-kubelet: venv ## as root: build Kubernetes once, in the user's cache, and run the tests on a real cluster of one node
+	@tests/setup/system_packages.sh podman runc netavark aardvark-dns iproute2 iptables catatonit debootstrap containerd \
+		containernetworking-plugins etcd-server dnsmasq-base conntrack socat kmod openssl \
 		golang-go golang-github-modern-go-reflect2-dev dpkg-dev make rsync
+	@PYTHON=$(BIN)/python tests/setup/images.sh </dev/null || { [ $$? = 3 ] && [ "$$CI" != true ]; }
 	@tests/setup/kubernetes.sh </dev/null || { [ $$? = 3 ] && [ "$$CI" != true ]; }
 	$(BIN)/python -m pytest -n 0 -m kubelet tests/kubelet $(PYTEST_ARGS)
 
