@@ -312,7 +312,7 @@ def test_under_torchrun_a_lost_rank_is_a_restart(tmp_path: Path) -> None:
     folder = tmp_path / "faults"
     folder.mkdir()
     words = ("--nproc-per-node=2", "--max-restarts=1", SCRIPT, "20", str(folder), json.dumps({7: [1, "kill"]}))
-    torchrun = [sys.executable, "-m", "torch.distributed.run", *words]
+    torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone", *words]
     env = clean_env({"TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1"})  # else torch 2.13 meets the addresses of the dead
     ended = subprocess.run(torchrun, env=env, capture_output=True, text=True, check=False)
     assert ended.returncode == 0, ended.stderr
@@ -343,7 +343,7 @@ HELPER = """
 def test_what_a_survivor_has_started_goes_on_with_it_even_in_a_session_of_its_own(tmp_path: Path) -> None:
     ended = launch("run", "--nproc-per-node", "2", "--", script(tmp_path, textwrap.dedent(HELPER)))
     assert ended.returncode == 0, ended.stderr
-    assert ended.stdout == "helper None\n"
+    assert ended.stdout.splitlines()[-1] == "helper None"  # gloo of torch 2.8 prints there, too
 
 
 # -- nothing is leaked -----------------------------------------------------------------------------
