@@ -204,9 +204,7 @@ class GroupIncidents:
         self._last_stall = replace(stall, unexplained=0, explanation=why)
         if not why.accuses:
             _log.info("no progress: %s", why.text)
-            if (
-                stall.unexplained <= 1
-            ):  # what was told since may have begun the next round, which is explained with it
+            if stall.unexplained <= 1:  # else what was told since has begun the next round, explained with it
                 self._drop(collected)
                 self._last_stall = replace(self._last_stall, collected=None)
             return

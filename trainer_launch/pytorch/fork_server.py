@@ -364,10 +364,8 @@ class Starter:
         deaths = self._start(lost, places) if lost else []
         for pid, (old, process) in kept.items():
             group.processes.take(pid, process)
-            envs = (
-                self._workers.env,
-                old.env,
-            )  # a variable of the pod may have the new value, and its process another
+            # A variable of the pod may have the new value already, while the survivor has another.
+            envs = self._workers.env, old.env
             own = {name: value for name, value in process.env.items() if any(e.get(name) != value for e in envs)}
             group.survivors.enter(process.name, own, has_state=old.name in group.holders)
         group.kept_places, group.holders = {}, set()
