@@ -177,7 +177,7 @@ _RESET = "have the GPU reset before it is used: a bad row of its memory is still
 _IN_PARTS = "is in MIG mode, in which {value} workers of one job cannot work together"
 _IN_USE = "has {value} of its {memory} in use before the job starts"
 _LANES_LEFT = "has {value[0]} of {value[1]} PCIe lanes under load"
-_NO_NCCL = "{who} cannot work together: {value}"
+_APART = "{who} cannot work together: {value}"
 _COOLING = "check the cooling and the power supply of that machine, and drain it if this continues"
 _SLOWED = "is slowed down under load by {value[0]}, in {value[1]} of {value[2]} samples"
 _UP = "has {value[0]} of {value[1]} NVLinks up (down: {down_links})"
@@ -282,9 +282,9 @@ RULES = (
          "do not train on this node: have its NVLinks and cards tested"),
     Rule("gpu-peers", "no room", bool, _WARN, FIX_JOB, "{who} found no room in /dev/shm to work together: {value}",
          "mount a larger emptyDir with medium: Memory at /dev/shm, and remove what fills it"),
-    Rule("gpu-peers", "misled", bool, _JOB, FIX_JOB, _NO_NCCL,
+    Rule("gpu-peers", "misled", bool, _JOB, FIX_JOB, _APART,
          "see the job's NCCL variables"),
-    Rule("gpu-peers", "apart", bool, _NODE, DRAIN, _NO_NCCL, _LINKS),
+    Rule("gpu-peers", "apart", bool, _NODE, DRAIN, _APART, _LINKS),
     Rule("gpu-network", "fallback", bool, _JOB, FIX_IMAGE, _FALLBACK, _LIBRARY),
     Rule("gpu-network", "maybe fallback", bool, _WARN, "", _FALLBACK,
          f"set NCCL_IB_DISABLE=1 if that is meant; else {_LIBRARY}"),

@@ -200,9 +200,8 @@ class Standard:
     def is_hard(self, tests: Iterable[PairTest]) -> bool:
         """Whether these tests fail by themselves; slowness by comparison alone only warns."""
         expected = self.thresholds.expected
-        wanted = (
-            FLOOR if self.of_pairs < expected else max(FLOOR, expected)
-        )  # which nobody may reach on this network
+        # Where pairs of this network do not reach what is expected, that proves nothing of a node.
+        wanted = FLOOR if self.of_pairs < expected else max(FLOOR, expected)
         return any(not test.is_whole or test.rate < wanted for test in tests)
 
 
