@@ -316,16 +316,16 @@ class ServerConnections(ABC, Generic[_Heard, _Sent]):
         self._selector.register(sock, selectors.EVENT_READ, connection)
         self._send(connection.peer, Challenge(connection.channel.challenge()))
 
-    def _is_admitted(
+    def _refusal_of(
         self,
         connection: Connection,
         message: FirstMessage,
         refused: Refused | None,
         stranger: Refused | None = None,
-    ) -> bool:
-        """Whether who comes shows by its first message that it knows the job's secret; else it is told why not.
+    ) -> Refused | None:
+        """Tell who comes why it is refused, also where it does not show that it knows the job's secret.
 
-        `stranger` is what one of another job is told, whose secret differs of course.
+        `stranger` is what one of another job is told, whose secret differs of course. None: it is admitted.
         """
         if refused is None and not connection.channel.admits(message):
             refused = stranger or Refused(NO_SECRET if message.proof is None else WRONG_SECRET, retry=False)
@@ -333,7 +333,7 @@ class ServerConnections(ABC, Generic[_Heard, _Sent]):
         if refused is not None:
             self._send(connection.peer, refused)
             self._close_after_flush(connection.peer)
-        return refused is None
+        return refused
 
     def _greeted(self, connection: Connection) -> None:
         connection.is_greeted = True
@@ -505,7 +505,7 @@ class Coordinator(ServerConnections[msg.Message, msg.FromServer]):
 
     def _turn_away(self, connection: Connection, message: msg.Message) -> None:
         """Tell a node that comes after a defect of ours of it; what is known of the job is not used any more."""
-        if isinstance(message, msg.Hello) and self._is_admitted(connection, message, other_version(message)):
+        if isinstance(message, msg.Hello) and self._refusal_of(connection, message, other_version(message)) is None:
             self._send(connection.peer, msg.Welcome(self._state.settings.granted_lease_s))
             self._send(connection.peer, msg.GiveUp(self._defect))
         self._close_after_flush(connection.peer)
@@ -514,11 +514,10 @@ class Coordinator(ServerConnections[msg.Message, msg.FromServer]):
         if not isinstance(message, msg.Hello | msg.StatusQuery):
             raise MessageError("said something before Hello")
         stranger = why_stranger(self._state.settings.job, message)
-        if not self._is_admitted(connection, message, other_version(message), stranger):
+        refused = self._refusal_of(connection, message, other_version(message), stranger)
+        if refused is not None:
             if isinstance(message, msg.Hello):
-                why = NO_SECRET if message.proof is None else WRONG_SECRET
-                refusal = other_version(message) or stranger or msg.Refused(why, retry=False)
-                self._events.append(lambda _: membership.note_refused(self._state, message, refusal, proven=False))
+                self._events.append(lambda _: membership.note_refused(self._state, message, refused, proven=False))
             return None
         if isinstance(message, msg.Hello) and message.listens is None:
             return self._greeted(connection)

@@ -358,7 +358,7 @@ class PreflightServer(ServerConnections[msg.Message, msg.FromServer]):
             # A node that looks for a coordinator is told to wait, whatever its version.
             is_here = message.listens is not None
             refused = refused_version("node 0", msg.VERSION, message.version) if is_here else None
-            if not self._is_admitted(connection, message, refused):
+            if self._refusal_of(connection, message, refused) is not None:
                 return
             self._greeted(connection)
         if isinstance(message, msg.Time):
