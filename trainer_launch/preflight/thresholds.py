@@ -21,7 +21,6 @@ BUILT_IN = Path(__file__).parent / "references.json"
 MAX_BYTES = 1 << 20
 _MAX_COMPLAINT = 200
 MBYTE = 1_000_000
-SHARE_OF_PLAIN_SOCKETS = 0.3
 FLOOR = 10 * MBYTE  # bytes per second, for anything: a tenth of the slowest network that is still sold
 
 
@@ -147,10 +146,3 @@ KINDS = (
 def kind_of(name: str) -> SpeedKind | None:
     """How a measure of this name is judged; None: it is not."""
     return next((kind for kind in KINDS if name.startswith(kind.measures)), None)
-
-
-class Thresholds(Struct, frozen=True, kw_only=True):
-    """When a pair is too slow: below `FLOOR`, or this share of the median of all pairs."""
-
-    share: float = SHARE_OF_PLAIN_SOCKETS  # who is below it warns, and does not stop the job
-    expected: float = 0.0  # bytes per second: who is below this, too, stops it

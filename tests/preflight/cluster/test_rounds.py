@@ -11,7 +11,6 @@ from trainer_launch.model.findings import Finding, Measure, Scope, Status
 from trainer_launch.model.settings import Settings
 from trainer_launch.preflight.cluster import pairs, participation
 from trainer_launch.preflight.cluster import preflight_messages as msg
-from trainer_launch.preflight.cluster.present_nodes import Way
 from trainer_launch.preflight.thresholds import load_table
 
 NCCL_8 = "nccl on 8 GPUs"
@@ -41,21 +40,21 @@ def of_check(job: Simulation, check: str) -> list[Finding]:
 
 
 @pytest.mark.parametrize(
-    ("facts", "way"),
+    ("facts", "n_rails"),
     [
-        ([None, None], Way()),
-        ([NCCL_8, NCCL_8], Way("nccl", 8)),
-        ([NCCL_8, "nccl on 7 GPUs"], Way("nccl", 7)),
-        ([NCCL_8, "only plain sockets: x"], Way()),
-        ([NCCL_8, None], Way()),
+        ([None, None], 0),
+        ([NCCL_8, NCCL_8], 8),
+        ([NCCL_8, "nccl on 7 GPUs"], 7),
+        ([NCCL_8, "only plain sockets: x"], 0),
+        ([NCCL_8, None], 0),
     ],
 )
-def test_pairs_use_nccl_where_all_nodes_have_it(facts: list[str | None], way: Way) -> None:
-    assert pairs.choose_means(facts) == way
+def test_pairs_use_nccl_where_all_nodes_have_it(facts: list[str | None], n_rails: int) -> None:
+    assert pairs.rails_of(facts) == n_rails
 
 
 def test_what_a_node_says_of_itself_is_what_is_understood() -> None:
-    assert pairs.choose_means([pairs.means_fact(8, "")]).rails == 8
+    assert pairs.rails_of([pairs.means_fact(8, "")]) == 8
     assert "No module" in pairs.means_fact(0, "No module named torch")
 
 

@@ -23,11 +23,10 @@ from trainer_launch.preflight.cluster.present_nodes import (
     JobNode,
     PairTest,
     PairTests,
-    Way,
     listed,
 )
 from trainer_launch.preflight.fault_isolation import Link, Pair, PairTrial
-from trainer_launch.preflight.thresholds import FLOOR, MBYTE, SHARE_OF_PLAIN_SOCKETS, Table, Thresholds
+from trainer_launch.preflight.thresholds import FLOOR, MBYTE
 
 NAME = "pairs"
 FACT = "pair tests"  # what a node can test with, among its facts
@@ -42,8 +41,8 @@ _ACTION_REFERENCE = (
     "is NCCL on plain sockets, or is there less than one NIC for each GPU? Where that is meant, save it with "
     "--report FILE.json and pass that as --reference"
 )
-# Without accelerators, other work on a machine is seen, too.
-_SHARES = {SOCKET: SHARE_OF_PLAIN_SOCKETS, NCCL: 0.75}
+# Of the median of all: who is below warns. Without accelerators, other work on a machine is seen, too.
+_SHARES = {SOCKET: 0.3, NCCL: 0.75}
 _SHARE_OF_REFERENCE = 0.75
 _TEST_S = 5.0
 _PATIENCE = {SOCKET: 1, NCCL: 4}  # times a test's time, for who has to set more up
@@ -59,18 +58,18 @@ class Rounds:
     ) -> None:
         self._settings, self._nodes, self._send = settings, nodes, send
         self._numbers = {node.rank: number for number, node in enumerate(nodes)}
-        way = choose_means([node.report.facts.get(FACT) for node in nodes])
+        n_rails = rails_of([node.report.facts.get(FACT) for node in nodes])
         models = {measure.model for node in nodes for measure in node.report.measures}
-        model = models.pop() if len(models) == 1 and way.pairs == NCCL else ""
-        # By comparison, plain sockets scatter more; of GPUs it is known what they should reach.
+        model = models.pop() if len(models) == 1 and n_rails else ""
         reference = settings.table.of(Measure("pair", 0.0, "GB/s", model, None))
-        thresholds = Thresholds(
-            share=_SHARES[way.pairs],
-            expected=0.0 if reference is None else _SHARE_OF_REFERENCE * reference.value * 1e9,
+        self.tests = PairTests(
+            names=tuple(node.name for node in nodes),
+            way=NCCL if n_rails else SOCKET,
+            n_rails=n_rails or 1,
+            model=model,
+            reference=0.0 if reference is None else reference.value,
         )
-        names = tuple(node.name for node in nodes)
-        self.tests = PairTests(names=names, way=way, model=model, thresholds=thresholds)
-        self._trials = [PairTrial(n_nodes=len(nodes))] * way.rails
+        self._trials = [PairTrial(n_nodes=len(nodes))] * self.tests.n_rails
         self._chosen: tuple[Pair, ...] = ()
         self._busy: set[int] = set()  # numbers of the nodes that have a part in this round
         self._results: dict[int, msg.Result] = {}
@@ -80,11 +79,10 @@ class Rounds:
 
     def begin(self, now_s: float) -> None:
         """Order the next round, if there is a test that may change the verdict."""
-        way = self.tests.way.pairs
         self._chosen = fault_isolation.next_round(*self._trials)
         self._results, self._round = {}, self._trials[0].rounds
         self.is_over = not self._chosen
-        limit_s = _TEST_S * _PATIENCE[way]
+        limit_s = _TEST_S * _PATIENCE[self.tests.way]
         self._until_s = now_s + limit_s + _REPORT_S
         self._busy = {number for ends in self._chosen for number in ends}
         for ends in self._chosen:
@@ -98,8 +96,8 @@ class Rounds:
             for rank, number in enumerate((listener, dialer)):
                 peer = self._nodes[number].peer
                 if peer is not None:
-                    about = (self._round, rank, host, first.at.port, token, limit_s, way)
-                    self._send(peer, msg.Test(*about, self.tests.way.rails, first.at.host))
+                    how = (limit_s, self.tests.way, self.tests.n_rails)
+                    self._send(peer, msg.Test(self._round, rank, host, first.at.port, token, *how, first.at.host))
 
     def take(self, rank: int, result: msg.Result) -> None:
         """Note the result of one end; a result of an earlier round is too late."""
@@ -115,21 +113,22 @@ class Rounds:
 
     def next(self, now_s: float) -> None:
         """Judge the round, and begin the next one."""
-        tests = (*self.tests.tests, *(test for ends in self._chosen for test in self._tested(ends)))
+        new = [test for ends in self._chosen for test in self._tested(ends)]
+        self.tests = replace(self.tests, tests=(*self.tests.tests, *new))
         # Early rounds have little to compare with: all are judged anew by what is known now.
-        standard = Standard(self.tests.thresholds, tests)
+        standard = Standard(self.tests)
         results: list[dict[Pair, list[int]]] = [{} for _ in self._trials]
-        for test in tests:
+        for test in self.tests.tests:
             results[test.rail or 0].setdefault(test.ends, [0, 0])[standard.is_bad(test)] += 1
         self._trials = [
             replace(trial, rounds=self._round + 1, results=its)
             for trial, its in zip(self._trials, results, strict=True)
         ]
-        self.tests = replace(self.tests, tests=tests, faulty=fault_isolation.verdict(*self._trials))
+        self.tests = replace(self.tests, faulty=fault_isolation.verdict(*self._trials))
         self.begin(now_s)
 
     def _tested(self, ends: Pair) -> Iterator[PairTest]:
-        n_rails = self.tests.way.rails
+        n_rails = self.tests.n_rails
         reported = [self._results[number].rails if number in self._results else () for number in ends]
         whole = ((*rails, *[_NO_REPORT] * n_rails)[:n_rails] for rails in reported)
         for rail, (here, there) in enumerate(zip(*whole, strict=True)):
@@ -142,33 +141,28 @@ def means_fact(gpus: int, why: str) -> str:
     return f"nccl on {gpus} GPUs" if gpus else f"only plain sockets: {why}"
 
 
-def choose_means(facts: Sequence[str | None]) -> Way:
-    """NCCL where all nodes have it by their facts, else plain sockets."""
+def rails_of(facts: Sequence[str | None]) -> int:
+    """The rails of NCCL where all nodes have it by their facts; 0: plain sockets."""
     matches = [_NCCL_FACT.fullmatch(fact or "") for fact in facts]
-    gpus = [0 if match is None else int(match[1]) for match in matches]
-    rails = min(*gpus, msg.MAX_RAILS) if gpus else 0
-    return Way(NCCL, rails) if rails else Way()
+    return min([msg.MAX_RAILS, *(0 if match is None else int(match[1]) for match in matches)])
 
 
 @check(NAME, Where.CLUSTER)
 def pairs(cluster: Cluster) -> Iterator[Finding]:
     """Every tested pair of nodes exchanges data without errors, fast enough and about as fast as the others."""
-    if cluster.pairs is None:
-        return
-    yield from of_pairs(cluster.pairs)
-    rates = [measure.value for measure in cluster.pairs.measures]
-    yield from below_reference(rates, cluster.pairs.model, cluster.settings.table)
+    if cluster.pairs is not None:
+        yield from of_pairs(cluster.pairs)
+        yield from below_reference(cluster.pairs)
 
 
-def below_reference(rates: Sequence[float], model: str, table: Table) -> Iterator[Finding]:
+def below_reference(tests: PairTests) -> Iterator[Finding]:
     """A warning about the job where pairs deliver, in GB/s for each GPU, less than the model's reference allows."""
-    reference = table.of(Measure("pair", 0.0, "GB/s", model, None))
-    middle = statistics.median(rates or [0])
-    if not rates or reference is None or middle >= _SHARE_OF_REFERENCE * reference.value:
+    reference, middle = tests.reference, statistics.median([measure.value for measure in tests.measures] or [0])
+    if not middle or middle >= _SHARE_OF_REFERENCE * reference:
         return
-    text = f"{model}: a pair of nodes delivers {middle:.3g} GB/s for each GPU in the median, "
-    text += f"{middle / reference.value:.0%} of the reference {reference.value:g}"
-    more = {"measured": round(middle, 2), "expected": round(reference.value, 2), "unit": "GB/s"}
+    text = f"{tests.model}: a pair of nodes delivers {middle:.3g} GB/s for each GPU in the median, "
+    text += f"{middle / reference:.0%} of the reference {reference:g}"
+    more = {"measured": round(middle, 2), "expected": round(reference, 2), "unit": "GB/s"}
     yield pairs.warned(text, scope=Scope.JOB, basis=Basis.ABSOLUTE, action=_ACTION_REFERENCE, **more)
 
 
@@ -180,15 +174,17 @@ class Standard:
     are compared with.
     """
 
-    def __init__(self, thresholds: Thresholds, tests: Sequence[PairTest]) -> None:
-        self.thresholds = thresholds
-        of_pairs = grouped(((test.ends, test.rail), test.rate) for test in tests if test.is_whole)
-        of_nodes = grouped(((end, test.rail), test.rate) for test in tests if test.is_whole for end in test.ends)
+    def __init__(self, tests: PairTests) -> None:
+        self.names, self.share = tests.names, _SHARES[tests.way]
+        self._expected = _SHARE_OF_REFERENCE * tests.reference * 1e9
+        whole = [test for test in tests.tests if test.is_whole]
+        of_pairs = grouped(((test.ends, test.rail), test.rate) for test in whole)
+        of_nodes = grouped(((end, test.rail), test.rate) for test in whole for end in test.ends)
         firsts, bests = [rates[0] for rates in of_pairs.values()], {at: max(its) for at, its in of_nodes.items()}
         self.of_pairs, self.of_nodes = (statistics.median(rates or [0]) for rates in (firsts, bests.values()))
         self._bests = {at: max(rates) for at, rates in of_pairs.items()}
-        self._slowest = _slowest_allowed(thresholds, firsts)
-        allowed = _slowest_allowed(thresholds, list(bests.values()))
+        self._slowest = self._slowest_allowed(firsts)
+        allowed = self._slowest_allowed(list(bests.values()))
         self._slow = {at for at, rate in bests.items() if rate < allowed}
 
     def is_bad(self, test: PairTest) -> bool:
@@ -199,34 +195,32 @@ class Standard:
 
     def is_hard(self, tests: Iterable[PairTest]) -> bool:
         """Whether these tests fail by themselves; slowness by comparison alone only warns."""
-        expected = self.thresholds.expected
         # Where pairs of this network do not reach what is expected, that proves nothing of a node.
-        wanted = FLOOR if self.of_pairs < expected else max(FLOOR, expected)
+        wanted = FLOOR if self.of_pairs < self._expected else max(FLOOR, self._expected)
         return any(not test.is_whole or test.rate < wanted for test in tests)
 
-
-def _slowest_allowed(thresholds: Thresholds, rates: Sequence[int]) -> float:
-    """Bytes per second below which it is too slow for anything, or by far slower than the others."""
-    if len(rates) < _ENOUGH:
-        return FLOOR
-    middle = statistics.median(rates)
-    least = middle - gpu_checks.SIGMAS * gpu_checks.deviation(rates, middle)
-    return max(FLOOR, min(thresholds.share * middle, least))
+    def _slowest_allowed(self, rates: Sequence[int]) -> float:
+        """Bytes per second below which it is too slow for anything, or by far slower than the others."""
+        if len(rates) < _ENOUGH:
+            return FLOOR
+        middle = statistics.median(rates)
+        least = middle - gpu_checks.SIGMAS * gpu_checks.deviation(rates, middle)
+        return max(FLOOR, min(self.share * middle, least))
 
 
 def of_pairs(tests: PairTests) -> Iterator[Finding]:
     """Nodes, then links, then what could not be decided; or that all have passed."""
-    standard, faulty = Standard(tests.thresholds, tests.tests), tests.faulty
+    standard, faulty = Standard(tests), tests.faulty
     by_node = grouped((end, test) for test in tests.tests for end in test.ends)
     for node, rails in (*((node, ()) for node in faulty.nodes), *faulty.rails):
         its = [test for test in by_node.get(node, []) if not rails or test.rail in rails]
-        yield _of_node(node, rails, tests.names, its, standard)
+        yield _of_node(node, rails, its, standard)
     by_ends = grouped((test.ends, test) for test in tests.tests)
     for link in faulty.links:
         its = [test for test in by_ends.get(link.ends, []) if not link.rails or test.rail in link.rails]
-        yield _of_link(link, tests.names, its, standard)
+        yield _of_link(link, its, standard)
     for ends in faulty.unresolved:
-        yield _unresolved(ends, tests.names, by_ends.get(ends, []), standard)
+        yield _unresolved(ends, by_ends.get(ends, []), standard)
     if tests.tests and not (faulty.nodes or faulty.rails or faulty.links or faulty.unresolved):
         yield _well(tests, standard)
 
@@ -234,10 +228,10 @@ def of_pairs(tests: PairTests) -> Iterator[Finding]:
 def _of_node(
     node: int,
     rails: Sequence[int],  # of which only these are at fault
-    names: Sequence[str],
     its: Sequence[PairTest],
     standard: Standard,
 ) -> Finding:
+    names = standard.names
     name = f"{names[node]}{_on(rails)}"
     bad = [test for test in its if standard.is_bad(test)]
     partners = listed(list(dict.fromkeys(names[sum(test.ends) - node] for test in bad)))
@@ -250,12 +244,12 @@ def _of_node(
         f"{_shown(middle)} in the median"
     )
     more = {"scope": Scope.RAIL if rails else Scope.NODE, "action": _ACTION_NODE if hard else _ACTION_SLOW}
-    return _blamed(bad, names, standard, text, subject=name, middle=middle, **more)
+    return _blamed(bad, standard, text, subject=name, middle=middle, **more)
 
 
-def _of_link(link: Link, names: Sequence[str], its: Sequence[PairTest], standard: Standard) -> Finding:
+def _of_link(link: Link, its: Sequence[PairTest], standard: Standard) -> Finding:
     bad = [test for test in its if standard.is_bad(test)]
-    first, second = (names[end] for end in link.ends)
+    first, second = (standard.names[end] for end in link.ends)
     how, how_slow = "fails", ""
     if not standard.is_hard(bad):
         how, how_slow = "is slow", f": {_rates(bad)}, the median of all pairs is {_shown(standard.of_pairs)}"
@@ -264,22 +258,21 @@ def _of_link(link: Link, names: Sequence[str], its: Sequence[PairTest], standard
         f"while both pass with other nodes{how_slow}"
     )
     subject = f"{first} - {second}{_on(link.rails)}"
-    return _blamed(bad, names, standard, text, subject=subject, middle=standard.of_pairs)
+    return _blamed(bad, standard, text, subject=subject, middle=standard.of_pairs)
 
 
-def _unresolved(ends: Pair, names: Sequence[str], its: Sequence[PairTest], standard: Standard) -> Finding:
-    first, second = (names[end] for end in ends)
+def _unresolved(ends: Pair, its: Sequence[PairTest], standard: Standard) -> Finding:
+    first, second = (standard.names[end] for end in ends)
     how = "fail" if standard.is_hard(its) else "are slow"
     text = (
         f"{first} and {second} {how} with each other; either one of them is faulty or the path between them "
         "(unresolved)"
     )
-    return _blamed(its, names, standard, text, subject=f"{first} - {second}")
+    return _blamed(its, standard, text, subject=f"{first} - {second}")
 
 
 def _blamed(
     bad: Sequence[PairTest],
-    names: Sequence[str],
     standard: Standard,
     text: str,
     *,
@@ -289,9 +282,9 @@ def _blamed(
     is_hard = standard.is_hard(bad)
     if middle is not None:
         more["measured"] = round(max(test.rate for test in bad) / MBYTE, 1) if bad else None
-        more["expected"] = round(max(FLOOR, standard.thresholds.share * middle) / MBYTE, 1)
+        more["expected"] = round(max(FLOOR, standard.share * middle) / MBYTE, 1)
         more |= {"unit": "MB/s", "basis": Basis.BOTH if is_hard else Basis.PEER}
-    evidence = tuple(_evidence(test, names) for test in bad[:_SHOWN])
+    evidence = tuple(_evidence(test, standard.names) for test in bad[:_SHOWN])
     more = {"scope": Scope.LINK, "action": _ACTION_LINK} | more
     return pairs.bad(Fault.NODE if is_hard else None, text, evidence=evidence, **more)
 
@@ -301,7 +294,7 @@ def _on(rails: Sequence[int]) -> str:
 
 
 def _well(tests: PairTests, standard: Standard) -> Finding:
-    slowest, rails = min(test.rate for test in tests.tests), tests.way.rails
+    slowest, rails = min(test.rate for test in tests.tests), tests.n_rails
     text = (
         f"{counted(len(tests.tests) // rails, 'pair test')} in {counted(tests.faulty.rounds, 'round')} passed"
         f"{f' on each of {rails} rails' if rails > 1 else ''}, from {_shown(slowest)} to "

@@ -16,7 +16,7 @@ from trainer_launch.planning.torch import seats_by_index
 from trainer_launch.preflight.check import Where, check
 from trainer_launch.preflight.cluster import preflight_messages as msg
 from trainer_launch.preflight.fault_isolation import Faulty, Pair
-from trainer_launch.preflight.thresholds import Table, Thresholds
+from trainer_launch.preflight.thresholds import Table
 
 LEASE_S = 6.0  # a node that says nothing for so long is lost
 _SHOWN = 8
@@ -95,22 +95,16 @@ class PairTest(Struct, frozen=True):
         return not any(self.whys)
 
 
-class Way(Struct, frozen=True):
-    """How pairs are tested."""
-
-    pairs: str = "socket"
-    rails: int = 1
-
-
 class PairTests(Struct, frozen=True):
     """All pair tests of a cluster preflight, and what they found faulty; nodes by their place in `names`."""
 
     names: tuple[str, ...] = ()
     tests: tuple[PairTest, ...] = ()
     faulty: Faulty = field(default_factory=Faulty)
-    way: Way = Way()
+    way: str = "socket"
+    n_rails: int = 1
     model: str = ""  # of all GPUs, where the tests were theirs
-    thresholds: Thresholds = field(default_factory=Thresholds)  # what they are held against
+    reference: float = 0.0  # what a pair of them should reach, in GB/s; 0: nobody knows
 
     @property
     def measures(self) -> list[Measure]:
