@@ -9,7 +9,6 @@ import shlex
 import shutil
 import time
 from collections.abc import Collection, Iterator, Mapping, Sequence
-from typing import TypeAlias
 
 from msgspec import Struct, field
 from msgspec.structs import replace
@@ -24,32 +23,25 @@ from trainer_launch.model.units import all_of, grouped, listed
 from trainer_launch.mpi import remote_hosts
 from trainer_launch.mpi.mpirun_command import recognised
 from trainer_launch.mpi.remote_hosts import Probes, Threads
-from trainer_launch.mpi.ssh_client import SshClient, prepared
+from trainer_launch.mpi.ssh_client import prepared
 from trainer_launch.planning import mpi_options
 from trainer_launch.planning.command import Command
 from trainer_launch.planning.mpi import KUBEXEC
 from trainer_launch.planning.mpi_options import Typed, is_horovodrun
 from trainer_launch.preflight.check import Check, Subject, Where, at_once, check
 
-MPIRUN, _END = "mpirun", "end"  # facts of a host
-MPI_HOSTS, MPI_SSH = "mpi-hosts", "mpi-ssh"  # checks
 AT_ONCE = 64  # sessions under way; PRRTE has 128
 _ASK_S = 20.0
 _THREADS = 64
 _SHOWN = 200
-_MAX_LINES = 200
 _SSH_FAILED = 255
 _VERSION = re.compile(r"\d+(?:\.\d+)+\S{0,20}")
 
 # $1 mpirun.
 _SCRIPT = r"""
-say() { printf '%s %s\n' "$T" "$*"; }
-command -v "$1" >/dev/null 2>&1 &&
-  say mpirun "$("$1" --version 2>&1 </dev/null | grep -m 1 -i -e version -e mpi -e prrte)"
-say end here
+printf '%s %s\n' "$T" "$(command -v "$1" >/dev/null 2>&1 &&
+  "$1" --version 2>&1 </dev/null | grep -m 1 -i -e version -e mpi -e prrte)"
 """
-
-Facts: TypeAlias = Mapping[str, str]  # what a host has answered, as far as it is known
 
 
 def script_command(token: str, mpirun: str) -> str:
@@ -57,15 +49,13 @@ def script_command(token: str, mpirun: str) -> str:
     return f"exec env T={shlex.quote(token)} sh -c {shlex.quote(_SCRIPT)} sh {shlex.quote(mpirun)}"
 
 
-def read(token: str, text: str) -> Facts:
-    """The answer in a session's standard output, in which a login shell may print, too."""
-    facts: dict[str, str] = {}
-    for line in text.splitlines()[:_MAX_LINES]:
-        first, _, rest = line.partition(" ")
-        name, _, value = rest.partition(" ")
-        if first == token and value.strip():
-            facts.setdefault(name, version_in(value.strip()) if name == MPIRUN else value.strip())
-    return facts
+def read(token: str, text: str) -> str | None:
+    """The version of mpirun by the output of a session, "": it is not there; None: the script was not run.
+
+    A login shell may print, too.
+    """
+    line = re.search(rf"^{token} (.*)$", text, re.MULTILINE)
+    return None if line is None else version_in(line[1].strip())
 
 
 def version_in(text: str) -> str:
@@ -78,41 +68,29 @@ class SshStage(Struct, frozen=True):
     """A stage that a host has to pass, and the finding about hosts that do not."""
 
     name: str
-    check: str  # its name
-    fault: Fault
+    fault: Fault  # of what mpi-hosts checks it is the node's, of what mpi-ssh checks the job's
     text: str
     action: str
     words: str = ""  # a pattern: what ssh prints then
 
 
+# fmt: off
 STAGES = (
-    SshStage(
-        "DNS", MPI_HOSTS, Fault.NODE, "no address found for",
-        "check that the pod and the job's headless Service exist",
-    ),
-    SshStage(
-        "port", MPI_HOSTS, Fault.NODE, "cannot connect to sshd of",
-        "check that its sshd runs, its port, and NetworkPolicies",
-    ),
-    SshStage(
-        "banner", MPI_HOSTS, Fault.NODE, "no sshd answers on",
-        "read that pod's log; check that the port is sshd's",
-    ),
-    SshStage(
-        "host key", MPI_SSH, Fault.JOB, "another host key than the job's is shown by",
-        "run trainer-launch sshd there, which shows the job's key; a host without it may be an impostor",
-        "[Hh]ost key|HOST IDENTIFICATION",
-    ),
-    SshStage(
-        "key", MPI_SSH, Fault.JOB, "the job's key is refused by",
-        "mount the same Secret in all pods; check mode and owner of authorized_keys",
-        "Permission denied|Too many authentication failures|UNPROTECTED PRIVATE|no matching (?:key|cipher|MAC)",
-    ),
-    SshStage(
-        "shell", MPI_SSH, Fault.JOB, "no command runs on",
-        "check the login shell and its start-up files (.bashrc, .profile)",
-    ),
-)  # fmt: skip
+    SshStage("DNS", Fault.NODE, "no address found for", "check that the pod and the job's headless Service exist"),
+    SshStage("port", Fault.NODE, "cannot connect to sshd of",
+             "check that its sshd runs, its port, and NetworkPolicies"),
+    SshStage("banner", Fault.NODE, "no sshd answers on", "read that pod's log; check that the port is sshd's"),
+    SshStage("host key", Fault.JOB, "another host key than the job's is shown by",
+             "run trainer-launch sshd there, which shows the job's key; a host without it may be an impostor",
+             "[Hh]ost key|HOST IDENTIFICATION"),
+    SshStage("key", Fault.JOB, "the job's key is refused by",
+             "mount the same Secret in all pods; check mode and owner of authorized_keys",
+             "Permission denied|Too many authentication failures|UNPROTECTED PRIVATE|"
+             "no matching (?:key|cipher|MAC)"),
+    SshStage("shell", Fault.JOB, "no command runs on",
+             "check the login shell and its start-up files (.bashrc, .profile)"),
+)
+# fmt: on
 DNS, PORT, BANNER, HOST_KEY, KEY, SHELL = STAGES
 
 
@@ -123,10 +101,8 @@ class Refusal(Struct, frozen=True):
     why: str
 
 
-def refusal(code: int | None, err: str, facts: Facts) -> Refusal | None:
-    """Why a host did not run the script to its end; None: it did. `code` None: it was given up for its time."""
-    if _END in facts:
-        return None
+def refusal(code: int | None, err: str) -> Refusal:
+    """Why a host did not run the script; `code` None: it was given up for its time."""
     lines = [line.strip("@ \t\r") for line in err.splitlines() if line.strip("@ \t\r")]
     last = lines[-1][:_SHOWN] if lines else ""
     if code == _SSH_FAILED:
@@ -152,9 +128,9 @@ class HostAnswers(Struct, frozen=True, kw_only=True):
     """The answers of the hosts, or why there are none."""
 
     trouble: LaunchError | None = None  # no host was asked
-    client: SshClient | None = None
-    refusals: Mapping[str, Refusal | None] = field(default_factory=dict)
-    answers: Mapping[str, Facts] = field(default_factory=dict)
+    checks_host_keys: bool = True
+    stuck: Mapping[str, Refusal | None] = field(default_factory=dict)  # of each host; None: it has answered
+    versions: Mapping[str, str] = field(default_factory=dict)  # of mpirun on those that have; "": not told
     own: LaunchersMpi | None = None
 
 
@@ -184,9 +160,13 @@ def asked(subject: Subject, settings: Settings, typed: Typed, folder: str, wait_
 
     ended = at_once([host for host in hosts if host not in stuck], ask, AT_ONCE)
     answers = {host: read(token, session.out) for host, session in ended.items()}
-    refusals = {host: refusal(session.code, session.err, answers[host]) for host, session in ended.items()}
-    refusals = {host: stuck.get(host) or refusals.get(host) for host in hosts}
-    return HostAnswers(client=client, refusals=refusals, answers=answers, own=own)
+    stuck |= {host: refusal(ended[host].code, ended[host].err) for host in ended if answers[host] is None}
+    return HostAnswers(
+        checks_host_keys=client.checks_host_keys,
+        stuck={host: stuck.get(host) for host in hosts},
+        versions={host: version for host, version in answers.items() if version is not None},
+        own=own,
+    )
 
 
 def _wait(hosts: Sequence[str], port: int, wait_s: float) -> dict[str, Refusal]:
@@ -268,20 +248,20 @@ def _typed(command: Command | None) -> Typed:
     return Typed(mpirun="mpirun", program=command.argv if command is not None else ())
 
 
-@check(MPI_HOSTS, Where.MPI)
+@check("mpi-hosts", Where.MPI)
 def mpi_hosts(hosts: HostAnswers) -> Iterator[Finding]:
     """Every host has an address and accepts connections, and its sshd answers."""
     if hosts.trouble is not None:
         text, _, action = str(hosts.trouble).partition("; ")
         fault = Fault.JOB if isinstance(hosts.trouble, UsageError) else Fault.NODE
         yield mpi_ssh.failed(fault, text, action=action or "mount the job's Secret, or set --ssh-dir")
-    elif hosts.client is not None:
-        yield from reached(hosts.refusals, check_host_keys=hosts.client.checks_host_keys)
+    else:
+        yield from reached(hosts.stuck, check_host_keys=hosts.checks_host_keys)
 
 
 mpi_ssh = replace(
     mpi_hosts,
-    id=MPI_SSH,
+    id="mpi-ssh",
     title="Every host accepts the job's key, shows it as its host key, and runs a command in its login shell.",
 )
 
@@ -290,46 +270,52 @@ mpi_ssh = replace(
 def mpi_programs(hosts: HostAnswers) -> Iterator[Finding]:
     """Every host has the launcher's version of MPI."""
     if hosts.own is not None:
-        ran = {host: facts for host, facts in hosts.answers.items() if hosts.refusals[host] is None}
-        yield from alike(hosts.own, ran)
+        yield from alike(hosts.own, hosts.versions)
 
 
-def reached(refusals: Mapping[str, Refusal | None], *, check_host_keys: bool = True) -> Iterator[Finding]:
+def reached(hosts: Mapping[str, Refusal | None], *, check_host_keys: bool = True) -> Iterator[Finding]:
     """Findings about connections and keys of hosts: one for each stage and reason where hosts are stuck."""
-    stuck = grouped((refusal, host) for host, refusal in refusals.items() if refusal is not None)
-    at = {refusal.stage.check for refusal in stuck}
-    if mpi_hosts.id not in at:
-        yield mpi_hosts.passed(f"name, port and sshd answer on {all_of(len(refusals), 'host')}", scope=Scope.JOB)
-    for refusal, hosts in sorted(stuck.items(), key=lambda group: STAGES.index(group[0].stage)):
-        stage, who = refusal.stage, listed(hosts)
-        more = {"subject": who, "measured": stage.name, "action": stage.action}
-        stuck_at = mpi_hosts if stage.check == mpi_hosts.id else mpi_ssh
-        yield stuck_at.failed(stage.fault, f"{stage.text} {who}: {refusal.why}", **more)
-    n_let_in = sum(refusal is None for refusal in refusals.values())
-    if n_let_in and mpi_ssh.id not in at:
-        is_all = n_let_in == len(refusals)
-        who = all_of(n_let_in, "host") if is_all else f"{n_let_in} of {len(refusals)} hosts"
-        shown = "host keys are not checked (--insecure-host-keys)"
-        shown = "present it as their host key" if check_host_keys else shown
-        yield mpi_ssh.passed(f"{who} accept the job's key, and {shown}", scope=Scope.JOB)
+    stuck = grouped((refusal, host) for host, refusal in hosts.items() if refusal is not None)
+    faults = {refusal.stage.fault for refusal in stuck}
+    if Fault.NODE not in faults:
+        yield mpi_hosts.passed(f"name, port and sshd answer on {all_of(len(hosts), 'host')}", scope=Scope.JOB)
+    for refusal, its in sorted(stuck.items(), key=lambda group: STAGES.index(group[0].stage)):
+        stage, who = refusal.stage, listed(its)
+        stuck_at = mpi_hosts if stage.fault is Fault.NODE else mpi_ssh
+        text, more = f"{stage.text} {who}: {refusal.why}", {"subject": who, "measured": stage.name}
+        yield stuck_at.failed(stage.fault, text, action=stage.action, **more)
+    n_let_in = sum(refusal is None for refusal in hosts.values())
+    if n_let_in and Fault.JOB not in faults:
+        how = "present it as their host key"
+        how = how if check_host_keys else "host keys are not checked (--insecure-host-keys)"
+        who = _share(n_let_in, len(hosts))
+        yield mpi_ssh.passed(f"{who} accept the job's key, and {how}", scope=Scope.JOB)
 
 
-def alike(own: LaunchersMpi, answers: Mapping[str, Facts]) -> Iterator[Finding]:
+def _share(number: int, of: int) -> str:
+    return all_of(of, "host") if number == of else f"{number} of {of} hosts"
+
+
+def alike(own: LaunchersMpi, answers: Mapping[str, str]) -> Iterator[Finding]:
     """Whether every host has the launcher's version of mpirun; gloo needs none."""
     if not own.mpirun:
         return
     if not own.is_here:
         text = f"{own.mpirun} is not in the launcher's PATH, so nothing can be started on the hosts"
         action = "install MPI in the launcher's image, or type the path of its mpirun before the program"
-        more = {"action": action}
-        yield mpi_programs.failed(Fault.JOB, text, **more) if own.is_needed else mpi_programs.unknown(text, **more)
+        is_needed = own.is_needed
+        yield (
+            mpi_programs.failed(Fault.JOB, text, action=action)
+            if is_needed
+            else mpi_programs.unknown(text, action=action)
+        )
         return
     if not own.version:
         text = f"{own.mpirun} --version names no known MPI, so the hosts' programs cannot be compared"
         yield mpi_programs.unknown(text)
         return
     # A host that does not tell its version is not compared.
-    versions = grouped((facts[MPIRUN], host) for host, facts in answers.items() if MPIRUN in facts)
+    versions = grouped((version, host) for host, version in answers.items() if version)
     others = {version: hosts for version, hosts in versions.items() if version != own.version}
     for version, hosts in others.items():
         yield mpi_programs.failed(
@@ -344,6 +330,5 @@ def alike(own: LaunchersMpi, answers: Mapping[str, Facts]) -> Iterator[Finding]:
     if answers and not versions:
         yield mpi_programs.unknown("no host tells its version of MPI")
     elif versions and not others:
-        n_alike = len(versions[own.version])
-        who = all_of(n_alike, "host") if n_alike == len(answers) else f"{n_alike} of {len(answers)} hosts"
+        who = _share(len(versions[own.version]), len(answers))
         yield mpi_programs.passed(f"mpirun is {own.version} on the launcher and {who}", scope=Scope.JOB)
