@@ -26,7 +26,7 @@ from trainer_launch.model import Endpoint
 from trainer_launch.model.errors import NodeError
 from trainer_launch.preflight.cluster import preflight_messages
 from trainer_launch.preflight.cluster.cluster_preflight import PreflightServer
-from trainer_launch.preflight.cluster.node_link import ClusterVerdict, NodeLink
+from trainer_launch.preflight.cluster.node_side import ClusterVerdict, NodeLink
 from trainer_launch.preflight.cluster.pair_tests import run
 from trainer_launch.preflight.cluster.present_nodes import ClusterSettings, Names
 

@@ -16,7 +16,7 @@ from trainer_launch.model.errors import UsageError
 from trainer_launch.model.findings import Fault, Finding, PreflightVerdict, Report, Severity, Status
 from trainer_launch.preflight import registry, report_formats
 from trainer_launch.preflight.check import Where
-from trainer_launch.preflight.cluster.participation import failing_nodes
+from trainer_launch.preflight.cluster.node_side import failing_nodes
 from trainer_launch.preflight.node_preflight import Selection
 from trainer_launch.preflight.policy import Policy, parse_flag
 from trainer_launch.preflight.report_formats import ReportPlace
@@ -30,7 +30,7 @@ PASSED = Finding(check="gpu-ecc", status=Status.PASS, text="no error")
 
 
 def policy(text: str) -> Policy:
-    return parse_flag(text, CHECKS, registry.REMOVED)
+    return parse_flag(text)
 
 
 @pytest.mark.parametrize(
@@ -103,7 +103,7 @@ def test_what_a_policy_changed_is_on_the_screen_in_the_data_and_in_the_pods_stat
     assert "WARN gpu-ecc [policy: was FAIL]: 3 errors" in report_formats.termination_message(report, HERE, 0)
     document = report_formats.document(report, HERE, policy=observed, exit_code=0, at_s=1.0)
     assert document["policy"] == {"observe": True, "rules": {}}
-    findings = report_formats.parse(json.dumps(document).encode())
+    _, findings = report_formats.parse(json.dumps(document).encode())
     assert [finding.without_policy for finding in findings] == [Severity.RETRYABLE, None]
 
 
@@ -156,9 +156,9 @@ def test_an_observing_file_observes_until_a_later_one_does_not(tmp_path: Path) -
             "--policy has 'obsrve'; expected a file that ends with .toml or .json, CHECK=off|warn|fail|fatal",
         ),
         ("obsrve", "did you mean observe?"),
-        ("dnss=off", "--policy: 'dnss' is not a check; did you mean dns?"),
-        ("zzz=off", "--policy: 'zzz' is not a check; preflight --list prints all checks"),
-        ("external-A b=off", "--policy: 'external-A b' is not a check"),
+        ("dnss=off", "--policy names 'dnss', which is not a check; did you mean dns?"),
+        ("zzz=off", "--policy names 'zzz', which is not a check; preflight --list prints all checks"),
+        ("external-A b=off", "--policy names 'external-A b', which is not a check"),
         ("dns=of", "--policy: rule dns: expected off, warn, fail, fatal, got 'of'; did you mean off?"),
     ],
 )
@@ -176,7 +176,7 @@ def test_a_word_that_makes_no_sense_is_one_clear_error(text: str, sentence: str)
             '{"cpu": "off"}',
             "Object contains unknown field `cpu`; expected rules, a severity for each check, and observe",
         ),
-        ('{"rules": {"dnss": "off"}}', "'dnss' is not a check; did you mean dns?"),
+        ('{"rules": {"dnss": "off"}}', "names 'dnss', which is not a check; did you mean dns?"),
         (
             '{"rules": {"cpu": "of"}}',
             "rule cpu: expected off, warn, fail, fatal, got 'of'; did you mean off?",

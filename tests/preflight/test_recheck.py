@@ -9,7 +9,7 @@ from msgspec.structs import replace
 
 from trainer_launch.model.findings import Fault, Finding, Scope, Status
 from trainer_launch.preflight import report_formats, thresholds
-from trainer_launch.preflight.container_checks import fault_of
+from trainer_launch.preflight.report_formats import fault_of
 
 LARGE = Finding(check="shm", status=Status.PASS, text="all is well", measured=8192, unit="MiB")
 SMALL = replace(LARGE, status=Status.FAIL, fault=Fault.JOB, text="too little", measured=64, action="mount more")

@@ -15,7 +15,7 @@ from trainer_launch.model.findings import OF_MACHINES, REMEDIES, Fault, Finding,
 from trainer_launch.preflight import external_check, registry, report_formats, report_page, rules
 from trainer_launch.preflight.check import Where
 from trainer_launch.preflight.cluster import node_facts
-from trainer_launch.preflight.cluster.participation import failing_nodes
+from trainer_launch.preflight.cluster.node_side import failing_nodes
 from trainer_launch.preflight.node_preflight import Selection
 from trainer_launch.preflight.policy import Policy
 from trainer_launch.preflight.report_formats import ReportPlace
@@ -48,9 +48,9 @@ def cluster(job: Simulation) -> dict[str, str]:
 
 
 def test_all_names_are_of_checks_and_words_of_the_list() -> None:
-    words = {word for its in rules.REMEDIES.values() for word in its.values()}
-    words |= {rule.remedy for rule in node_facts.RULES.values() if rule.remedy}
-    assert rules.REMEDIES.keys() <= set(registry.ids(*Where))
+    words = {rule.remedy for rule in node_facts.RULES.values() if rule.remedy}
+    words |= {rule.remedy for rule in rules.RULES if rule.remedy.isupper()}
+    assert {rule.check for rule in rules.RULES} <= set(registry.ids(*Where))
     assert words <= set(REMEDIES)
 
 

@@ -24,7 +24,7 @@ from trainer_launch.preflight import (
     thresholds,
 )
 from trainer_launch.preflight.check import subject_of, with_network
-from trainer_launch.preflight.cluster import participation
+from trainer_launch.preflight.cluster import node_side
 from trainer_launch.preflight.node_preflight import NodeResult, PreflightProgress, Selection
 from trainer_launch.preflight.policy import Policy
 from trainer_launch.preflight.report_formats import ReportPlace
@@ -67,7 +67,7 @@ def _main(parsed: Parsed, settings: Settings, doing: PreflightProgress) -> int:
     code = exit_code(result.report.verdict)
     _hand_out(result, doing.place, code, parsed, selection.policy)
     if result.is_cluster and subject.topology.is_coordinator:
-        failing = participation.failing_nodes(result.all_nodes or result.report.findings, result.machines)
+        failing = node_side.failing_nodes(result.all_nodes or result.report.findings, result.machines)
         beside = None if settings.report is None else os.path.join(os.path.dirname(settings.report), FAILING_NODES)
         report_formats.write_file(beside, failing)
     return code

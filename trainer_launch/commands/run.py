@@ -282,9 +282,9 @@ def _with_preflights_findings(plan: Plan, report: str) -> Plan:
         failing = nodes_in(text.decode(errors="replace"))
         plan = replace(plan, hosting=replace(plan.hosting, failing=failing))
     if plan.membership is not None:
-        from trainer_launch.preflight import container_checks  # only who has a preflight needs the checks
+        from trainer_launch.preflight.report_formats import fault_of  # only who has a preflight needs the checks
 
-        fault = container_checks.fault_of(report, plan.membership.host)
+        fault = fault_of(report, plan.membership.host)
         plan = replace(plan, membership=replace(plan.membership, fault=fault))
     return plan
 

@@ -14,8 +14,10 @@ from enum import Enum
 from typing import Annotated, NamedTuple, TypeAlias, TypeVar
 
 from msgspec import Meta, Struct
+from msgspec.structs import asdict, replace
 
 from trainer_launch.model import exit_codes
+from trainer_launch.model.units import printable
 
 Value: TypeAlias = bool | int | float | str | None
 
@@ -126,6 +128,12 @@ class Finding(Struct, frozen=True, kw_only=True):
         """Whether the check itself, and not a site's policy, finds the machine of its subject faulty."""
         is_here = self.scope in (Scope.NODE, Scope.GPU, Scope.RAIL)
         return is_here and self.fault is Fault.NODE and self.without_policy is None
+
+
+def single_line(finding: Finding) -> Finding:
+    """A finding with each of its texts in one line."""
+    texts = {name: printable(text, " ") for name, text in asdict(finding).items() if type(text) is str}
+    return replace(finding, **texts, evidence=tuple(printable(text, " ") for text in finding.evidence))
 
 
 class Report(Struct, frozen=True, kw_only=True):

@@ -14,19 +14,16 @@ import time
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from msgspec import Struct, json
 from msgspec.structs import replace
 
 from trainer_launch.host import network
 from trainer_launch.host.deadline_subprocess import Tried
-from trainer_launch.host.files import LiveFiles
 from trainer_launch.host.network import AdapterPort, Addresses, Answer, named
 from trainer_launch.host.shm import TMP_VARIABLES, too_long_for_sockets
 from trainer_launch.model import value_parsers
 from trainer_launch.model.units import MIB, counted, in_mib, in_units
 from trainer_launch.planning import interfaces, shared_memory
 from trainer_launch.planning.interfaces import NetworkProblem, set_to, takes
-from trainer_launch.preflight import report_formats
 from trainer_launch.preflight.check import Subject, at_once, check
 from trainer_launch.preflight.rules import Observed
 
@@ -245,31 +242,6 @@ def _room(folder: str, values: Mapping[str, float]) -> Observed:
     problems += ["it is slow"] * (seconds > _SLOW_S)
     more: dict[str, Any] = {"measured": round(seconds, 3), "expected": _SLOW_S, "unit": "s"}
     return Observed(facts={"low": "; ".join((text, *problems)) if problems else ""}, good=text, more=more)
-
-
-class _Writer(Struct, frozen=True):
-    host: str
-
-
-class _ReportOfNode(Struct, frozen=True):
-    node: _Writer
-
-
-def fault_of(path: str, host: str) -> str:
-    """Return the faults that the init container's preflight proved of this node; "": none, or no report.
-
-    Nodes that share a volume may have written over each other's report.
-    """
-    left = LiveFiles(report_formats.MAX_BYTES + 1).read(path) or b""
-    try:
-        findings = report_formats.parse(left)
-        if json.decode(left, type=_ReportOfNode).node.host != host:
-            return ""
-    except ValueError:
-        return ""
-    faulty = [finding for finding in findings if finding.proves_a_fault]
-    own = [finding for finding in faulty if "node " not in finding.subject or f"({host})" in finding.subject]
-    return "; ".join(f"{finding.check}: {finding.text}" for finding in own)[:500]
 
 
 def _limit_s(subject: Subject) -> float:

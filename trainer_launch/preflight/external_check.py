@@ -10,20 +10,20 @@ import os
 import shlex
 import threading
 from collections.abc import Iterator
-from typing import Annotated, Literal, TypeAlias
+from typing import Annotated, Any, Literal, TypeAlias
 
 from msgspec import Meta, Struct
+from msgspec.structs import asdict
 
 from trainer_launch.host.deadline_subprocess import REAP_S, Ended, RunningCommand
 from trainer_launch.model import codec
 from trainer_launch.model.errors import UsageError
-from trainer_launch.model.findings import Fault, Finding, Scope, Status, Value
+from trainer_launch.model.findings import Fault, Finding, Scope, Status, Value, single_line
 from trainer_launch.model.redaction import redact_text
 from trainer_launch.model.units import counted
 from trainer_launch.preflight.check import LIMIT_S, Subject, Where, check
-from trainer_launch.preflight.policy import EXTERNAL
-from trainer_launch.preflight.report_formats import single_line
 
+EXTERNAL = "external"  # the check, and what the names of its findings begin with
 MAX_BYTES = 256 << 10  # of its output
 _ADVICE = "run it by hand in this container; its output is described by external.schema.json"
 _running: list[RunningCommand] = []
@@ -50,22 +50,14 @@ class ExternalFinding(Struct, frozen=True, forbid_unknown_fields=True):
 
     def finding(self) -> Finding:
         """As a finding of this program: without secrets, and each text in one line."""
-        status, is_of_gpu = Status(self.status), self.gpu is not None
-        made = Finding(
-            check=f"{EXTERNAL}-{self.name}",
-            status=status,
-            fault=self.fault if status is Status.FAIL else None,
-            text=redact_text(self.text),
-            scope=Scope.GPU if is_of_gpu else Scope.NODE,
-            subject=f"GPU {self.gpu}" if is_of_gpu else "",
-            measured=redact_text(self.measured) if isinstance(self.measured, str) else self.measured,
-            expected=redact_text(self.expected) if isinstance(self.expected, str) else self.expected,
-            unit=self.unit,
-            evidence=tuple(map(redact_text, self.evidence)),
-            action=redact_text(self.action),
-            remedy=self.remedy,
-        )
-        return single_line(made)
+        values: dict[str, Any] = asdict(self)
+        values |= {key: redact_text(value) for key, value in values.items() if isinstance(value, str)}
+        status, name, gpu = Status(self.status), values.pop("name"), values.pop("gpu")
+        values |= {"check": f"{EXTERNAL}-{name}", "status": status, "remedy": self.remedy}
+        values |= {"fault": self.fault if status is Status.FAIL else None}
+        values |= {"evidence": tuple(map(redact_text, self.evidence))}
+        values |= {} if gpu is None else {"scope": Scope.GPU, "subject": f"GPU {gpu}"}
+        return single_line(Finding(**values))
 
 
 class ExternalReport(Struct, frozen=True, forbid_unknown_fields=True):

@@ -253,8 +253,9 @@ def mpi_hosts(hosts: HostAnswers) -> Iterator[Finding]:
     """Every host has an address and accepts connections, and its sshd answers."""
     if hosts.trouble is not None:
         text, _, action = str(hosts.trouble).partition("; ")
-        fault = Fault.JOB if isinstance(hosts.trouble, UsageError) else Fault.NODE
-        yield mpi_ssh.failed(fault, text, action=action or "mount the job's Secret, or set --ssh-dir")
+        fault, remedy = (Fault.JOB, "FIX_JOB") if isinstance(hosts.trouble, UsageError) else (Fault.NODE, "")
+        action = action or "mount the job's Secret, or set --ssh-dir"
+        yield mpi_ssh.failed(fault, text, action=action, remedy=remedy)
     else:
         yield from reached(hosts.stuck, check_host_keys=hosts.checks_host_keys)
 
@@ -281,9 +282,9 @@ def reached(hosts: Mapping[str, Refusal | None], *, check_host_keys: bool = True
         yield mpi_hosts.passed(f"name, port and sshd answer on {all_of(len(hosts), 'host')}", scope=Scope.JOB)
     for refusal, its in sorted(stuck.items(), key=lambda group: STAGES.index(group[0].stage)):
         stage, who = refusal.stage, listed(its)
-        stuck_at = mpi_hosts if stage.fault is Fault.NODE else mpi_ssh
+        stuck_at, remedy = (mpi_hosts, "") if stage.fault is Fault.NODE else (mpi_ssh, "FIX_JOB")
         text, more = f"{stage.text} {who}: {refusal.why}", {"subject": who, "measured": stage.name}
-        yield stuck_at.failed(stage.fault, text, action=stage.action, **more)
+        yield stuck_at.failed(stage.fault, text, action=stage.action, remedy=remedy, **more)
     n_let_in = sum(refusal is None for refusal in hosts.values())
     if n_let_in and Fault.JOB not in faults:
         how = "present it as their host key"
@@ -303,12 +304,10 @@ def alike(own: LaunchersMpi, answers: Mapping[str, str]) -> Iterator[Finding]:
     if not own.is_here:
         text = f"{own.mpirun} is not in the launcher's PATH, so nothing can be started on the hosts"
         action = "install MPI in the launcher's image, or type the path of its mpirun before the program"
-        is_needed = own.is_needed
-        yield (
-            mpi_programs.failed(Fault.JOB, text, action=action)
-            if is_needed
-            else mpi_programs.unknown(text, action=action)
-        )
+        if own.is_needed:
+            yield mpi_programs.failed(Fault.JOB, text, action=action, remedy="FIX_IMAGE")
+        else:
+            yield mpi_programs.unknown(text, action=action)
         return
     if not own.version:
         text = f"{own.mpirun} --version names no known MPI, so the hosts' programs cannot be compared"
@@ -326,6 +325,7 @@ def alike(own: LaunchersMpi, answers: Mapping[str, str]) -> Iterator[Finding]:
             expected=own.version,
             basis=Basis.PEER,
             action="start launcher and workers from the same image, by digest",
+            remedy="FIX_IMAGE",
         )
     if answers and not versions:
         yield mpi_programs.unknown("no host tells its version of MPI")

@@ -16,7 +16,7 @@ from msgspec.structs import replace
 
 from trainer_launch.host import logs
 from trainer_launch.model import exit_codes
-from trainer_launch.model.errors import NodeError, UsageError
+from trainer_launch.model.errors import UsageError
 from trainer_launch.model.findings import Finding, Measure, Report, Status
 from trainer_launch.model.settings import Settings
 from trainer_launch.model.signal_policy import STOP_SIGNALS, signal_name
@@ -34,7 +34,7 @@ from trainer_launch.preflight import (
 )
 from trainer_launch.preflight.check import Check, Subject, Where, run, with_gpus
 from trainer_launch.preflight.check import states as check_states
-from trainer_launch.preflight.cluster import node_facts, participation, present_nodes
+from trainer_launch.preflight.cluster import node_facts, node_side, present_nodes
 from trainer_launch.preflight.cluster.present_nodes import PairTests
 from trainer_launch.preflight.policy import Policy
 from trainer_launch.preflight.report_formats import ReportPlace
@@ -57,7 +57,7 @@ class Selection(Struct, frozen=True):
     def of(cls, settings: Settings) -> Selection:
         """Raises UsageError where --policy makes no sense, or where nothing is left of --only."""
         chosen = registry.named(settings.only, "--only")
-        selection = cls(chosen, policy.parse_flag(settings.policy, registry.ids(*Where), registry.REMOVED))
+        selection = cls(chosen, policy.parse_flag(settings.policy))
         if settings.only is not None and settings.only.strip(", ") and not selection.chosen:
             raise UsageError(f"--only {settings.only[:60]} leaves no check to run; name others (preflight --list)")
         return selection
@@ -107,7 +107,7 @@ def preflight(subject: Subject, settings: Settings, selection: Selection, doing:
     doing.undo = external_check.kill
     before = () if spared else selection.run(subject, selection.at(Where.EXTERNAL))
     doing.undo = lambda: None
-    obstacle = participation.obstacle(subject, settings, selection.chosen, selection.policy.off)
+    obstacle = node_side.obstacle(subject, settings, selection.chosen, selection.policy.off)
     if obstacle is None:
         result = _together(subject, settings, selection, doing, before)
     else:
@@ -171,7 +171,7 @@ def _without_others(
         findings += selection.kept(mpi_hosts.findings(subject, settings, wanted, left_s))
     elif not selection.chosen:
         # It limits what all others mean.
-        findings[:0] = selection.kept(participation.alone(subject, settings, obstacle))
+        findings[:0] = selection.kept(node_side.alone(subject, settings, obstacle))
     return NodeResult(Report(findings=tuple(findings)), figures, is_cluster=False)
 
 
@@ -183,12 +183,14 @@ def _together(
     at_once = [check for check in checks if not check.is_late]
     later = [check for check in checks if check.is_late]
     doing.hold()
-    with participation.gathering(subject, settings, selection.policy.off) as part:
-        if isinstance(part, NodeError):
-            doing.release()
-            taken = selection.kept([present_nodes.port_taken(str(part))])
-            findings = (*taken, *before, *selection.run(replace(subject, deadline_s=0.0), checks))
-            return NodeResult(Report(findings=findings))
+    try:
+        part = node_side.Gathering(subject, settings, selection.policy.off)
+    except node_side.PortTakenError as problem:
+        doing.release()
+        taken = selection.kept([present_nodes.port_taken(str(problem))])
+        findings = (*taken, *before, *selection.run(replace(subject, deadline_s=0.0), checks))
+        return NodeResult(Report(findings=findings))
+    with part.undo:
         doing.waiting = part.waiting
         doing.release()
         early = (*before, *selection.run(subject, at_once))
@@ -218,7 +220,7 @@ def place_of(subject: Subject) -> ReportPlace:
         node_rank=subject.topology.node_rank,
         nodes=None if nodes is None else str(nodes),
         contract=subject.job.contract,
-        machine=participation.machine_of(subject),
+        machine=node_side.machine_of(subject),
     )
 
 

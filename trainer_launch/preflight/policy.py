@@ -9,19 +9,20 @@ from __future__ import annotations
 import hashlib
 import json
 import re
-from collections.abc import Collection, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 import msgspec
 from msgspec import Struct, field
 from msgspec.structs import replace
 
-from trainer_launch.host import logs
 from trainer_launch.host.files import LiveFiles
 from trainer_launch.model.errors import UsageError
 from trainer_launch.model.findings import Fault, Finding, Status
 from trainer_launch.model.suggestions import did_you_mean
 from trainer_launch.model.units import printable
+from trainer_launch.preflight import registry
+from trainer_launch.preflight.external_check import EXTERNAL
 
 OBSERVE, OFF = "observe", "off"
 _SEVERITIES: Mapping[str, tuple[Status, Fault | None] | None] = {
@@ -34,7 +35,6 @@ _WORDS = ", ".join(_SEVERITIES)
 _MAX_BYTES = 1 << 16
 _SHOWN = 60
 _EXTERNAL = re.compile(r"external-[a-z0-9-]{1,60}")
-EXTERNAL = "external"  # the check of --external-check, and what the names of its findings begin with
 
 
 class PolicyFile(Struct, frozen=True, forbid_unknown_fields=True):
@@ -82,7 +82,7 @@ class Policy(Struct, frozen=True, kw_only=True):
         return self.rules.get(check, of_all)
 
 
-def parse_flag(text: str | None, checks: Collection[str], removed: Collection[str] = ()) -> Policy:
+def parse_flag(text: str | None) -> Policy:
     """The policy of --policy: files, CHECK=SEVERITY, `observe` and `off`, of which the last counts.
 
     Raises:
@@ -93,9 +93,9 @@ def parse_flag(text: str | None, checks: Collection[str], removed: Collection[st
         check, equals, severity = word.partition("=")
         if word.lower().endswith((".toml", ".json")):
             where = f"--policy {printable(word, ' ')}"
-            policy = parse_content(_content(word, where), where, policy, checks, removed)
+            policy = parse_content(_content(word, where), where, policy)
         elif equals:
-            rule = _checked("--policy", check.strip(), severity.strip(), checks, removed)
+            rule = _checked("--policy", check.strip(), severity.strip())
             policy = replace(policy, rules={**policy.rules, **rule})
         elif word in (OBSERVE, OFF):
             policy = replace(policy, observe=word == OBSERVE, is_off=word == OFF)
@@ -106,9 +106,7 @@ def parse_flag(text: str | None, checks: Collection[str], removed: Collection[st
     return policy
 
 
-def parse_content(
-    content: bytes | str, where: str, before: Policy, checks: Collection[str], removed: Collection[str] = ()
-) -> Policy:
+def parse_content(content: bytes | str, where: str, before: Policy) -> Policy:
     """The policy of a file over the policy before it; `where` names the file, and so its format.
 
     Raises:
@@ -126,21 +124,15 @@ def parse_content(
         raise UsageError(f"{where}: {printable(str(problem), ' ')[:200]}; {advice}") from None
     rules = dict(before.rules)
     for check, severity in file.rules.items():
-        rules |= _checked(where, check, severity, checks, removed)
+        rules |= _checked(where, check, severity)
     observe = before.observe if file.observe is None else file.observe
     return replace(before, rules=rules, observe=observe, is_off=False)
 
 
-def _checked(
-    where: str, check: str, severity: str, checks: Collection[str], removed: Collection[str]
-) -> dict[str, str]:
+def _checked(where: str, check: str, severity: str) -> dict[str, str]:
     """The rule, if there is such a check and such a severity."""
-    if check in removed:
-        logs.warn(f"check {check} no longer exists; remove it from --policy")
+    if not _EXTERNAL.fullmatch(check) and not registry.is_known(check, where):
         return {}
-    if check not in checks and not _EXTERNAL.fullmatch(check):
-        near = did_you_mean(check, checks) or "preflight --list prints all checks"
-        raise UsageError(f"{where}: {check[:_SHOWN]!r} is not a check; {near}")
     if severity not in _SEVERITIES:
         near = did_you_mean(severity, _SEVERITIES)
         expected = f"expected {_WORDS}, got {severity[:_SHOWN]!r}{near and f'; {near}'}"

@@ -43,16 +43,8 @@ CHECKS: tuple[Check[Any], ...] = (
 REMOVED = frozenset(
     (
         *("program", "rank-collision", "shm-leftovers", "mtu", "gpu-persistence", "mpi-callback", "mpi-ring"),
-        *(
-            "subdomain",
-            "ephemeral-ports",
-            "gpu-temperature",
-            "mpi-slots",
-            "full-job",
-            "gpu-checksum",
-            "shared-storage",
-            "ports",
-        ),
+        *("subdomain", "ephemeral-ports", "gpu-temperature", "mpi-slots", "full-job", "gpu-checksum"),
+        *("shared-storage", "ports"),
     )
 )
 
@@ -67,16 +59,20 @@ def ids(*places: Where) -> tuple[str, ...]:
     return tuple(check.id for check in at(*places))
 
 
+def is_known(name: str, flag: str) -> bool:
+    """Whether there is this check; one that is gone is a warning. Raises UsageError: there never was."""
+    if name in REMOVED:
+        logs.warn(f"check {name} no longer exists; remove it from {flag}")
+    elif name not in ids(*Where):
+        near = did_you_mean(name, ids(*Where)) or "preflight --list prints all checks"
+        raise UsageError(f"{flag} names {name[:60]!r}, which is not a check; {near}")
+    return name not in REMOVED
+
+
 def named(text: str | None, flag: str) -> tuple[str, ...]:
     """The checks that a comma-separated list names. Raises UsageError: one of them does not exist."""
-    checks, names = ids(*Where), tuple(word.strip() for word in (text or "").split(",") if word.strip())
-    for name in names:
-        if name in REMOVED:
-            logs.warn(f"check {name} no longer exists; remove it from {flag}")
-        elif name not in checks:
-            near = did_you_mean(name, checks) or "preflight --list prints all checks"
-            raise UsageError(f"{flag} names {name[:60]!r}, which is not a check; {near}")
-    return tuple(name for name in names if name not in REMOVED)
+    names = filter(None, map(str.strip, (text or "").split(",")))
+    return tuple(name for name in names if is_known(name, flag))
 
 
 def listed() -> str:

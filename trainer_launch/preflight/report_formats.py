@@ -10,13 +10,22 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Annotated
 
 from msgspec import Meta, Struct, to_builtins
-from msgspec.structs import asdict, replace
+from msgspec.structs import replace
 
 from trainer_launch.host import files, logs, slow_files
 from trainer_launch.model import Json, codec
 from trainer_launch.model.errors import UsageError
-from trainer_launch.model.findings import OF_MACHINES, Finding, PreflightVerdict, Report, Scope, Severity, Status
-from trainer_launch.model.units import grouped, listed, printable
+from trainer_launch.model.findings import (
+    OF_MACHINES,
+    Finding,
+    PreflightVerdict,
+    Report,
+    Scope,
+    Severity,
+    Status,
+    single_line,
+)
+from trainer_launch.model.units import grouped, listed
 from trainer_launch.preflight.policy import Policy
 from trainer_launch.preflight.thresholds import REPORT, REPORT_VERSION, Reference
 
@@ -96,14 +105,19 @@ def finding_as_json(finding: Finding) -> dict[str, Json]:
     return {**values, "severity": finding.severity.value, "took_s": round(finding.took_s, 4)}
 
 
+class _Writer(Struct, frozen=True):
+    host: str
+
+
 class _ReadDocument(Struct, frozen=True):
     format: str
     version: int
+    node: _Writer
     findings: Annotated[tuple[Finding, ...], Meta(max_length=1000)]
 
 
-def parse(data: bytes) -> tuple[Finding, ...]:
-    """The findings of a document. Raises ValueError: it is none, or one of another version."""
+def parse(data: bytes) -> tuple[str, tuple[Finding, ...]]:
+    """The host and the findings of a document. Raises ValueError: it is none, or one of another version."""
     if len(data) > MAX_BYTES:
         raise ValueError(f"it is larger than {MAX_BYTES} bytes")
     try:
@@ -112,13 +126,21 @@ def parse(data: bytes) -> tuple[Finding, ...]:
         raise ValueError(f"no finding: {ascii(str(problem)[:_MAX_COMPLAINT])[1:-1]}") from None
     if (document.format, document.version) != (REPORT, REPORT_VERSION):
         raise ValueError(f"it is not a {REPORT} document of version {REPORT_VERSION}")
-    return tuple(map(single_line, document.findings))
+    return document.node.host, tuple(map(single_line, document.findings))
 
 
-def single_line(finding: Finding) -> Finding:
-    """A finding with each of its texts in one line."""
-    texts = {name: printable(text, " ") for name, text in asdict(finding).items() if type(text) is str}
-    return replace(finding, **texts, evidence=tuple(printable(text, " ") for text in finding.evidence))
+def fault_of(path: str, host: str) -> str:
+    """Return the faults that the init container's preflight proved of this node; "": none, or no report.
+
+    Nodes that share a volume may have written over each other's report.
+    """
+    try:
+        writer, findings = parse(files.LiveFiles(MAX_BYTES + 1).read(path) or b"")
+    except ValueError:
+        return ""
+    faulty = [finding for finding in findings if finding.proves_a_fault and writer == host]
+    own = [finding for finding in faulty if "node " not in finding.subject or f"({host})" in finding.subject]
+    return "; ".join(f"{finding.check}: {finding.text}" for finding in own)[:500]
 
 
 def summary(verdict: PreflightVerdict) -> str:

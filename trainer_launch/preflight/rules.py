@@ -325,20 +325,11 @@ RULES = (
 )
 # fmt: on
 
-# Remedies of checks without rules here, by whose fault a failure is; None: a warning. Platforms drain and replace
-# machines by these words, so a finding whose cause is not certain has none: a missing node, a link, a slow machine.
-REMEDIES: Mapping[str, Mapping[Fault | None, str]] = {
-    "nccl-ib-hca": {_JOB: FIX_JOB, _WARN: FIX_JOB, _NODE: DRAIN},
-    **{check: {_JOB: FIX_JOB} for check in ("roll-call", "mpi-ssh")},
-    **{check: {_NODE: DRAIN} for check in ("clock", "pairs")},
-    "mpi-programs": {_JOB: FIX_IMAGE, _WARN: FIX_IMAGE},
-}
-
 
 def with_remedy(finding: Finding) -> Finding:
-    """The finding with its remedy, if its cause is certain; only a finding about a single machine drains it."""
-    if finding.without_policy is not None or finding.status not in (Status.WARN, Status.FAIL):
-        return finding
-    remedy = finding.remedy or REMEDIES.get(finding.check, {}).get(finding.fault, "")
+    """The finding with a remedy only if its cause is certain: only one about a single machine drains it.
+
+    Platforms drain and replace machines by these words: a missing node, a link or a slow machine has none.
+    """
     is_of_machine = finding.scope in (Scope.NODE, Scope.GPU, Scope.RAIL)
-    return replace(finding, remedy="" if remedy in OF_MACHINES and not is_of_machine else remedy)
+    return finding if is_of_machine or finding.remedy not in OF_MACHINES else replace(finding, remedy="")

@@ -29,7 +29,8 @@ from trainer_launch.model.findings import Finding, Scope, Status
 from trainer_launch.model.redaction import redact_command
 from trainer_launch.model.settings import Settings
 from trainer_launch.preflight import external_check
-from trainer_launch.preflight.policy import EXTERNAL, Policy
+from trainer_launch.preflight.external_check import EXTERNAL
+from trainer_launch.preflight.policy import Policy
 
 FOLDER = "/var/lib/trainer-launch"
 _MAX_BYTES = 4096

@@ -20,7 +20,6 @@ from trainer_launch.planning.command import parse_command
 from trainer_launch.planning.job import overlay, with_minimum
 from trainer_launch.planning.mpi import forwarded
 from trainer_launch.preflight import policy, registry, thresholds
-from trainer_launch.preflight.check import Where
 from trainer_launch.preflight.external_check import MAX_BYTES, ExternalReport
 from trainer_launch.rehearsal import faults, kubelet
 
@@ -78,7 +77,7 @@ def option(data: bytes) -> None:
         attempt(signal_policy.stop_signal, given, names="--signals")
     attempt(registry.named, text, "--only", kinds=(UsageError,), names="--only")
     if "\0" not in text:  # no word and no variable has one, and no file
-        attempt(policy.parse_flag, text, registry.ids(*Where), kinds=(UsageError,), names="--policy")
+        attempt(policy.parse_flag, text, kinds=(UsageError,), names="--policy")
     attempt(forwarded, text, kinds=(UsageError,), names="--forward-env")
     seconds = value_parsers.parse_duration(text)
     assert seconds is None or seconds >= 0
@@ -92,7 +91,7 @@ def reference(data: bytes) -> None:
     found = attempt(thresholds.parse_table, data, "--reference it", kinds=(UsageError,), names="--reference it")
     assert isinstance(found, Refused) or all(row.value > 0 for row in found.rows.values())
     for name in ("it.json", "it.toml"):
-        given = text_of(data), name, policy.Policy(), registry.ids(*Where)
+        given = text_of(data), name, policy.Policy()
         attempt(policy.parse_content, *given, kinds=(UsageError,), names=name)
     told = attempt(decode, ExternalReport, data, MAX_BYTES, kinds=(MessageError,))
     for finding in () if isinstance(told, Refused) else told.findings:

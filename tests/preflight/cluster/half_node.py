@@ -14,7 +14,7 @@ import time
 
 from trainer_launch.model import Endpoint
 from trainer_launch.preflight.cluster import preflight_messages as msg
-from trainer_launch.preflight.cluster.node_link import NodeLink
+from trainer_launch.preflight.cluster.node_side import NodeLink
 
 
 def main() -> None:

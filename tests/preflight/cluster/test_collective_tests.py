@@ -16,8 +16,7 @@ import psutil
 import pytest
 
 from trainer_launch.preflight.cluster import preflight_messages as msg
-from trainer_launch.preflight.cluster.node_link import Listener
-from trainer_launch.preflight.cluster.pair_tests import CHILD, Collectives
+from trainer_launch.preflight.cluster.pair_tests import CHILD, Collectives, Listener
 
 # As where it is started by path: what lies beside it can be imported, and it takes that back.
 sys.path.insert(0, str(CHILD.parent))
@@ -52,9 +51,9 @@ class Node:
 
     @property
     def child(self) -> psutil.Process:
-        process = self.collectives._child
-        assert process is not None
-        return psutil.Process(process.pid)
+        running = self.collectives._child
+        assert running is not None
+        return psutil.Process(running._process.pid)
 
 
 @pytest.fixture(scope="module")

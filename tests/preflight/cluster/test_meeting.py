@@ -26,10 +26,11 @@ from trainer_launch.membership.state import CoordinatorSettings as Coordinating
 from trainer_launch.model import Endpoint, PortRange
 from trainer_launch.model.errors import NodeError
 from trainer_launch.model.findings import Fault, Finding, Status
-from trainer_launch.preflight.cluster import node_link as meeting
+from trainer_launch.preflight.cluster import node_side as meeting
 from trainer_launch.preflight.cluster import preflight_messages as msg
 from trainer_launch.preflight.cluster.cluster_preflight import PreflightServer
-from trainer_launch.preflight.cluster.node_link import ClusterVerdict, Listener, NodeLink
+from trainer_launch.preflight.cluster.node_side import ClusterVerdict, NodeLink
+from trainer_launch.preflight.cluster.pair_tests import Listener
 from trainer_launch.preflight.cluster.present_nodes import ClusterSettings, Names
 
 JOB = "job"

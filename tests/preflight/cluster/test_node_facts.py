@@ -18,7 +18,7 @@ from trainer_launch.preflight.check import Where
 from trainer_launch.preflight.cluster import node_facts, present_nodes
 from trainer_launch.preflight.cluster import preflight_messages as msg
 from trainer_launch.preflight.cluster.node_facts import UNSET, clocks, code_hash, differences
-from trainer_launch.preflight.cluster.participation import failing_nodes
+from trainer_launch.preflight.cluster.node_side import failing_nodes
 from trainer_launch.preflight.cluster.preflight_messages import MAX_FACTS, NodeReport, parse, render
 from trainer_launch.preflight.cluster.present_nodes import JobNode, names_of
 from trainer_launch.preflight.node_preflight import explained, merged

@@ -12,7 +12,7 @@ import pytest
 
 from trainer_launch.preflight.cluster import pair_tests
 from trainer_launch.preflight.cluster import preflight_messages as msg
-from trainer_launch.preflight.cluster.node_link import Listener
+from trainer_launch.preflight.cluster.pair_tests import Listener
 
 pytestmark = pytest.mark.process
 

@@ -9,7 +9,7 @@ from tests.preflight.world import subject
 from trainer_launch.model import Cpus, Gpus
 from trainer_launch.model.findings import Finding, Measure, Scope, Status
 from trainer_launch.model.settings import Settings
-from trainer_launch.preflight.cluster import pairs, participation
+from trainer_launch.preflight.cluster import node_side, pairs
 from trainer_launch.preflight.cluster import preflight_messages as msg
 from trainer_launch.preflight.thresholds import load_table
 
@@ -163,7 +163,7 @@ def test_a_whole_job_over_plain_sockets_is_one_finding_about_the_job() -> None:
 
 def test_with_fewer_cpus_than_gpus_pairs_are_tested_over_plain_sockets() -> None:
     few = subject(host={"gpus": Gpus(count=8, reason="8 in /dev"), "cpus": Cpus(affinity=16, quota=2.0)})
-    assert participation._collectives(few, Settings({}), ()) is None
+    assert node_side._collectives(few, Settings({}), ()) is None
 
 
 def test_on_a_network_that_gives_nobody_the_reference_a_node_in_a_slower_rack_only_warns() -> None:

@@ -23,8 +23,8 @@ from trainer_launch.membership.state import CoordinatorSettings as Coordinating
 from trainer_launch.model import Endpoint, NodeRange
 from trainer_launch.model.findings import Status
 from trainer_launch.model.settings import Settings
-from trainer_launch.preflight.cluster import node_link, participation
-from trainer_launch.preflight.cluster.node_link import look_out
+from trainer_launch.preflight.cluster import node_side
+from trainer_launch.preflight.cluster.node_side import look_out
 from trainer_launch.preflight.cluster.present_nodes import ClusterSettings
 
 JOB = "job"
@@ -32,7 +32,7 @@ JOB = "job"
 
 @pytest.fixture(autouse=True)
 def in_a_hurry(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(node_link, "_SEAT_PAUSE_S", 0.05)
+    monkeypatch.setattr(node_side, "_SEAT_PAUSE_S", 0.05)
 
 
 @pytest.fixture
@@ -56,7 +56,7 @@ def test_seats_are_asked_only_where_the_job_may_do_without_node_0(
     settings = ClusterSettings(
         job=JOB, min_nodes=nodes[0], max_nodes=nodes[1], deadline_s=60.0, names=NAMES, salt="s"
     )
-    assert [place.host for place in participation.seats_of(settings, own_rank=2)] == hosts_asked
+    assert [place.host for place in node_side.seats_of(settings, own_rank=2)] == hosts_asked
 
 
 IN_POD = {"KUBERNETES_SERVICE_HOST": "10.0.0.1"}
@@ -86,9 +86,9 @@ def test_who_is_checked_alone_for_want_of_variables_is_warned(
 ) -> None:
     made = subject(job=replace(JOB_HERE, contract=contract), env=env, topology=topology)
     settings = Settings(flags)
-    obstacle = participation.obstacle(made, settings, (), ())
+    obstacle = node_side.obstacle(made, settings, (), ())
     assert obstacle is not None
-    findings = participation.alone(made, settings, obstacle)
+    findings = node_side.alone(made, settings, obstacle)
     assert [finding.status for finding in findings] == ([] if status is None else [status])
 
 

@@ -225,6 +225,7 @@ def _skewed(name: str, off_s: float, *, is_ahead: bool) -> Finding:
         unit="s",
         basis=Basis.PEER,
         action="check the time service of that machine (chrony, ntpd): tokens and certificates will be refused",
+        remedy="DRAIN" if fails else "",
     )
 
 

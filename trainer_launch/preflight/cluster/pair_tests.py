@@ -1,4 +1,4 @@
-"""A node's part in tests of pairs of nodes, in children that are killed when their time is up."""
+"""A node's part in tests of pairs of nodes: its listener, and children that are killed when their time is up."""
 
 from __future__ import annotations
 
@@ -9,17 +9,19 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
 from msgspec import Struct, to_builtins
 
 from trainer_launch.host import deadline_subprocess
-from trainer_launch.model import PortRange
+from trainer_launch.host.deadline_subprocess import RunningCommand, Streams
+from trainer_launch.host.network import free_port, listen
+from trainer_launch.model import Endpoint, PortRange
 from trainer_launch.model.codec import Count, MessageError, Text, decode
+from trainer_launch.model.errors import NodeError
 from trainer_launch.preflight.cluster import pairs
 from trainer_launch.preflight.cluster import preflight_messages as msg
-from trainer_launch.preflight.cluster.node_link import Listener
 
 CHILD = Path(__file__).parents[1] / "children" / "collective_bench.py"
 PAIR_TEST_CHILD = (sys.executable, "-I", "-S", str(CHILD.with_name("pair_bench.py")))
@@ -29,6 +31,37 @@ _MARGIN_S = 1.5
 _PAIR_TEST_MARGIN_S = 0.5
 _REAP_S = 0.5
 _MAX_BYTES = 1 << 16
+
+
+class Listener:
+    """A node's listener, on which its ends of pair tests accept; nobody else is answered.
+
+    It takes the job's port if that is free, else one `among` those allowed.
+
+    Raises NodeError where none of these is free.
+    """
+
+    def __init__(self, port: int | None, among: PortRange | None = None) -> None:
+        self._sock = _opened(port, among)
+        self.port = int(self._sock.getsockname()[1])
+        self._lock = threading.Lock()  # held by who may accept
+
+    def close(self) -> None:
+        """Free the port; once is enough."""
+        self._sock.close()
+
+    @contextlib.contextmanager
+    def lent(self) -> Iterator[socket.socket]:
+        """Let a test accept what comes."""
+        with self._lock:
+            yield self._sock
+
+
+def _opened(port: int | None, among: PortRange | None) -> socket.socket:
+    if port is not None:
+        with contextlib.suppress(NodeError):  # with hostNetwork or in a rehearsal another node has it
+            return listen(Endpoint("", port))
+    return listen(Endpoint("", 0 if among is None else free_port(among)))
 
 
 class BenchAnswer(Struct, frozen=True):
@@ -58,7 +91,7 @@ def run(test: msg.Test, listener: Listener, child: Sequence[str] = PAIR_TEST_CHI
     with contextlib.nullcontext() if test.rank else listener.lent() as lent:
         descriptors = () if lent is None else (lent.fileno(),)
         argv = (*child, test.token, str(test.limit_s), test.host, str(test.port), *map(str, descriptors))
-        streams, limit_s = deadline_subprocess.Streams(pass_fds=descriptors), test.limit_s + _PAIR_TEST_MARGIN_S
+        streams, limit_s = Streams(pass_fds=descriptors), test.limit_s + _PAIR_TEST_MARGIN_S
         ended = deadline_subprocess.run(argv, None, limit_s, streams, reap_s=_REAP_S)
     why = f"its test ended with {ended.status} without a result"
     if ended.problem is not None:
@@ -91,18 +124,12 @@ class Collectives:
     def _start(self) -> None:
         self._can: BenchAnswer | None = None  # its first words
         self._problem = ""
-        self._child: subprocess.Popen[bytes] | None = None
+        self._child: RunningCommand | None = None
         self._sock, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         with theirs:
+            streams = Streams(stdin=theirs.fileno(), stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
             try:
-                self._child = subprocess.Popen(
-                    self._argv,
-                    stdin=theirs.fileno(),
-                    stdout=subprocess.DEVNULL,
-                    stderr=subprocess.DEVNULL,
-                    env=self._env,
-                    start_new_session=True,
-                )
+                self._child = RunningCommand(self._argv, self._env, streams)
             except OSError as problem:
                 self._problem = f"its process could not be started: {problem.strerror}"
 
@@ -149,9 +176,8 @@ class Collectives:
             line = self._sock.recv(_MAX_BYTES)
         except OSError:
             return None
-        if not line:
-            status = self._child.wait() if self._child is not None else None
-            self._problem = f"its process ended with {status}"
+        if not line and self._child is not None:
+            self._problem = f"its process ended with {self._child.end(_REAP_S).status}"
         return line or None
 
     def close(self) -> None:
@@ -163,10 +189,6 @@ class Collectives:
         with contextlib.suppress(OSError):
             self._sock.shutdown(socket.SHUT_RDWR)  # the child kills what it has started
         if self._child is not None:
-            with contextlib.suppress(subprocess.TimeoutExpired):
-                self._child.wait(_REAP_S)
-            with contextlib.suppress(ProcessLookupError, PermissionError):
-                self._child.kill()
-            with contextlib.suppress(subprocess.TimeoutExpired):
-                self._child.wait(_REAP_S)
+            self._child.stop(_REAP_S)
+            self._child.end(_REAP_S)
         self._sock.close()

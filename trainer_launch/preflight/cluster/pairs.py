@@ -285,7 +285,7 @@ def _blamed(
         more["expected"] = round(max(FLOOR, standard.share * middle) / MBYTE, 1)
         more |= {"unit": "MB/s", "basis": Basis.BOTH if is_hard else Basis.PEER}
     evidence = tuple(_evidence(test, standard.names) for test in bad[:_SHOWN])
-    more = {"scope": Scope.LINK, "action": _ACTION_LINK} | more
+    more = {"scope": Scope.LINK, "action": _ACTION_LINK, "remedy": "DRAIN" if is_hard else ""} | more
     return pairs.bad(Fault.NODE if is_hard else None, text, evidence=evidence, **more)
 
 

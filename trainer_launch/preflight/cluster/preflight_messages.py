@@ -17,9 +17,8 @@ from trainer_launch.membership.protocol import Hello as Hello
 from trainer_launch.membership.protocol import Refused as Refused
 from trainer_launch.membership.protocol import Renew as Renew
 from trainer_launch.model.codec import Codec, Count, Name, Port, Real, Tagged, Text, encode
-from trainer_launch.model.findings import Finding, Measures, Severity, Status
+from trainer_launch.model.findings import Finding, Measures, Severity, Status, single_line
 from trainer_launch.model.units import counted, listed
-from trainer_launch.preflight.report_formats import single_line
 
 MAX_RAILS = 64
 MAX_FACTS = 400

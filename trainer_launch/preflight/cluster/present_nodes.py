@@ -193,7 +193,8 @@ def collided(collisions: Mapping[int, Collection[str]]) -> list[Finding]:
     for rank, hosts in collisions.items():
         ordered = sorted(hosts)
         text = f"{' and '.join(ordered)} both claim to be node {rank}"
-        findings.append(all_present.failed(Fault.JOB, text, subject=label(rank, ordered[0]), action=action))
+        more = {"subject": label(rank, ordered[0]), "action": action, "remedy": "FIX_JOB"}
+        findings.append(all_present.failed(Fault.JOB, text, **more))
     return findings
 
 
@@ -222,13 +223,13 @@ def port_taken(problem: str) -> Finding:
     """Node 0 cannot open the port where the nodes meet."""
     fault = Fault.JOB if os.strerror(errno.EACCES) in problem else Fault.NODE
     text, _, action = problem.partition("; ")
-    return all_present.failed(fault, text, action=action)
+    return all_present.failed(fault, text, action=action, remedy="FIX_JOB" if fault is Fault.JOB else "")
 
 
 def refused(reason: str) -> Finding:
     """Node 0 does not know this node."""
     action = "give all pods the same job name, number of nodes, secret, and version of this program"
-    return all_present.failed(Fault.JOB, f"node 0 refuses this node: {reason}", action=action)
+    return all_present.failed(Fault.JOB, f"node 0 refuses this node: {reason}", action=action, remedy="FIX_JOB")
 
 
 def own_findings(nodes: Iterable[JobNode]) -> list[Finding]:
