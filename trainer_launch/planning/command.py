@@ -13,6 +13,7 @@ import re
 import shlex
 from collections.abc import Mapping, Sequence
 from enum import Enum
+from functools import partial
 from typing import NamedTuple
 
 from msgspec import Struct
@@ -37,7 +38,7 @@ _ANY_PYTHON = re.compile(r"python[0-9.]*")
 _PLAIN_FLAGS = frozenset("bBdEiIOPqRsSuvx")
 _FLAGS_WITH_VALUE = frozenset("WX")
 _PLAIN_THEN_M = re.compile(r"-[bBdEiIOPqRsSuvx]+m")
-_TORCHRUN = "torch.distributed.run"
+_TORCHRUN = ("torchrun", "torch.distributed.run")  # by name, and as a module
 _DEEPSPEED = ("deepspeed", "deepspeed.launcher.runner")
 
 
@@ -93,62 +94,39 @@ def parse_command(argv: Sequence[str]) -> Command:
         )
     if words[0].startswith("-m") and words[0] != "-m":  # python takes -mpkg.mod for -m pkg.mod
         words = ("-m", words[0][2:], *words[1:])
-    name = _base(words[0])
-    if words[0] == "-m" and len(words) > 1:
-        return _module(words, (), words[1:])
-    if words[0].startswith("-"):
+    python, program, is_module = _parts(words)
+    if words[0].startswith("-") and not is_module:
         variable = PREFIX + words[0].partition("=")[0].lstrip("-").replace("-", "_").upper()
         ours = f"; an option of the launcher goes before --, or into {variable}" if words[0][:2] == "--" else ""
         raise UsageError(f"the command starts with {words[0]!r}; name a program, or -m and a Python module{ours}")
-    if name == "torchrun" and not _asks(words):
-        return Command(argv=words, kind=CommandKind.TORCHRUN, torchrun=split_command(words[1:]))
-    if name == _DEEPSPEED[0]:
-        return _deepspeed(words, (), words[1:])
-    if _PYTHON.fullmatch(name):
-        return _python_command(words)
-    if name.endswith(".py"):
-        return Command(argv=words, kind=CommandKind.SCRIPT, program=words)
-    front_end = _front_end(words)
-    if front_end:
-        return Command(argv=words, kind=CommandKind.FRONT_END, front_end=front_end)
-    return Command(argv=words, kind=CommandKind.PROGRAM, program=words)
+    made = partial(Command, argv=words, python=python)
+    if python and not is_module:
+        return made(kind=CommandKind.SCRIPT, program=program)
+    name = program[0] if is_module else _base(program[0])
+    if name == _TORCHRUN[is_module] and not _asks(program):
+        return made(kind=CommandKind.TORCHRUN, torchrun=split_command(program[1:]))
+    torchrun = deepspeed_as_torchrun(program[1:]) if name == _DEEPSPEED[is_module] else None
+    if torchrun is not None:
+        return made(kind=CommandKind.TORCHRUN, torchrun=torchrun, is_deepspeed=True)
+    front_end = _front_end(program)
+    if front_end and is_module == ("." in name):
+        return made(kind=CommandKind.FRONT_END, front_end=front_end)
+    if is_module:
+        return made(kind=CommandKind.MODULE, program=program)
+    return made(kind=CommandKind.SCRIPT if name.endswith(".py") else CommandKind.PROGRAM, program=program)
 
 
-def _python_command(words: tuple[str, ...]) -> Command:
-    """`python [flags] script.py …` or `python [flags] -m module …`; anything else is just a program."""
-    at = _end_of_flags(words)
-    if at is None:
-        return Command(argv=words, kind=CommandKind.PROGRAM, program=words)
+def _parts(words: tuple[str, ...]) -> tuple[tuple[str, ...], tuple[str, ...], bool]:
+    """Python with its own flags, what it runs, and whether that is a module; () and all words of any other program."""
+    if words[0] == "-m" and len(words) > 1:
+        return (), words[1:], True
+    at = (_end_of_flags(words) if _PYTHON.fullmatch(_base(words[0])) else None) or len(words)
     python, rest = words[:at], words[at:]
     if rest and _PLAIN_THEN_M.fullmatch(rest[0]):
         python, rest = (*python, rest[0][:-1]), ("-m", *rest[1:])  # python -um module
     if rest[:1] == ("-m",) and len(rest) > 1:
-        return _module(words, python, rest[1:])
-    if rest and rest[0] not in ("-m", "-c", "-"):
-        return Command(argv=words, kind=CommandKind.SCRIPT, python=python, program=rest)
-    return Command(argv=words, kind=CommandKind.PROGRAM, program=words)
-
-
-def _module(words: tuple[str, ...], python: tuple[str, ...], program: tuple[str, ...]) -> Command:
-    """`[python] -m module …`, which may be torchrun, deepspeed or a front end."""
-    if program[0] == _TORCHRUN and not _asks(program):
-        return Command(argv=words, kind=CommandKind.TORCHRUN, python=python, torchrun=split_command(program[1:]))
-    if program[0] == _DEEPSPEED[1]:
-        return _deepspeed(words, python, program[1:])
-    front_end = _front_end(program)
-    if front_end and "." in program[0]:
-        return Command(argv=words, kind=CommandKind.FRONT_END, python=python, front_end=front_end)
-    return Command(argv=words, kind=CommandKind.MODULE, python=python, program=program)
-
-
-def _deepspeed(words: tuple[str, ...], python: tuple[str, ...], typed: tuple[str, ...]) -> Command:
-    """`deepspeed …` as torchrun; where an option has no equivalent, it is a program like any other."""
-    torchrun = deepspeed_as_torchrun(typed)
-    if torchrun is not None:
-        return Command(argv=words, kind=CommandKind.TORCHRUN, python=python, torchrun=torchrun, is_deepspeed=True)
-    if python or words[0] == "-m":
-        return Command(argv=words, kind=CommandKind.MODULE, python=python, program=(_DEEPSPEED[1], *typed))
-    return Command(argv=words, kind=CommandKind.PROGRAM, program=words)
+        return python, rest[1:], True
+    return (python, rest, False) if rest and rest[0] not in ("-m", "-c", "-") else ((), words, False)
 
 
 def _end_of_flags(words: tuple[str, ...]) -> int | None:
@@ -194,14 +172,13 @@ _LAUNCHERS = {
 }
 MODULES = frozenset(
     {
-        *(_TORCHRUN, "torch.distributed.launch", "paddle.distributed.launch", _DEEPSPEED[1]),
+        *(_TORCHRUN[1], "torch.distributed.launch", "paddle.distributed.launch", _DEEPSPEED[1]),
         *(name for name in _FRONT_ENDS if "." in name),
     }
 )
 # They find the shim of torchrun or accelerate in its place; `clustered`, of Flyte 2, becomes it.
 _STARTS_LAUNCHERS = frozenset(("axolotl", "llamafactory-cli", "swift", "xtuner", "clustered"))
 # Their nodes meet as the PET_* variables say, with torchrun's own parser.
-_TORCHRUN_NAMES = frozenset({"torchrun", _TORCHRUN})
 _LIKE_TORCHRUN = frozenset({"torch.distributed.launch", "dlrover-run", "ft_launcher", "hyperpodrun"})
 MPI = frozenset({"mpirun", "mpiexec", "horovodrun"})
 
@@ -228,7 +205,7 @@ class Launcher(Struct, frozen=True):
     @property
     def is_torchrun(self) -> bool:
         """Whether trainer-launch takes this command over with its options."""
-        return self.name in _TORCHRUN_NAMES
+        return self.name in _TORCHRUN
 
     @property
     def is_shim(self) -> bool:
