@@ -117,7 +117,7 @@ def parse_command(argv: Sequence[str]) -> Command:
 
 
 def _parts(words: tuple[str, ...]) -> tuple[tuple[str, ...], tuple[str, ...], bool]:
-    """Python with its own flags, what it runs, and whether that is a module; () and all words of any other program."""
+    """Python with its flags, what it runs, and whether that is a module; () and all words of any other program."""
     if words[0] == "-m" and len(words) > 1:
         return (), words[1:], True
     at = (_end_of_flags(words) if _PYTHON.fullmatch(_base(words[0])) else None) or len(words)

@@ -10,8 +10,6 @@ import math
 import re
 from collections.abc import Iterator, Mapping
 
-from msgspec import Struct
-
 from trainer_launch.host import runtime_directory
 from trainer_launch.model import (
     Endpoint,
@@ -83,20 +81,20 @@ def plan(task: Task, reason: str) -> Plan:
     workers, why = _workers(task, options)
     actions = signals_of(options, task.signals)
     signal_policy.stop_signal(actions)  # one has to be left that stops the job
-    meeting, topology = _meeting(task), task.topology
-    _check_messages(task, options, meeting.job, workers.count)
+    membership, topology = _membership(task, options.get("local_addr")), task.topology
+    _check_messages(task, options, membership.job, workers.count)
     # Node 0 asks itself, whatever its name.
     asks_itself = topology.is_coordinator or topology.pods == 1
-    place = Endpoint("localhost", meeting.coordinator.port) if asks_itself else meeting.coordinator
+    place = Endpoint("localhost", membership.coordinator.port) if asks_itself else membership.coordinator
     return Plan(
         engine=TORCH.name,
         processes=(),
         workers=workers,
-        membership=_membership(task, meeting, options.get("local_addr")),
+        membership=membership,
         grace_s=task.grace_s,
         signals=actions,
-        hosting=_hosting(task, meeting),
-        meeting=(meeting.job, place),
+        hosting=_hosting(task, membership),
+        meeting=(membership.job, place),
         reasons=(reason, why),
     )
 
@@ -542,63 +540,49 @@ def own_place(task: Task, nodes: NodeRange) -> tuple[int | None, Endpoint]:
     return topology.node_rank, topology.coordinator
 
 
-class _MeetingPlace(Struct, frozen=True):
-    """Where this node meets the others at our coordinator."""
-
-    job: str
-    nodes: NodeRange
-    node_rank: int | None
-    coordinator: Endpoint
-    seats: Seats | None  # where each node's coordinator is, where the job may do without one of them
-
-
-def _meeting(task: Task) -> _MeetingPlace:
-    nodes, spares, hostname = nodes_of(task), task.topology.spares, task.host.hostname
+def _membership(task: Task, local_addr: str | None) -> Membership:
+    """The membership of this node in the job that meets at our coordinator."""
+    topology, nodes, hostname = task.topology, nodes_of(task), task.host.hostname
     node_rank, coordinator = own_place(task, nodes)
     seats = None
-    if node_rank is not None and (nodes.fixed is None or spares):
-        seats = seats_by_index(coordinator, node_rank, hostname, nodes.max + spares)
-    return _MeetingPlace(job_name(task.topology, hostname, coordinator), nodes, node_rank, coordinator, seats)
-
-
-def _hosting(task: Task, meeting: _MeetingPlace) -> Hosting | None:
-    """The coordinator that this node hosts, if it is the one to do so."""
-    topology, settings = task.topology, task.settings
-    if not (topology.is_coordinator or topology.pods == 1 or meeting.seats is not None):
-        return None
-    return Hosting(
-        job=meeting.job,
-        host=meeting.coordinator.host if topology.pods == 1 else "",
-        port=meeting.coordinator.port,
-        nodes=meeting.nodes,
-        spares=topology.spares,
-        max_restarts=_budget(task),
-        rejoin_timeout_s=settings.wait_timeout,
-        shrink_after_s=task.shrink_after_s,
+    if node_rank is not None and (nodes.fixed is None or topology.spares):
+        seats = seats_by_index(coordinator, node_rank, hostname, nodes.max + topology.spares)
+    is_on_same_machine = topology.by_arrival and coordinator.is_loopback
+    return Membership(
+        job=job_name(topology, hostname, coordinator),
+        coordinator=coordinator,
+        node_rank=node_rank,
+        host=hostname,
+        address=local_addr or ("127.0.0.1" if topology.pods == 1 or is_on_same_machine else None),
+        patience_s=task.settings.wait_timeout,
+        max_restarts=DEFAULT_MAX_RESTARTS if topology.max_restarts is None else topology.max_restarts,
+        ports=_ports_of_store(task),
+        seats=seats,
         secret_file=task.job.secret_file,
-        seats=meeting.seats,
-        seat=meeting.node_rank or 0,
-        by_arrival=topology.by_arrival,
-        finds_stragglers=settings.hang_report_after != "off",
+        nodes=0 if nodes.fixed is None else nodes.max + topology.spares,
+        label=task.trial.label or "",
     )
 
 
-def _membership(task: Task, meeting: _MeetingPlace, local_addr: str | None) -> Membership:
-    """The membership of this node in the job that meets at our coordinator."""
-    is_on_same_machine = task.topology.by_arrival and meeting.coordinator.is_loopback
-    return Membership(
-        job=meeting.job,
-        coordinator=meeting.coordinator,
-        node_rank=meeting.node_rank,
-        host=task.host.hostname,
-        address=local_addr or ("127.0.0.1" if task.topology.pods == 1 or is_on_same_machine else None),
-        patience_s=task.settings.wait_timeout,
-        max_restarts=_budget(task),
-        ports=_ports_of_store(task),
-        seats=meeting.seats,
-        secret_file=task.job.secret_file,
-        nodes=0 if meeting.nodes.fixed is None else meeting.nodes.max + task.topology.spares,
-        label=task.trial.label or "",
+def _hosting(task: Task, member: Membership) -> Hosting | None:
+    """The coordinator that this node hosts, if it is the one to do so."""
+    topology, settings = task.topology, task.settings
+    if not (topology.is_coordinator or topology.pods == 1 or member.seats is not None):
+        return None
+    return Hosting(
+        job=member.job,
+        host=member.coordinator.host if topology.pods == 1 else "",
+        port=member.coordinator.port,
+        nodes=nodes_of(task),
+        spares=topology.spares,
+        max_restarts=member.max_restarts,
+        rejoin_timeout_s=settings.wait_timeout,
+        shrink_after_s=task.shrink_after_s,
+        secret_file=member.secret_file,
+        seats=member.seats,
+        seat=member.node_rank or 0,
+        by_arrival=topology.by_arrival,
+        finds_stragglers=settings.hang_report_after != "off",
     )
 
 
@@ -624,8 +608,3 @@ def seats_by_index(home: Endpoint, node_rank: int, hostname: str, count: int) ->
     seats = Seats(home, f"{stem}#{dot}{domain}", offset, count)
     own = seats.endpoint(node_rank).host.partition(".")[0]
     return seats if own == hostname.partition(".")[0] else None
-
-
-def _budget(task: Task) -> int:
-    restarts = task.topology.max_restarts
-    return DEFAULT_MAX_RESTARTS if restarts is None else restarts
