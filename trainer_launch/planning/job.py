@@ -75,7 +75,7 @@ def with_spares(job: Job, asked: int | None, platforms: NodeRange | None) -> Job
         UsageError: nobody says how many nodes there are, or too few are left to train.
     """
     nodes = job.nodes
-    is_typed = any(fact.field == "nnodes" and fact.origin in (Origin.FLAG, Origin.COMMAND) for fact in job.facts)
+    is_typed = typed(job, "nnodes", Origin.COMMAND) is not None
     if asked is None:
         extra = platforms.max - nodes.max if platforms is not None and nodes is not None and is_typed else 0
         if nodes is None or nodes.max == 1 or extra <= 0:
@@ -193,10 +193,13 @@ def hosts_no_rank(job: Job) -> bool:
     return bool(job.members) and job.mpi is not None and not job.mpi.launcher_in_hostfile
 
 
-def workers_asked_for(job: Job) -> str | None:
-    """The value of --nproc-per-node, or of its variable; what the platform says is no word of the user's."""
-    given = (fact for fact in reversed(job.facts) if fact.field == "nproc_per_node")
-    return next((fact.value for fact in given if fact.origin is Origin.FLAG), None)
+def typed(job: Job, field: str, *origins: Origin) -> str | None:
+    """What the user said last of a field of torchrun's options, by our flag or variable, or from `origins`.
+
+    What the platform says is no word of the user's.
+    """
+    facts = (fact for fact in reversed(job.facts) if fact.field == field)
+    return next((fact.value for fact in facts if fact.origin in (Origin.FLAG, *origins)), None)
 
 
 def usable_threads(host: Host, local_world_size: int | None, given: str | None) -> tuple[str | None, str]:

@@ -11,10 +11,11 @@ import re
 from msgspec import Struct
 
 from trainer_launch.host import runtime_directory
-from trainer_launch.model import Fact, Job, Origin, Plan, Process, signal_policy
+from trainer_launch.model import Job, Plan, Process, signal_policy
 from trainer_launch.model.errors import UsageError
 from trainer_launch.planning import mpi_options
-from trainer_launch.planning.command import Command, CommandKind
+from trainer_launch.planning.command import Command
+from trainer_launch.planning.job import typed
 from trainer_launch.planning.mpi_options import MIN_NUMBER, SLOTS, SSH_PORT, is_horovodrun
 from trainer_launch.planning.task import Engine, Task, env_of_program
 
@@ -75,13 +76,10 @@ def _plan_of_mpirun(task: Task, reason: str) -> Plan:
     Raises:
         UsageError: the command does not parse, or nothing can be counted that slots are asked for by.
     """
-    command = task.command
-    words = command.argv
-    if not mpi_options.is_mpirun(words[0]):  # a Python program without an mpirun gets one
-        if command.kind in (CommandKind.SCRIPT, CommandKind.MODULE) and not command.python:
-            words = (task.trial.python, *(("-m",) if command.kind is CommandKind.MODULE else ()), *command.program)
-        words = ("mpirun", *words)
-    return _plan(task, MPIRUN.name, words, (reason,))
+    words = (
+        () if mpi_options.is_mpirun(task.command.argv[0]) else ("mpirun",)
+    )  # a Python program without one gets it
+    return _plan(task, MPIRUN.name, (*words, *task.argv), (reason,))
 
 
 def _serves_horovodrun(_job: Job, command: Command) -> str | None:
@@ -142,7 +140,7 @@ def spec_of(task: Task, process: Process) -> Spec:
         slots=slots,
         slots_are_given=given,
         min_hosts=nodes.min if nodes is not None and nodes.fixed is None else None,
-        max_hosts=nodes.max if nodes is not None and _flag(task.job, "nnodes") else None,
+        max_hosts=nodes.max if nodes is not None and typed(task.job, "nnodes") else None,
         forward=tuple(sorted(forwarded(task.settings.forward_env))),
     )
 
@@ -150,13 +148,13 @@ def spec_of(task: Task, process: Process) -> Spec:
 def _slots(task: Task) -> tuple[int | None, bool]:
     """Ranks per host where the list does not tell, and whether the user says so in spite of it."""
     job, gpus = task.job, task.host.gpus
-    fact = _flag(job, "nproc_per_node")
-    if fact is None:
+    asked = typed(job, "nproc_per_node")
+    if asked is None:
         return (None if job.mpi is None else job.mpi.slots_env or None), False
     size = task.topology.local_world_size
-    if size is None or (fact.value in ("auto", "gpu") and not gpus.count):
+    if size is None or (asked in ("auto", "gpu") and not gpus.count):
         raise UsageError(
-            f"invalid value {fact.value!r} for --nproc-per-node: this launcher has no device to count "
+            f"invalid value {asked!r} for --nproc-per-node: this launcher has no device to count "
             f"({gpus.reason}); set it to a number"
         )
     return size, True
@@ -174,12 +172,6 @@ def _reach(task: Task, command: tuple[str, ...]) -> tuple[str, str]:
     if task.job.ssh_dir is None and launch_agent != "ssh":
         return OWN, "the job has no ssh key: hosts are reached with the image's ssh configuration"
     return SSH, "hosts are reached by ssh; both sides authenticate with the job's key"
-
-
-def _flag(job: Job, name: str) -> Fact | None:
-    """A fact about the job that the user gave by a flag; None: there is none."""
-    facts = (fact for fact in reversed(job.facts) if fact.field == name and fact.origin is Origin.FLAG)
-    return next(facts, None)
 
 
 def _plan_of_sshd(task: Task, reason: str) -> Plan:

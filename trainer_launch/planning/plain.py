@@ -28,7 +28,7 @@ from trainer_launch.planning.command import (
     runs_single_program,
     through_shims,
 )
-from trainer_launch.planning.job import workers_asked_for
+from trainer_launch.planning.job import typed
 from trainer_launch.planning.task import Engine, Task, env_of_program, repaired
 
 
@@ -46,9 +46,7 @@ def _serves(job: Job, command: Command) -> str | None:
 def _plan(task: Task, reason: str) -> Plan:
     """Plan a single process: the command, with `python` before a bare script or module."""
     command = task.command
-    argv = command.argv
-    if command.kind in (CommandKind.SCRIPT, CommandKind.MODULE) and not command.python:
-        argv = (task.trial.python, *(("-m",) if command.kind is CommandKind.MODULE else ()), *command.program)
+    argv = task.argv
     env, reasons = {**env_of_program(task), runtime_directory.VARIABLE: task.trial.scratch}, [reason]
     if task.trial.shims is not None:
         argv = through_shims(argv, task.trial.shims)
@@ -118,7 +116,7 @@ def _warnings(task: Task) -> tuple[str, ...]:
     reaches_shim = is_starter(command.argv) or (launcher is not None and launcher.is_inside and launcher.is_shim)
     if reaches_shim and task.trial.shims:
         return ()  # the shim uses the launcher, or says why not
-    asked = workers_asked_for(job)
+    asked = typed(job, "nproc_per_node")
     if launcher is not None and _is_covered(job, launcher):
         return (_starts_its_own(task, launcher, asked),)
     if asked is not None and job.engine not in ("mpirun", "sshd"):

@@ -11,7 +11,7 @@ from trainer_launch.model.errors import UsageError
 from trainer_launch.model.settings import PREFIX, Settings
 from trainer_launch.model.signal_policy import SignalAction
 from trainer_launch.planning import interfaces
-from trainer_launch.planning.command import Command, grace_of
+from trainer_launch.planning.command import Command, CommandKind, grace_of
 from trainer_launch.planning.interfaces import NodeNetwork
 from trainer_launch.planning.job import usable_threads
 from trainer_launch.planning.torchrun_options import OPTIONS, check_value, from_variables
@@ -49,6 +49,14 @@ class Task(Struct, frozen=True, kw_only=True):
     env: Mapping[str, str]
     settings: Settings
     trial: MachineTrial
+
+    @property
+    def argv(self) -> tuple[str, ...]:
+        """The command as it is started: with our Python before a bare script or module."""
+        command = self.command
+        if command.python or command.kind not in (CommandKind.SCRIPT, CommandKind.MODULE):
+            return command.argv
+        return (self.trial.python, *(("-m",) if command.kind is CommandKind.MODULE else ()), *command.program)
 
     @property
     def grace_s(self) -> float:

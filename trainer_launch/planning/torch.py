@@ -34,7 +34,7 @@ from trainer_launch.model.units import counted
 from trainer_launch.model.value_parsers import bad_value, parse_host
 from trainer_launch.planning import interfaces, torchrun_options
 from trainer_launch.planning.command import Command, CommandKind, launcher_in
-from trainer_launch.planning.job import DEFAULT_PORT, JOB_OPTIONS, MEET_AT_NODE_0, workers_asked_for
+from trainer_launch.planning.job import DEFAULT_PORT, JOB_OPTIONS, MEET_AT_NODE_0, typed
 from trainer_launch.planning.task import Engine, Task, env_of_workers, ports_of
 from trainer_launch.planning.torchrun_options import DEVICES, visible_devices
 
@@ -61,7 +61,7 @@ def serves(job: Job, command: Command) -> str | None:
 
 def serves_any_program(job: Job, command: Command) -> str | None:
     """Why it starts workers of a program that no engine knows: the user gave their number."""
-    if workers_asked_for(job) is None:
+    if typed(job, "nproc_per_node") is None:
         return None
     is_free = job.engine in (None, _CONTRACTS) and launcher_in(command.argv) is None
     return "the number of workers is given" if is_free else None
@@ -591,9 +591,8 @@ def _ports_of_store(task: Task) -> PortRange | None:
 
     Nodes of a larger job meet at that port, so that their store has another one.
     """
-    facts = (fact for fact in reversed(task.job.facts) if fact.field == "master_port")
-    typed = next((int(fact.value) for fact in facts if fact.origin in (Origin.COMMAND, Origin.FLAG)), None)
-    return PortRange(typed, typed) if typed and task.topology.pods == 1 else ports_of(task.settings)
+    port = int(typed(task.job, "master_port", Origin.COMMAND) or 0)
+    return PortRange(port, port) if port and task.topology.pods == 1 else ports_of(task.settings)
 
 
 def seats_by_index(home: Endpoint, node_rank: int, hostname: str, count: int) -> Seats | None:
