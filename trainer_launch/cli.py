@@ -52,7 +52,7 @@ def run_command(argv: Sequence[str]) -> int:
             place = parsed.settings.termination_log
             if parsed.argv:
                 os.getcwd()  # where it will run
-            code = parsed.command(parsed)
+            code = options.run(parsed)
         except SystemExit as end:  # of argparse, which has shown its help
             code = int(end.code or 0)
         sys.stdout.flush()

@@ -94,9 +94,8 @@ def test_a_removed_option_and_a_removed_variable_end_with_2_and_one_line() -> No
 
 
 def test_each_successor_exists() -> None:
-    parser = options.build("trainer-launch", tuple(options.COMMANDS))
-    (commands,) = (action for action in parser._actions if action.dest == "==SUPPRESS==" and action.choices)
-    ours = {word for one in dict(commands.choices or {}).values() for word in one._option_string_actions}
+    parsers = [options.parser_of("trainer-launch", name) for name in options.COMMANDS]
+    ours = {word for parser in parsers for word in parser._option_string_actions}
     theirs = {option.flag for option in torchrun_options.OPTIONS.values()}
     theirs |= {f"--{name}" for name in mpi_options.OF_HOROVODRUN}
     for advice in removed.SUCCESSORS.values():

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import argparse
-from collections.abc import Callable
+from collections.abc import Mapping
+from typing import Any
 
 from msgspec import Struct
 
@@ -13,88 +14,24 @@ INCIDENT_ACTIONS = ("list", "show", "collect")
 WRAPPING = "[options] -- COMMAND [ARG ...]"  # the usage of a command that runs another one
 
 
-class CommandHelp(Struct, frozen=True, kw_only=True):
-    """The help of a command, and what adds its own flags."""
-
-    help: str  # a line in the list of commands
-    about: str
-    examples: str
-    usage: str = WRAPPING
-    add_flags: Callable[[argparse.ArgumentParser], None] | None = None
-
-
-def _flags_of_preflight(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--json", action="store_true", help="print the report as one JSON object")
-    parser.add_argument("--list", action="store_true", help="print all checks, then exit")
-
-
-def _flags_of_explain(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--json", action="store_true", help="print one JSON object, with every detail")
-    parser.add_argument("--pod", metavar="FILE", help="read this pod snapshot instead of the container")
-    parser.add_argument("--save-pod", metavar="FILE", help="write a snapshot of this pod; secrets are redacted")
-
-
-def _flags_of_status(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--json", action="store_true", help="print one JSON object")
-    parser.add_argument("--pid", type=int, metavar="PID", help="show only the launcher with this process ID")
-
-
-def _flags_of_incidents(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument(
-        "action",
-        nargs="?",
-        default="list",
-        type=_action,
-        choices=INCIDENT_ACTIONS,
-        metavar="ACTION",
-        help=argparse.SUPPRESS,
-    )
-    parser.add_argument("id", nargs="?", metavar="ID", help=argparse.SUPPRESS)
-    parser.add_argument("--json", action="store_true", help="print JSON")
-
-
 def _action(word: str) -> str:
     removed.refuse(f"incidents {word}")
     return word
 
 
-def _flags_of_rehearse(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument(
-        "-f",
-        "--file",
-        action="append",
-        metavar="FILE",
-        help="manifest of the job; repeat -f for its runtime, ConfigMaps and Secrets",
-    )
-    parser.add_argument(
-        "--command",
-        dest="command_line",
-        metavar="TEXT",
-        help="run this instead of the command in the manifest",
-    )
-    parser.add_argument(
-        "--skip-init", action="append", metavar="NAME", help="skip this init container; may be repeated"
-    )
-    parser.add_argument(
-        "--render", metavar="DIR", help="write the pods of -f as snapshots for explain --pod; run nothing"
-    )
-    parser.add_argument(
-        "--fault",
-        action="append",
-        metavar="TEXT",
-        help="inject this fault, such as 'kill worker node=1 at=step:40'; may be repeated; listed above",
-    )
-    parser.add_argument(
-        "--report",
-        dest="reports",
-        action="append",
-        metavar="FILE.html|.json",
-        help="write a report: a page for people or data for programs; may be repeated",
-    )
+def _flag(*names: str, **about: Any) -> tuple[tuple[str, ...], Mapping[str, Any]]:
+    """A flag or a word that only one command has, as argparse takes it."""
+    return names, about
 
 
-def _flags_of_install_shims(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("directory", nargs="?", metavar="DIR", help=argparse.SUPPRESS)
+class CommandHelp(Struct, frozen=True, kw_only=True):
+    """The help of a command, and its own flags."""
+
+    help: str  # a line in the list of commands
+    about: str
+    examples: str
+    usage: str = WRAPPING
+    flags: tuple[tuple[tuple[str, ...], Mapping[str, Any]], ...] = ()
 
 
 CATALOG = {
@@ -119,7 +56,10 @@ exit codes:
     "preflight": CommandHelp(
         help="check this container and all nodes (an init container)",
         about="COMMAND is the one that 'run' will get. It is optional; preflight compares it across the nodes.",
-        add_flags=_flags_of_preflight,
+        flags=(
+            _flag("--json", action="store_true", help="print the report as one JSON object"),
+            _flag("--list", action="store_true", help="print all checks, then exit"),
+        ),
         examples="""exit codes:
   0   passed, or only warnings
   20  failed, retryable: a node or its environment is faulty
@@ -150,7 +90,11 @@ examples:
     "explain": CommandHelp(
         help="show what was read from the pod and what would run",
         about="Nothing is changed or started.",
-        add_flags=_flags_of_explain,
+        flags=(
+            _flag("--json", action="store_true", help="print one JSON object, with every detail"),
+            _flag("--pod", metavar="FILE", help="read this pod snapshot instead of the container"),
+            _flag("--save-pod", metavar="FILE", help="write a snapshot of this pod; secrets are redacted"),
+        ),
         examples="""examples:
   trainer-launch explain -- train.py                 # in this container
   trainer-launch explain --json -- torchrun train.py # the whole plan, as JSON
@@ -162,7 +106,10 @@ examples:
         help="show the state of this pod's run and of its job",
         about="Use it with kubectl exec while the run is active.",
         usage="[options]",
-        add_flags=_flags_of_status,
+        flags=(
+            _flag("--json", action="store_true", help="print one JSON object"),
+            _flag("--pid", type=int, metavar="PID", help="show only the launcher with this process ID"),
+        ),
         examples="""examples:
   kubectl exec POD -- trainer-launch status
   kubectl exec POD -- trainer-launch status --json
@@ -173,7 +120,19 @@ examples:
         help="show what was collected about failures and hangs",
         about="Use it with kubectl exec, or on a copied directory.",
         usage="[list | show [ID] | collect] [options]",
-        add_flags=_flags_of_incidents,
+        flags=(
+            _flag(
+                "action",
+                nargs="?",
+                default="list",
+                type=_action,
+                choices=INCIDENT_ACTIONS,
+                metavar="ACTION",
+                help=argparse.SUPPRESS,
+            ),
+            _flag("id", nargs="?", metavar="ID", help=argparse.SUPPRESS),
+            _flag("--json", action="store_true", help="print JSON"),
+        ),
         examples="""examples:
   kubectl exec POD -- trainer-launch incidents
   kubectl exec POD -- trainer-launch incidents collect       # of all nodes, now
@@ -186,7 +145,38 @@ examples:
         help="rehearse a job on this machine",
         about="Each pod runs as local processes, with the environment variables that a real pod would get.",
         usage="[options] (-f JOB.yaml | -- COMMAND [ARG ...])",
-        add_flags=_flags_of_rehearse,
+        flags=(
+            _flag(
+                "-f",
+                "--file",
+                action="append",
+                metavar="FILE",
+                help="manifest of the job; repeat -f for its runtime, ConfigMaps and Secrets",
+            ),
+            _flag(
+                "--command",
+                dest="command_line",
+                metavar="TEXT",
+                help="run this instead of the command in the manifest",
+            ),
+            _flag("--skip-init", action="append", metavar="NAME", help="skip this init container; may be repeated"),
+            _flag(
+                "--render", metavar="DIR", help="write the pods of -f as snapshots for explain --pod; run nothing"
+            ),
+            _flag(
+                "--fault",
+                action="append",
+                metavar="TEXT",
+                help="inject this fault, such as 'kill worker node=1 at=step:40'; may be repeated; listed above",
+            ),
+            _flag(
+                "--report",
+                dest="reports",
+                action="append",
+                metavar="FILE.html|.json",
+                help="write a report: a page for people or data for programs; may be repeated",
+            ),
+        ),
         examples="""examples:
   trainer-launch rehearse --nodes 2 --nproc-per-node 2 -- train.py
   trainer-launch rehearse --nodes 3 -- torchrun --max-restarts=3 train.py
@@ -207,7 +197,7 @@ injected at step 1, or at=12s, at=1m, at=step:40, or at=line:REGEX (of output).
         help="install shims: torchrun, mpirun, … run under the launcher",
         about="Use them where an SDK writes the command and the image's ENTRYPOINT never runs.",
         usage="DIR",
-        add_flags=_flags_of_install_shims,
+        flags=(_flag("directory", nargs="?", metavar="DIR", help=argparse.SUPPRESS),),
         examples="""examples:
   trainer-launch install-shims /opt/shims     # put it first in PATH
   TRAINER_LAUNCH_SHIM=off torchrun train.py   # the real torchrun, unchanged

@@ -11,7 +11,7 @@ import os
 import re
 import textwrap
 import typing
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from msgspec import Struct
@@ -56,7 +56,7 @@ _REWORDED = (
 class Parsed(Struct, frozen=True, kw_only=True):
     """A command line, understood."""
 
-    command: Callable[[Parsed], int]
+    command: str
     settings: Settings
     argv: tuple[str, ...]  # the command to run
     flags: Mapping[str, Any]  # what only one command knows, such as --json
@@ -142,9 +142,7 @@ def parse(program: str, argv: Sequence[str]) -> Parsed:
     return Parsed(command=command, settings=loaded, argv=words, flags=flags, given=given)
 
 
-def typed(
-    program: str, argv: Sequence[str]
-) -> tuple[Callable[[Parsed], int], dict[str, Any], tuple[str, ...], dict[str, Any]]:
+def typed(program: str, argv: Sequence[str]) -> tuple[str, dict[str, Any], tuple[str, ...], dict[str, Any]]:
     """A command line's command, the settings that it gives, the words to run, and the flags of that command alone.
 
     Raises:
@@ -152,38 +150,37 @@ def typed(
     """
     own, rest = _split(list(argv))
     own = _as_options(own)
-    own = [COMMAND_ALIASES.get(word, word) if at == 0 else word for at, word in enumerate(own)]
-    called = tuple(name for name in COMMANDS if own[:1] == [name])
-    if not called and not (own and own[0].startswith("-")):
-        raise UsageError(_no_command(program, own))
-    parser = build(program, called or tuple(COMMANDS))
-    if not called and own[0] not in parser._option_string_actions:
-        parser.refuse_unknown(own[0])
-    if called and not is_wrapping(called[0]):
+    name = COMMAND_ALIASES.get(own[0], own[0]) if own else ""
+    if name not in COMMANDS:
+        if not name.startswith("-"):
+            raise UsageError(_no_command(program, own))
+        about = _about(program)
+        about.parse_known_args(own[:1])  # does not return from an option of its own
+        about.refuse_unknown(name)
+    if not is_wrapping(name):
         for word in own:  # what follows one may be taken for something else, and refused first
             _refuse_removed(word)
-    namespace, unknown = parser.parse_known_args(own)
+    parser = parser_of(program, name)
+    namespace, unknown = parser.parse_known_args(own[1:])
     flags = vars(namespace)
     if unknown:
-        flags["parser"].refuse_unknown(unknown[0])
-    del flags["parser"]
-    command: Callable[[Parsed], int] = flags.pop("command")
+        parser.refuse_unknown(unknown[0])
     words: list[str] = flags.pop("words")
-    if words and rest is None and not is_wrapping(called[0]):
-        raise UsageError(f"unexpected {words[0]!r}; see {program} {called[0]} --help")
+    if words and rest is None and not is_wrapping(name):
+        raise UsageError(f"unexpected {words[0]!r}; see {program} {name} --help")
     if rest is not None and words:
         raise UsageError(f"unexpected {words[0]!r} before --; put the whole command after --")
-    given = {name: flags.pop(name) for name in list(flags) if name in Settings.model_fields}
-    given = {name: value for name, value in given.items() if value is not None}
-    return command, given, tuple(words if rest is None else rest), flags
+    given = {field: flags.pop(field) for field in list(flags) if field in Settings.model_fields}
+    given = {field: value for field, value in given.items() if value is not None}
+    return name, given, tuple(words if rest is None else rest), flags
 
 
-def build(program: str, names: Sequence[str]) -> _Parser:
-    """The parser of these commands."""
+def _about(program: str) -> _Parser:
+    """The parser of a line without a command: help and version."""
     parser = _Parser(
         prog=program,
         usage=f"{program} COMMAND [options]",
-        description="" if len(names) == 1 else "\n\n".join((_ABOUT, *_sections(), _EXAMPLES)),
+        description="\n\n".join((_ABOUT, *_sections(), _EXAMPLES)),
         epilog=_MORE,
         formatter_class=argparse.RawDescriptionHelpFormatter,
         allow_abbrev=False,
@@ -194,44 +191,39 @@ def build(program: str, names: Sequence[str]) -> _Parser:
     parser.add_argument(
         "-V", "--version", action="version", version=f"{program} {__version__}", help="show the version"
     )
-    commands = parser.add_subparsers(
-        metavar="COMMAND", required=True, parser_class=_Parser, prog=program, help=argparse.SUPPRESS
-    )
-    for name in names:
-        _add_command(commands, program, name)
     return parser
 
 
-def _add_command(commands: Any, program: str, name: str) -> None:
+def parser_of(program: str, name: str) -> _Parser:
+    """The parser of a command's own words."""
     about, own = CATALOG[name], frozenset(COMMANDS[name])
     has_rare = len(own) > _SHORT
     about_it = textwrap.fill(f"{about.help[0].upper()}{about.help[1:]}. {about.about}", _WIDTH)
-    sub = commands.add_parser(
-        name,
-        help=about.help,
+    parser = _Parser(
+        prog=f"{program} {name}",
         description=f"{about_it}\n\n{about.examples}",
         usage=f"{program} {name} {about.usage}",
         formatter_class=_Help if has_rare else _AllHelp if own else argparse.RawDescriptionHelpFormatter,
         allow_abbrev=False,
         add_help=False,
     )
-    sub.add_argument("-h", "--help", action="help", help="show this help")
+    parser.add_argument("-h", "--help", action="help", help="show this help")
     all_help = f"show all options; {len(own - COMMON)} are not shown here" if has_rare else argparse.SUPPRESS
-    sub.add_argument("--help-all", action=_ShowAll, nargs=0, help=all_help)
-    if about.add_flags is not None:
-        about.add_flags(sub)
+    parser.add_argument("--help-all", action=_ShowAll, nargs=0, help=all_help)
+    for names, flag in about.flags:
+        parser.add_argument(*names, **flag)
     for title, fields in GROUPS.items():
         headed = [field for field in fields if field in own]
-        group = sub.add_argument_group(title) if headed else sub
+        group = parser.add_argument_group(title) if headed else parser
         for field in headed:
             _add(group, field, Settings.model_fields[field])
         if "nodes" in headed:
             alone = {field: value for field, value in _STANDALONE.items() if field in own}
             group.add_argument("--standalone", action=_Standalone, nargs=0, const=alone, dest="nodes", **_ALONE)
     rest = argparse.REMAINDER if is_wrapping(name) else "*"
-    sub.add_argument("words", nargs=rest, help=argparse.SUPPRESS)
-    sub.set_defaults(command=lambda parsed: _module(name).main(parsed), parser=sub)
-    sub.is_wrapping = is_wrapping(name)
+    parser.add_argument("words", nargs=rest, help=argparse.SUPPRESS)
+    parser.is_wrapping = is_wrapping(name)
+    return parser
 
 
 def _sections() -> Iterator[str]:
@@ -245,9 +237,11 @@ def is_wrapping(name: str) -> bool:
     return "-- COMMAND" in CATALOG[name].usage
 
 
-def _module(name: str) -> Any:
-    """The module of a command, which is loaded when the command runs."""
-    return importlib.import_module(f"trainer_launch.commands.{name.replace('-', '_')}")
+def run(parsed: Parsed) -> int:
+    """Run the command, whose module is loaded only now; return the exit code."""
+    module = importlib.import_module(f"trainer_launch.commands.{parsed.command.replace('-', '_')}")
+    code: int = module.main(parsed)
+    return code
 
 
 def _no_command(program: str, words: Sequence[str]) -> str:
@@ -295,8 +289,7 @@ def _add(parser: argparse._ActionsContainer, name: str, field: Any) -> None:
     if field.kind is bool:
         parser.add_argument(*names, action=argparse.BooleanOptionalAction, **words)
         return
-    metavar = "|".join(field.choices) if field.kind is None else METAVARS[name]
-    parser.add_argument(*names, metavar=metavar, **words)
+    parser.add_argument(*names, metavar="|".join(filter(None, (field.metavar, *field.choices))), **words)
 
 
 def _shown(default: object) -> str:
@@ -347,32 +340,6 @@ COMMON = {  # what --help shows where a command has many settings
     *("policy", "level", "only", "storage", "report"),
 }
 ALIASES = {"nodes": ("--nnodes",)}  # torchrun's word
-_METAVARS = {  # and the settings that have it
-    "LINES": "output_limit",
-    "NAME": "contract",
-    "N[:MAX]": "nodes",
-    "N|auto": "nproc_per_node",
-    "N": "node_rank max_restarts min_nodes spares",
-    "HOST": "master_addr",
-    "PORT": "master_port ssh_port metrics_port",
-    "A,B": "preload",
-    "PATH": "ssh_dir secret_file termination_log reference report incident_dir",
-    "NAME[,...]": "forward_env",
-    "SECONDS": "grace wait_timeout shrink_after skip_if_passed_within gpu_burn",
-    "CHECK=SEVERITY[,...]|FILE|observe|off": "policy",
-    "COMMAND": "external_check",
-    "NAME=ACTION[,...]": "signals",
-    "LOW-HIGH": "port_range",
-    "SIZE|auto|keep": "shm_size",
-    "CHECK[,...]": "only",
-    "PATH[,...]": "storage",
-    "SECONDS|auto": "hang_timeout",
-    "SECONDS|auto|off": "hang_report_after",
-    "PATH|-": "events",
-    "PATH|VARIABLE": "topology_label",
-}
-METAVARS = {name: metavar for metavar, names in _METAVARS.items() for name in names.split()}
-
 # The headings, in their order; a command shows those of its own settings.
 GROUPS = {
     "checks": tuple(name for name in _CHECKING if name != "report"),

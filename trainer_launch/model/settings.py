@@ -24,11 +24,11 @@ class Option:
     """A setting; on an object of `Settings` it is the value, the default where none was given.
 
     Its annotation says what it accepts: words (`Literal`), and one of text, a switch (bool), a whole number (int),
-    and seconds (float), the numbers from `least` to `most`.
+    and seconds (float), the numbers from `least` to `most`. `metavar` stands for such a value in a help.
     """
 
-    def __init__(self, default: Any, description: str, least: int = 0, most: int = 0) -> None:
-        self.default, self.description = default, description
+    def __init__(self, default: Any, description: str, metavar: str = "", least: int = 0, most: int = 0) -> None:
+        self.default, self.description, self.metavar = default, description, metavar
         self.least, self.most = least, most
 
     def __set_name__(self, owner: type, name: str) -> None:
@@ -39,6 +39,7 @@ class Option:
             word for kind in kinds if typing.get_origin(kind) is Literal for word in typing.get_args(kind)
         )
         self.kind: type | None = next((kind for kind in kinds if kind in (bool, int, float, str)), None)
+        self.metavar = self.metavar or ("N" if self.kind is int else "SECONDS" if self.kind is float else "")
 
     def __get__(self, settings: object, _: type) -> Any:
         return self if settings is None else self.default
@@ -107,18 +108,19 @@ class Settings:
         return frozenset(vars(self))
 
     contract: str | None = _option(
-        None, description="platform whose variables to read, such as slurm; default: detected"
+        None, metavar="NAME", description="platform whose variables to read, such as slurm; default: detected"
     )
     engine: Literal["auto", "torch", "torchrun", "mpi", "horovodrun", "plain"] = _option(
         "auto",
         description="what runs the command. torch: workers of the launcher; torchrun: the image's torchrun with "
         "its own rendezvous; mpi: mpirun; horovodrun; plain: the program as it is",
     )
-    ssh_dir: str | None = _option(None, description="directory with the MPI job's SSH key")
+    ssh_dir: str | None = _option(None, metavar="PATH", description="directory with the MPI job's SSH key")
     ssh_port: int | None = _option(
         None,
         least=1,
         most=65535,
+        metavar="PORT",
         description="port of sshd in the MPI pods; default: from the image's ssh configuration, else 22 for root, "
         "2222 for others",
     )
@@ -126,15 +128,19 @@ class Settings:
         False, description="do not check host keys, for images whose sshd cannot present the job's key"
     )
     forward_env: str | None = _option(
-        None, description="more environment variables for MPI ranks; a secret is passed only if it is named here"
+        None,
+        metavar="NAME[,...]",
+        description="more environment variables for MPI ranks; a secret is passed only if it is named here",
     )
-    nodes: str | None = _option(None, description="number of nodes, N or MIN:MAX")
-    nproc_per_node: str | None = _option(None, description="workers per node: a number, auto, gpu or cpu")
-    node_rank: str | None = _option(None, description="rank of this node, starting at 0")
-    master_addr: str | None = _option(None, description="host name or address of node 0")
-    master_port: str | None = _option(None, description="port on node 0 where the nodes meet")
+    nodes: str | None = _option(None, metavar="N[:MAX]", description="number of nodes, N or MIN:MAX")
+    nproc_per_node: str | None = _option(
+        None, metavar="N|auto", description="workers per node: a number, auto, gpu or cpu"
+    )
+    node_rank: str | None = _option(None, metavar="N", description="rank of this node, starting at 0")
+    master_addr: str | None = _option(None, metavar="HOST", description="host name or address of node 0")
+    master_port: str | None = _option(None, metavar="PORT", description="port on node 0 where the nodes meet")
     max_restarts: str | None = _option(
-        None, description="maximum worker failures per job; default: 3, or the job's own setting"
+        None, metavar="N", description="maximum worker failures per job; default: 3, or the job's own setting"
     )
     min_nodes: int | None = _option(
         None,
@@ -162,10 +168,11 @@ class Settings:
         description="seconds to wait for missing nodes, their names, mpirun's hosts, or the return of a lost node",
     )
     port_range: str | None = _option(
-        None, description="open only these ports, besides the one where the nodes meet"
+        None, metavar="LOW-HIGH", description="open only these ports, besides the one where the nodes meet"
     )
     secret_file: str | None = _option(
         None,
+        metavar="PATH",
         description="file with the job's secret, the same in all pods; a node with another secret is refused; "
         "default: /etc/trainer-launch/job-secret if mounted, else a hash of the MPI job's SSH key",
     )
@@ -176,12 +183,15 @@ class Settings:
     )
     topology_label: str | None = _option(
         None,
+        metavar="PATH|VARIABLE",
         description="file or environment variable that holds this node's topology label, such as "
         "block-a/rack-3/nvl-1; ranks then follow the labels, so that ranks of one switch, rack or NVLink domain "
         "are neighbors",
     )
     preload: str | None = _option(
-        None, description="modules to import, besides torch, before workers are forked, such as numpy,transformers"
+        None,
+        metavar="A,B",
+        description="modules to import, besides torch, before workers are forked, such as numpy,transformers",
     )
     grace: float = _option(
         25.0,
@@ -190,10 +200,13 @@ class Settings:
         description="seconds from SIGTERM to SIGKILL; keep it below the pod's terminationGracePeriodSeconds",
     )
     signals: str | None = _option(
-        None, description="what a signal does: forward, checkpoint, drain or terminate; for example USR1=checkpoint"
+        None,
+        metavar="NAME=ACTION[,...]",
+        description="what a signal does: forward, checkpoint, drain or terminate; for example USR1=checkpoint",
     )
     shm_size: str = _option(
         "auto",
+        metavar="SIZE|auto|keep",
         description="size of /dev/shm, such as 8Gi; auto: enlarge it for the workers where permitted; keep: never "
         "change it",
     )
@@ -213,11 +226,13 @@ class Settings:
     )
     incident_dir: str | None = _option(
         None,
+        metavar="PATH",
         description="directory for what is collected about failures and hangs; none: collect nothing; default: "
         "trainer-launch-incidents in $TMPDIR",
     )
     policy: str | None = _option(
         None,
+        metavar="CHECK=SEVERITY[,...]|FILE|observe|off",
         description="severity of checks: off, warn, fail (exit code 20) or fatal (30), such as clock=warn,cpu=off; "
         "or a file of them (.toml, .json); observe runs all checks and fails none, off runs none",
     )
@@ -234,11 +249,13 @@ class Settings:
     )
     reference: str | None = _option(
         None,
+        metavar="PATH",
         description="report of a healthy job (--report FILE.json) to compare GPUs with; default: a built-in table",
     )
-    only: str | None = _option(None, description="run only these checks")
+    only: str | None = _option(None, metavar="CHECK[,...]", description="run only these checks")
     external_check: str | None = _option(
         None,
+        metavar="COMMAND",
         description="command that checks this machine first and prints its findings as JSON, such as a script "
         "around dcgmi diag; it has half of --wait-timeout",
     )
@@ -248,9 +265,10 @@ class Settings:
         description="skip the load tests of GPUs and --external-check if this machine has passed them within this "
         "time, such as 6h; its stamp needs a hostPath at /var/lib/trainer-launch",
     )
-    storage: str | None = _option(None, description="directories of checkpoints to test")
+    storage: str | None = _option(None, metavar="PATH[,...]", description="directories of checkpoints to test")
     report: str | None = _option(
         None,
+        metavar="PATH",
         description="file of preflight's report: .html is a page for people, .json is data for programs and "
         "--reference; run reads the .json that preflight wrote in the pod's init container",
     )
@@ -259,15 +277,19 @@ class Settings:
         0,
         least=0,
         most=1_000_000,
+        metavar="LINES",
         description="most lines per second of each worker's stdout and stderr; 0: no limit",
     )
     termination_log: str = _option(
         "/dev/termination-log",
+        metavar="PATH",
         description="file for the termination message; the default is used only if it exists",
     )
-    events: str | None = _option(None, description="file for the event log, as JSON lines; -: stdout")
+    events: str | None = _option(
+        None, metavar="PATH|-", description="file for the event log, as JSON lines; -: stdout"
+    )
     metrics_port: int = _option(
-        0, least=0, most=65535, description="port for Prometheus metrics, on all addresses; 0: off"
+        0, least=0, most=65535, metavar="PORT", description="port for Prometheus metrics, on all addresses; 0: off"
     )
     log_level: Literal["debug", "info", "warning", "error"] = _option(
         "info",
