@@ -268,7 +268,6 @@ class Rehearsal:
             self.record(HistoryEntry(at_s=at_s, what=What.CONDITION, code=code, text=state.condition.text))
 
     def _do(self, actions: Sequence[Action], sentences: Sequence[str]) -> None:
-        self.kubelet.follow(self.state.running)
         for sentence in sentences:
             _log.warning("%s", sentence)
         for action in actions:

@@ -51,7 +51,6 @@ class Kubelet:
         self._setting = setting
         self.network = OwnNetwork(scratch) if setting.own_network else None
         self._device = "lo" if self.network is None else pod_isolation.DEVICE
-        self._running: frozenset[str] = frozenset()  # pods, as their controller sees them
         self._lives: dict[str, int] = {}  # by pod with a place of its own
         if len(workload.drafts) > local_jobs.MAX_PODS:
             raise UsageError(
@@ -160,23 +159,10 @@ class Kubelet:
             place.parent.mkdir(parents=True, exist_ok=True)
             if not place.exists():
                 text = (self._scratch / _KEYS / place.name).read_text() if file.key else None
-                _write(place, file if text is None else replace(file, text=text), self._running)
+                _write(place, file if text is None else replace(file, text=text))
         (self._scratch / pod.name / "tmp").mkdir(parents=True, exist_ok=True)
         Path(self.runtime_directory_of(pod)).mkdir(exist_ok=True)
         self.termination_message(pod, name).parent.mkdir(parents=True, exist_ok=True)
-
-    def follow(self, running: frozenset[str]) -> None:
-        """Rewrite the scripts that list the running pods, as controllers do when pods come and go."""
-        if running == self._running:
-            return
-        self._running = running
-        for pod in self.pods:
-            for container in pod.containers:
-                if not any(file.parts for file in container.files.values()):
-                    continue
-                for path, file in self._localised(pod, container, 1).files.items():
-                    if file.parts and Path(path).exists():
-                        _write(Path(path), file, running)
 
     def termination_message(self, pod: Pod, name: str) -> Path:
         """Where a launcher in this container leaves its termination message."""
@@ -239,9 +225,9 @@ class Kubelet:
         return str(self._scratch / pod.name / f"life-{life}" / volume)
 
 
-def _write(place: Path, file: PodFile, running: frozenset[str]) -> None:
+def _write(place: Path, file: PodFile) -> None:
     """Whole or not at all, as a reader may come at any time."""
-    data = file.while_running(running).encode(errors="surrogateescape")
+    data = file.text.encode(errors="surrogateescape")
     replace_file(str(place), data, 0o600 if file.key == "private" else file.mode)
 
 

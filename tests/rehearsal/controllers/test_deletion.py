@@ -123,9 +123,9 @@ def test_a_survivor_that_fails_by_itself_is_blamed_though_another_pod_is_gone() 
 
 
 def test_the_end_of_the_job_gives_a_deleted_pod_no_further_life_and_no_more_time() -> None:
-    job = torch(spec="runPolicy: {cleanPodPolicy: All, activeDeadlineSeconds: 50}")
+    job = torch("Never", spec="runPolicy: {cleanPodPolicy: All}")
     job.delete("job-worker-1", grace_s=1000)
-    assert job.go("+50").verdict == (False, "DeadlineExceeded")
+    assert job.go("+50 worker-0=3").verdict == (False, "PyTorchJobFailed")
     assert "kill job-worker-1/pytorch" in job.wait(30)
     job.go("worker-1=137").finish()
     assert (job.phase("job-worker-1"), job.state.is_done) == ("Terminated", True)

@@ -91,10 +91,6 @@ def test_a_pod_failure_policy_goes_by_the_exit_code() -> None:
     assert job.go("node-0-0=30").verdict == (False, "PodFailurePolicy")
 
 
-def test_the_deadline_of_a_trainjob() -> None:
-    assert train(spec="activeDeadlineSeconds: 5").go("+5").verdict == (False, "DeadlineExceeded")
-
-
 @pytest.mark.parametrize("policy", ["", "maxRestarts: 3"])
 def test_neither_a_new_pod_nor_a_new_jobset_helps_a_program_that_cannot_be_run(policy: str) -> None:
     limit = "backoffLimit: 0" if policy else "backoffLimit: 3"

@@ -172,15 +172,6 @@ def test_the_backoff_limit_counts_restarts_of_all_pods() -> None:
     assert job.go("worker-1=1").verdict == (False, "BackoffLimitExceeded")
 
 
-def test_the_deadline_fails_the_job() -> None:
-    job = torch(spec="runPolicy: {activeDeadlineSeconds: 60, cleanPodPolicy: All}")
-    assert job.state.due_s() == job.now_s + 60
-    assert len([word for word in job.wait(60) if word.startswith("stop ")]) == 3
-    assert job.verdict == (False, "DeadlineExceeded")
-    job.finish()
-    assert job.state.is_done
-
-
 @pytest.mark.parametrize("policy", ["Running", "All"])
 def test_clean_pod_policy_stops_what_runs_at_the_end(policy: str) -> None:
     job = torch(spec=f"runPolicy: {{cleanPodPolicy: {policy}}}")

@@ -94,18 +94,12 @@ class JobRecord(Struct, frozen=True, kw_only=True):
         over = self.condition is not None or self.asked > 0
         return over and not any(state.running for state in self.states.values())
 
-    @property
-    def running(self) -> frozenset[str]:
-        """The pods that their controller sees as Running."""
-        return frozenset(name for name, pod in self.states.items() if pod.phase is Phase.RUNNING and pod.running)
-
     def due_s(self) -> float | None:
         """When something is to happen without an event."""
         times = [at_s for state in self.states.values() if (at_s := next_due_s(state)) is not None]
         if self.condition is None and not self.asked:
             times += [pod.not_before_s for pod in self.states.values() if pod.phase is Phase.PENDING and pod.starts]
             times += [self.held_until_s] if self.held_until_s is not None else []
-            times += [self.began_s + self.rules.deadline_s] if self.rules.deadline_s is not None else []
         if self.stop_at_s is not None:
             times.append(self.stop_at_s)
         return min(times, default=None)
@@ -128,10 +122,6 @@ def decide(job: JobRecord) -> list[Decision]:
     if _has_succeeded(job):
         reason = _SUCCEEDED.get(job.kind, f"{_word(job)}Succeeded")
         return [Condition(True, reason, f"{job.kind} has completed")]
-    deadline_s = job.rules.deadline_s
-    if deadline_s is not None and job.age_s >= deadline_s:
-        text = f"the job ran longer than activeDeadlineSeconds ({deadline_s:g} s)"
-        return [Condition(False, "DeadlineExceeded", text, exit_codes.FAILED)]
     decisions = list(_v1(job)) if job.rules.family == "v1" else _jobs(job)
     decisions += _crash_loops(job)
     if not any(isinstance(decision, Condition) for decision in decisions):

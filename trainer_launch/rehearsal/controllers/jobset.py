@@ -37,7 +37,6 @@ _JOB = (
     "parallelism", "completions", "completionMode", "backoffLimit", "podFailurePolicy", "template", "selector",
     "manualSelector",
 )  # fmt: skip
-_DEADLINE, _PER_INDEX = "activeDeadlineSeconds", "backoffLimitPerIndex"
 _RESTARTS = ("OnFailure", "Never")  # what a Job's pods may have
 _BACKOFF = 6  # a Job's own default
 _BOUNDLESS = 2**31 - 1
@@ -147,11 +146,11 @@ def _replicated(job: Field) -> ReplicatedJob:
     )
 
 
-def workload(jobset: JobSet, kind: str, deadline: Field | None = None) -> Workload:
-    """The pods of a JobSet; `deadline` is that of the TrainJob that has made it."""
+def workload(jobset: JobSet, kind: str) -> Workload:
+    """The pods of a JobSet."""
     drafts = tuple(draft for job in jobset.jobs for draft in _drafts(jobset, job))
     children = {
-        child: _child_rules(job.field.get("template", "spec"), _JOB)
+        child: _child_rules(job.field.get("template", "spec"))
         for job in jobset.jobs
         for child in jobset.children(job)
     }
@@ -160,7 +159,7 @@ def workload(jobset: JobSet, kind: str, deadline: Field | None = None) -> Worklo
         name=jobset.name,
         namespace=jobset.space,
         drafts=drafts,
-        rules=_rules(jobset.spec, drafts, children, deadline or Field(None, "", "")),
+        rules=_rules(jobset.spec, drafts, children),
     )
 
 
@@ -242,14 +241,13 @@ def _job(document: Field) -> Workload:
         )
 
     drafts = tuple(map(draft, range(count)))
-    children = {name: _child_rules(spec, (*_JOB, _DEADLINE))}
-    nothing = Field(None, "", document.where)
+    children = {name: _child_rules(spec)}
     made = Workload(
         kind="Job",
         name=name,
         namespace=space,
         drafts=drafts,
-        rules=_rules(nothing, drafts, children, spec.get(_DEADLINE)),
+        rules=_rules(Field(None, "", document.where), drafts, children),
     )
     advice = "set subdomain in the pod's spec, and make a headless Service of that name"
     return made if subdomain and is_indexed else _nameless(made, advice)
@@ -275,7 +273,7 @@ def _nameless(made: Workload, advice: str) -> Workload:
     return replace(made, drafts=drafts, odd=odd)
 
 
-def _rules(spec: Field, drafts: tuple[Draft, ...], children: Mapping[str, ChildRules], deadline: Field) -> JobRules:
+def _rules(spec: Field, drafts: tuple[Draft, ...], children: Mapping[str, ChildRules]) -> JobRules:
     """The rules of a JobSet with these pods and Jobs."""
     names = tuple(dict.fromkeys(draft.role for draft in drafts))
     success, failure = spec.get("successPolicy"), spec.get("failurePolicy")
@@ -290,7 +288,6 @@ def _rules(spec: Field, drafts: tuple[Draft, ...], children: Mapping[str, ChildR
             any_of=success.get("operator").choice(("All", "Any"), "All") == "Any",
         ),
         clean="Running",  # a finished JobSet deletes the Jobs that still run
-        deadline_s=float(deadline.number(least=1)) if deadline.given else None,
         children=children,
         max_restarts=failure.get("maxRestarts").number(0),
         set_rules=tuple(
@@ -318,11 +315,9 @@ def _set_rule(rule: Field) -> SetRule:
     )
 
 
-def _child_rules(batch: Field, read: tuple[str, ...]) -> ChildRules:
-    """The rules of a Job, of which these fields are read."""
-    batch.only((*read, _PER_INDEX), "of a Job")
-    if batch.get(_PER_INDEX).given:
-        batch.ignore(f"{_PER_INDEX} of a Job")
+def _child_rules(batch: Field) -> ChildRules:
+    """The rules of a Job."""
+    batch.only(_JOB, "of a Job")
     if batch.get("completions").given and batch.get("completions").value != batch.get("parallelism").number(1):
         batch.ignore("completions of a Job: it has as many pods as its parallelism says")
     policy = batch.get("podFailurePolicy")

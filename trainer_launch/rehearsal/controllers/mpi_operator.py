@@ -144,14 +144,9 @@ def _launcher_items(job: _Job) -> tuple[EnvItem, ...]:
 
 
 def _files(job: _Job) -> dict[str, PodFile]:
-    """The hostfile, and a script that names the hosts that run, which the operator rewrites as they come and go.
-
-    In the script the launcher comes first, the others are sorted as text.
-    """
+    """The hostfile, and a script that names the same hosts: first the launcher, then the others sorted as text."""
     slots = f" slots={job.slots}" if job.implementation == "OpenMPI" else f":{job.slots}"
     own = [job.launcher] if job.launcher_works else []
     hostfile = "".join(f"{job.host(pod)}{slots}\n" for pod in (*own, *job.workers))
-    first = "".join(["#!/bin/sh\n", *(f"echo {job.host(pod)}\n" for pod in own)])
-    parts = (("", first), *((pod, f"echo {job.host(pod)}\n") for pod in sorted(job.workers)))
-    script = PodFile("".join(part for _, part in parts), 0o555, parts=parts)
-    return {HOSTFILE: PodFile(hostfile, 0o444), _DISCOVERY: script}
+    script = "".join(["#!/bin/sh\n", *(f"echo {job.host(pod)}\n" for pod in (*own, *sorted(job.workers)))])
+    return {HOSTFILE: PodFile(hostfile, 0o444), _DISCOVERY: PodFile(script, 0o555)}

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import re
 import uuid
-from collections.abc import Callable, Collection, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 
 from msgspec import Struct, field
 from msgspec.structs import replace
@@ -23,15 +23,7 @@ class PodFile(Struct, frozen=True):
     text: str = ""
     mode: int = 0o644
     key: str | None = None  # "private" or "public": of the job's own pair of keys
-    # What `text` is made of, where its controller rewrites it: (pod, part), a part is there while that pod runs.
-    parts: tuple[tuple[str, str], ...] = ()
     is_mounted: bool = False  # it lies in a volume, where the container has that
-
-    def while_running(self, pods: Collection[str]) -> str:
-        """The text while just these pods run."""
-        if not self.parts:
-            return self.text
-        return "".join(part for pod, part in self.parts if not pod or pod in pods)
 
 
 HOSTFILE = "/etc/mpi/hostfile"
@@ -193,7 +185,6 @@ class JobRules(Struct, frozen=True, kw_only=True):
     success: Success
     backoff_limit: int | None = None  # v1: of restarts in all pods together
     clean: str = "None"  # cleanPodPolicy: None, Running, All
-    deadline_s: float | None = None  # activeDeadlineSeconds
     children: Mapping[str, ChildRules] = field(default_factory=dict)
     max_restarts: int = 0  # of the whole JobSet
     set_rules: tuple[SetRule, ...] = ()

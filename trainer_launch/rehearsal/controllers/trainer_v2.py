@@ -42,7 +42,7 @@ PORT = 29500
 PUBLISHED = Path(__file__).with_name("runtimes.json")  # the manifests that Trainer is released with, by name
 _TRAINJOB = (
     "runtimeRef", "trainer", "labels", "annotations", "podTemplateOverrides", "podSpecOverrides",
-    "runtimePatches", "activeDeadlineSeconds",
+    "runtimePatches",
 )  # fmt: skip
 _TRAINER = ("image", "command", "args", "env", "numNodes", "resourcesPerNode", "numProcPerNode")
 _TORCH = ("numProcPerNode", "envInjection")
@@ -83,7 +83,7 @@ def read(document: Field) -> Workload:
             "are not on this machine; rehearse its program with --nodes N -- PROGRAM"
         )
     job = _mpi(job) if job.policy == "mpi" else _with_variables(job)
-    made = jobset.workload(job, "TrainJob", document.get("spec", "activeDeadlineSeconds"))
+    made = jobset.workload(job, "TrainJob")
     return replace(
         made,
         ports=dict.fromkeys(_PORTS.get(job.policy, ()), f"{job.name}-{NODE}-0-0"),

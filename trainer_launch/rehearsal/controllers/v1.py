@@ -25,7 +25,7 @@ MAX_REPLICAS = 4096
 # The port of node 0 on loopback where no variable names node 0, as in a PyTorchJob of Workers alone.
 MEETING_PORT = "TRAINER_LAUNCH_MASTER_PORT"
 _CLEAN = ("None", "Running", "All")
-_RUN_POLICY = ("cleanPodPolicy", "activeDeadlineSeconds", "backoffLimit")
+_RUN_POLICY = ("cleanPodPolicy", "backoffLimit")
 _BACKENDS = ("c10d", "etcd", "etcd-v2")
 _ELASTIC = (
     "minReplicas", "maxReplicas", "rdzvBackend", "rdzvPort", "rdzvHost", "rdzvId", "rdzvConf", "standalone",
@@ -211,14 +211,12 @@ def rules(document: Field, success: Success) -> JobRules:
     """The run policy."""
     run = document.get("spec", "runPolicy")
     run.only(_RUN_POLICY)
-    deadline = run.get("activeDeadlineSeconds")
     backoff = run.get("backoffLimit")
     return JobRules(
         family="v1",
         success=success,
         backoff_limit=backoff.number() if backoff.given else None,
         clean=run.get("cleanPodPolicy").choice(_CLEAN, "None") or "None",
-        deadline_s=float(deadline.number()) if deadline.given else None,
     )
 
 
