@@ -63,6 +63,12 @@ def with_ports(*rates: str, gpus: int = 2, **changes: Any) -> Subject:
     return subject(adapters=ports, host={"gpus": replace(HEALTHY.host.gpus, count=gpus)}, **changes)
 
 
+def lost_a_card(uuid: str, **changes: Any) -> Subject:
+    """A node that does not have the card of this UUID, which the job names."""
+    facts = replace(FACTS, gpus=FACTS.gpus[:1], absent=(uuid,), **changes)
+    return subject(cards=Cards(lambda: facts), env={"CUDA_VISIBLE_DEVICES": f"GPU-0,{uuid}"})
+
+
 def storing(tried: Tried) -> Subject:
     locked = Tried(values={"bytes": 1.0})
     return subject(try_out=lambda what, argument, limit_s: tried if what == "storage" else locked)
@@ -107,6 +113,7 @@ INNOCENT: dict[tuple[str, str], Subject] = {
     ("gpu-count", "shown"): subject(
         env={"CUDA_VISIBLE_DEVICES": "MIG-1,MIG-2,MIG-3"}, host={"gpus": replace(HEALTHY.host.gpus, count=3)}
     ),
+    ("gpu-count", "elsewhere"): lost_a_card("GPU-1", n_unseen=1),  # maybe the one that is meant
     ("gpu-count", "for workers"): subject(is_torch=False, topology={"local_world_size": 16}),
     ("gpu-recovery", "lost"): with_gpus((FACTS.gpus[0], Gpu(index=1, unknown={"recovery": "no answer"}))),
     ("gpu-recovery", "recovery"): of_gpu(recovery=0),

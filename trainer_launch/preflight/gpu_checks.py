@@ -14,7 +14,7 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from trainer_launch.model.findings import Basis, Fault, Finding, Measure, Scope, Status
-from trainer_launch.model.units import all_of, counted, grouped, in_units
+from trainer_launch.model.units import all_of, counted, grouped, in_units, listed
 from trainer_launch.preflight.check import LIMIT_S, Check, Subject, Where, check
 from trainer_launch.preflight.cluster.present_nodes import Cluster
 from trainer_launch.preflight.container_checks import used_adapters
@@ -183,12 +183,18 @@ def gpu_count(subject: Subject) -> Observed:
     n_visible = host.count if are_parts else len(facts.gpus)
     models = ", ".join(sorted({gpu.model for gpu in facts.gpus if gpu.model})) or "of unknown model"
     about = f"{counted(n_visible, 'GPU')}: {models}, driver {facts.driver or 'of unknown version'}"
+    expected = host.count - facts.n_others
     details: dict[str, Any] = {
-        "shown": (n_visible, host.count),
+        "shown": (n_visible, expected),
         "there": there,
         "reason": host.reason,
         "about": about,
     }
+    if facts.absent and n_visible < expected:
+        text = f"CUDA_VISIBLE_DEVICES names {listed(facts.absent, _SHOWN)}, which no GPU of this machine has"
+        if facts.n_unseen > 0:
+            return Observed(unknown=f"{text}; or this machine has lost it, as not all GPUs in /dev are there")
+        details["elsewhere"] = text
     if workers is not None and subject.is_torch:
         details |= {"for workers": (n_visible, workers), "used": (workers, n_visible), "idle": n_visible - workers}
         details |= {"workers": counted(workers, "worker"), "n_visible": counted(n_visible, "GPU")}

@@ -131,6 +131,9 @@ class GpuFacts(Struct, frozen=True, kw_only=True):
     trouble: str  # why nothing is known of them
     driver: str = ""
     gpus: Annotated[tuple[Gpu, ...], Meta(max_length=64)] = ()
+    n_others: int = 0  # GPUs that the library counts, and this container may not use
+    n_unseen: int = 0  # GPUs in /dev that the library does not count
+    absent: tuple[str, ...] = ()  # UUIDs in CUDA_VISIBLE_DEVICES that no GPU has
     tests: tuple[GpuTest, ...] = ()
     load_trouble: str = ""  # why they were not put under load, or not watched there
 
@@ -266,7 +269,10 @@ def asked(env: _Env, limit_s: float, shown: str | None) -> GpuFacts:
         where = STUCK if ended.stdout else "a Python with NVIDIA's bindings did not start"  # its disk may be slow
         return GpuFacts(trouble=f"{where}: no answer within {limit_s:g} s")
     facts = parse_facts(ended.stdout)
-    return replace(facts, gpus=visible(facts.gpus, shown))
+    words = [word.strip() for word in (shown or "").split(",")]
+    absent = [w for w in words if w.startswith("GPU-") and not any(gpu.uuid.startswith(w) for gpu in facts.gpus)]
+    unnamed = [gpu for gpu in facts.gpus if absent and gpu.lost and not gpu.uuid]  # it may be the one that is meant
+    return replace(facts, gpus=(*visible(facts.gpus, shown), *unnamed), absent=tuple(absent))
 
 
 def visible(gpus: Sequence[Gpu], shown: str | None) -> tuple[Gpu, ...]:

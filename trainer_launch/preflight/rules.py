@@ -239,6 +239,8 @@ RULES = (
     Rule("nccl-ib-hca", "some down", bool, _WARN, "", "{value}: NCCL goes on without saying so", _CABLE),
     Rule("rdma-errors", "errors", bool, _WARN, "", "{value}, while pairs of nodes were tested", _CABLE),
     Rule("gpu-count", "hangs", bool, _NODE, REBOOT, "{value}", _DRAIN),
+    Rule("gpu-count", "elsewhere", bool, _JOB, FIX_JOB, "{value}",
+         "leave CUDA_VISIBLE_DEVICES to the device plugin, or number the GPUs from 0"),
     Rule("gpu-count", "shown", _is_short, _NODE, DRAIN, "the driver shows {value[0]} of {there} ({reason})",
          "report this node: a card may have fallen off its bus", unit="GPUs"),
     Rule("gpu-count", "for workers", _is_short, _JOB, FIX_JOB, "{workers} on this node, and {n_visible} ({reason})",

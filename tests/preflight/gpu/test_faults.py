@@ -185,6 +185,20 @@ def test_only_the_cards_that_the_job_sees_count(tmp_path: Path) -> None:
     assert "GPUs 1, 3: whole" in str(found)
 
 
+@pytest.mark.parametrize(
+    ("change", "told"),
+    [
+        (lambda told: None, [("gpu-count", JOB, "")]),
+        (card(1, handle={"error": 15}), [("gpu-recovery", NODE, "GPU 1")]),  # it tells no UUID any more
+    ],
+)
+def test_a_gpu_that_no_machine_of_this_job_has_is_the_jobs_fault_unless_one_was_lost(
+    change: Change, told: list[tuple[str, str, str]], tmp_path: Path
+) -> None:
+    env = machine.environment(tmp_path, change) | {"CUDA_VISIBLE_DEVICES": "GPU-0000,GPU-of-another-machine"}
+    assert loud(findings(subject(env, "quick", gpus=2))) == told
+
+
 def test_mig_that_the_job_asked_for_is_the_jobs_fault_with_several_workers(tmp_path: Path) -> None:
     env = machine.environment(tmp_path, card(0, mig=1), gpus=1) | {"CUDA_VISIBLE_DEVICES": "MIG-1,MIG-2"}
     assert loud(findings(subject(env, "quick", gpus=1, workers=1))) == []
@@ -202,6 +216,7 @@ def test_a_part_of_a_card_that_cdi_gives_is_no_fault_of_the_node(tmp_path: Path)
 def test_cards_of_other_containers_that_the_library_counts_are_not_lost(tmp_path: Path) -> None:
     env = machine.environment(tmp_path, card(1, handle={"error": 4}))
     assert loud(findings(subject(env, gpus=3))) == []
+    assert loud(findings(subject(env, "quick", gpus=4, workers=3))) == []  # /dev of the whole machine is mounted
 
 
 def test_links_of_cards_that_were_never_busy_are_unknown(tmp_path: Path) -> None:

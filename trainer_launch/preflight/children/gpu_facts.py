@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
+import glob
 import importlib
 import json
 import os
@@ -70,7 +71,9 @@ def at_rest() -> dict[str, Any]:
     gpus = [of_gpu(index) | {"index": number} for number, index in enumerate(own())]
     driver = Facts()
     driver.ask("version", lambda: text(nvml.nvmlSystemGetDriverVersion()))
-    return {"trouble": "", "driver": driver.answers.get("version", ""), "gpus": gpus}
+    n_all = nvml.nvmlDeviceGetCount()
+    counts = {"n_others": n_all - len(gpus), "n_unseen": len(glob.glob("/dev/nvidia[0-9]*")) - n_all}
+    return {"trouble": "", "driver": driver.answers.get("version", ""), "gpus": gpus, **counts}
 
 
 def own() -> Iterator[int]:
