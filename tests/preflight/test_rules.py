@@ -131,6 +131,7 @@ INNOCENT: dict[tuple[str, str], Subject] = {
     ),
     ("gpu-memory", "memory held"): of_gpu(memory_used=900 << 20, memory_total=141 * GIB),
     ("gpu-load", "not built"): with_tests(ending=LoadEnding.NO_TORCH, why="No module named 'torch'"),
+    ("gpu-load", "unseen"): with_tests(ending=LoadEnding.NOT_RUN, stage="device", why="CUDA out of memory"),
     ("gpu-load", "stuck"): with_tests(ending=LoadEnding.NOT_RUN, stage="import torch", why=IMPORTING.why),
     ("gpu-load", "wrong"): with_tests(ending=LoadEnding.NOT_RUN, stage="import torch", why=IMPORTING.why),
     ("gpu-peers", "wrong sums"): with_tests(peers=Peers(good=True, rate=0.0, why="not all GPUs got that far")),
@@ -150,11 +151,14 @@ INNOCENT: dict[tuple[str, str], Subject] = {
     ("gpu-xid", f"{LOAD}xids"): of_gpu(**{f"{LOAD}xids": [13, 31]}),  # programs cause these
 }  # fmt: skip
 NO_LOCK = lambda what, argument, limit_s: STORED if what == "storage" else Tried(errno=12)  # noqa: E731
+NO_GPUS = {"gpus": replace(HEALTHY.host.gpus, count=0)}
+ON_CPUS = replace(HEALTHY.job, nproc_per_node=2)
 ONE_RANK = {"local_world_size": 1, "nodes": NodeRange(1, 1)}
 OTHER_RAIL = (AdapterPort("mlx5_0", 1, False, NDR), AdapterPort("mlx5_9", 1, True, NDR))
 ETHERNET = (AdapterPort("mlx5_0", 1, True, EDR, is_ethernet=True),)
 NO_HCA = {"NCCL_IB_HCA": ""}
 NOT_READY = "torch 2.11, built with CUDA 13.0, sees no GPU: Error 802: system not yet initialized"
+NO_CUDA = "torch 2.11, built with CUDA 13.0, sees no GPU: CUDA unknown error"
 CPU_TORCH = "RuntimeError: torch 2.13.0+cpu, built without CUDA, sees no GPU"
 GH200: dict[str, Any] = {"name": "NVIDIA GH200 480GB", "nvlinks": [0] * 18, "memory_used": 3 * GIB}
 # By check: more of them, of other fleets.
@@ -174,6 +178,9 @@ ALSO: list[tuple[str, Subject]] = [
     ("nccl-ib-hca", with_ports("", "", env={"NCCL_NET": "Socket"})),
     ("memlock", subject(env={"NCCL_IB_DISABLE": "1"}, try_out=NO_LOCK)),
     ("memlock", with_ports("", "", try_out=NO_LOCK)),
+    ("memlock", subject(host=NO_GPUS, job=ON_CPUS, try_out=NO_LOCK)),
+    ("nccl-ib-hca", subject(host=NO_GPUS, job=ON_CPUS, env={"NCCL_IB_HCA": "^mlx5"})),
+    ("nccl-ib-hca", with_ports("", "", gpus=0, job=ON_CPUS)),
     ("storage", storing(replace(STORED, values={**STORED.values, "lacks": 3.0, "free_bytes": -1.0}))),  # a bucket
 ]
 
@@ -203,7 +210,7 @@ def test_every_remedy_is_a_word_of_the_schema_and_a_node_is_drained_only_for_wha
     words = {rule.remedy for rule in RULES} - {"", "{value[1]}"}
     assert words <= {"RESET", "REBOOT", "DRAIN", "RMA", "FIX_JOB", "FIX_IMAGE"}
     blameless = {rule.check for rule in RULES if rule.fault is Fault.NODE and not rule.remedy}
-    assert blameless == {"storage", "dns"}  # a file server, a cluster's DNS
+    assert blameless == {"storage", "dns", "gpu-load"}  # a file server, a cluster's DNS, a container without uvm
     assert all(rule.remedy in ("FIX_JOB", "FIX_IMAGE") for rule in RULES if rule.fault is Fault.JOB)
 
 
@@ -253,9 +260,11 @@ HARD: list[tuple[Subject, str, str]] = [
     (with_tests(**APART, why="NCCL error: remote process exited"), "gpu-peers", "fail"),
     (with_tests(**APART, why=NO_ROOM), "gpu-peers", "warn"),
     (with_tests(ending=LoadEnding.FAILED, stage="device", why=NOT_READY), "gpu-load", "fail"),
+    (with_tests(ending=LoadEnding.FAILED, stage="device", why=NO_CUDA), "gpu-load", "fail"),
     (with_tests(network="Socket", adapters=ETHERNET, env=NO_HCA), "gpu-network", "warn"),
     (all_cards(**{LANES: [8, 16]}), "gpu-pcie", "warn"),
     (of_gpu(**{LANES: [8, 16]}), "gpu-pcie", "fail"),
+    (of_gpu(name="NVIDIA A100 80GB PCIe", **{LANES: [8, 16]}), "gpu-pcie", "warn"),  # so may its slot be made
     (of_gpu(memory_used=40 * GIB, memory_total=80 * GIB), "gpu-memory", "fail"),
     (of_gpu(memory_used=40 * GIB, memory_total=80 * GIB, topology=ONE_RANK), "gpu-memory", "warn"),
     (of_gpu(mig=1, mig_parts=1), "gpu-mig", "fail"),  # beside a whole one
@@ -330,6 +339,8 @@ def test_a_node_with_more_or_faster_adapters_is_not_faulty_for_that() -> None:
     assert among(more, more, with_ports(*[HDR] * 7, "")) == [("node 2", None)]  # whose own check tells of its port
     quiet = [with_ports(*rates, env={"NCCL_IB_DISABLE": "1"}) for rates in ([NDR], [NDR], [EDR])]
     assert among(*quiet) == []  # nobody uses them
+    spare = with_ports(*[NDR] * 8, EDR)
+    assert among(spare, spare, with_ports(*[NDR] * 8, "")) == [("node 2", None)]  # not one of those for the GPUs
     unknown = with_ports("of unknown rate", *[NDR] * 7)
     assert among(with_ports(*[NDR] * 8), with_ports(*[NDR] * 8), unknown) == [("node 2", None)]
 

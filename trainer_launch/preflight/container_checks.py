@@ -149,6 +149,8 @@ def memlock(subject: Subject) -> Observed:
     text = f"{in_mib(size)} of memory cannot be locked: {os.strerror(tried.errno)}; the limit is {limit}"
     why = "" if subject.has_rdma else "no RDMA device is here"
     why = why or ("" if subject.has_peers else "there are no other nodes") or without_rdma(subject)
+    if subject.is_torch and not subject.may_use_gpus:
+        why = why or "gloo goes by plain sockets"
     if subject.adapters and not any(port.is_active for port in subject.adapters):
         why = why or "no port of them is up"
     if not why:
@@ -375,7 +377,7 @@ def nccl_ib_hca(subject: Subject) -> Observed:
     spec = subject.env.get("NCCL_IB_HCA") or None
     if not subject.has_peers:
         return Observed(skipped="there are no other nodes")
-    if without := without_rdma(subject):
+    if without := without_rdma(subject) or ("" if subject.may_use_gpus else "no GPU is here"):
         return Observed(skipped=without)
     if not (subject.adapters and subject.has_rdma):
         if not spec:

@@ -38,11 +38,12 @@ _ON_BOARDS = ("sxm", "hbm3", "h200", "h20", "h800", "b200", "b300")
 _WITH_BRIDGES = ("nvl", "pcie", "gh200")
 _COHERENT = ("gh200", "gb200", "gb300")  # whose memory the kernel may use for files
 _NOT_BUILT = (
-    *("no kernel image", "not compatible with the current PyTorch", "sees no GPU", "driver on your system"),
+    *("no kernel image", "not compatible with the current PyTorch", "built without CUDA", "driver on your system"),
     *("driver version is insufficient", "forward compatibility"),
 )
 _NO_ROOM = ("/dev/shm", "shared memory segment", "No space left on device")
 _OF_SETTINGS = ("no socket interface found", "invalid usage", "ncclInvalidUsage")  # as NCCL has them
+_UNSEEN = "sees no GPU"  # for a reason that CUDA has
 _NOT_READY = "system not yet initialized"  # its fabric manager does not run
 _MINOR = "this model of card does not have it"
 # Check, what a pass means, the facts of which each card's first must be known, and what is said of good cards.
@@ -124,7 +125,7 @@ def _with_derived(subject: Subject) -> list[Gpu]:
         derived["down_links"] = ", ".join(str(number) for number, is_up in links if not is_up)
         derived |= {"lost": gpu.lost} if gpu.lost else {}
         derived |= _links(gpu, most, len(linked)) if gpu in linked else {}
-        if LANES in gpu.facts:  # beside the others that could have as many
+        if LANES in gpu.facts and _is_on_board(gpu):  # beside the others that could have as many; slots differ
             there, able = gpu.facts[LANES]
             others = (other.facts[LANES] for other in facts.gpus if LANES in other.facts)
             derived["fewer lanes"] = (there, max(lanes for lanes, most_lanes in others if most_lanes == able))
@@ -144,10 +145,15 @@ def _with_derived(subject: Subject) -> list[Gpu]:
     return made
 
 
+def _is_on_board(gpu: Gpu) -> bool:
+    """Whether it is surely connected as the other cards of its node are."""
+    name = gpu.model.casefold()
+    return any(word in name for word in _ON_BOARDS) and not any(word in name for word in _WITH_BRIDGES)
+
+
 def _links(gpu: Gpu, most: int, n_linked: int) -> dict[str, Any]:
-    """Its links beside those of the card that has most: only cards on a board surely have the same."""
-    name, links = gpu.model.casefold(), gpu.facts["nvlinks"]
-    is_on_board = any(word in name for word in _ON_BOARDS) and not any(word in name for word in _WITH_BRIDGES)
+    """Its links beside those of the card that has most."""
+    links, is_on_board = gpu.facts["nvlinks"], _is_on_board(gpu)
     if not most:
         return {"no links": is_on_board and n_linked > 1}
     return {
@@ -229,8 +235,9 @@ def _of_test(test: GpuTest) -> dict[str, str]:
     if test.stage in NCCL_STAGES or test.ending not in (LoadEnding.FAILED, LoadEnding.DIED):
         return {}
     text = f"failed its test at {test.stage!r}: {test.why}" if test.ending is LoadEnding.FAILED else test.why
-    is_not_built = any(word in test.why for word in _NOT_BUILT) and _NOT_READY not in test.why
-    return {"not built" if is_not_built else "wrong": text}
+    if any(word in test.why for word in _NOT_BUILT):
+        return {"not built": text}
+    return {"unseen" if _UNSEEN in test.why and _NOT_READY not in test.why else "wrong": text}
 
 
 @check("gpu-peers", Where.GPU, needs_load=True, limit_s=limit_s)

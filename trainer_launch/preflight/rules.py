@@ -278,6 +278,8 @@ RULES = (
          "bytes"),
     Rule("gpu-load", "not built", bool, _JOB, FIX_IMAGE, "{value}",
          "use a torch that is built for this card and its driver"),
+    Rule("gpu-load", "unseen", bool, _NODE, "", "{value}",
+         "see nvidia-smi on that machine, and whether this container was given /dev/nvidia-uvm"),
     Rule("gpu-load", "stuck", bool, _NODE, REBOOT, "{value}: it is stuck inside the driver", _DRAIN),
     Rule("gpu-load", "wrong", bool, _NODE, DRAIN, "{value}", _DRAIN),
     Rule("gpu-peers", "wrong sums", bool, _NODE, DRAIN, "{value}",

@@ -33,6 +33,7 @@ NODES = tuple(f"node {number} (host-{number})" for number in range(5))
         ("NCCL", "nccl", Fault.JOB),
         ("the GPU driver", "driver", None),
         ("the kernel", "kernel", None),
+        ("the architecture", "arch", None),
         ("Python", "python", None),
         ("the command line", "command", None),
         *((name, f"env {name}", Fault.JOB) for name in ("GLOO_DEVICE_TRANSPORT", "UCX_TLS", "FI_PROVIDER")),
@@ -53,6 +54,23 @@ def test_the_node_that_differs_is_named_and_only_what_must_be_alike_fails(
     assert found.text == f"{word} differs: a on 4 nodes, b on {NODES[odd]}"
     assert (found.status, found.fault) == (Status.WARN if fault is None else Status.FAIL, fault)
     assert (found.subject, found.measured, found.expected) == (NODES[odd], "b", "a")
+
+
+@pytest.mark.parametrize(
+    ("name", "values"),
+    [
+        ("NCCL_IB_DISABLE", ("0", None)),
+        ("NCCL_ALGO", ("Ring", "ring")),
+        ("NCCL_PROTO", ("", None)),
+        ("NCCL_BUFFSIZE", ("4194304", None)),
+    ],
+)
+def test_a_variable_with_the_value_that_it_has_without_it_fails_no_job(
+    name: str, values: tuple[str, str | None]
+) -> None:
+    told = [{f"env {name}": value} if value is not None else {} for value in (*[values[0]] * 4, values[1])]
+    (found,) = differences(NODES, told)
+    assert (found.status, found.remedy) == (Status.WARN, "")
 
 
 def test_a_variable_that_one_node_lacks_is_a_difference() -> None:

@@ -51,15 +51,14 @@ GPUS, WORKERS = "gpus", "nproc_per_node"
 _SHOWN = 8
 _VERSIONS = "python"  # where this is missing, so is all that is found out with it
 _ALWAYS_REPORTED = (WORKERS, "command", "adapters", "pair tests")  # or there is none
-# Of the variables, these change what nodes send each other: where they differ, a collective hangs or fails.
-_MUST_AGREE = frozenset(
-    (
-        "NCCL_ALGO", "NCCL_PROTO", "NCCL_NET", "NCCL_IB_DISABLE", "NCCL_BUFFSIZE", "NCCL_COLLNET_ENABLE",
-        "NCCL_NVLS_ENABLE", "NCCL_MIN_NCHANNELS", "NCCL_MAX_NCHANNELS",
-        "GLOO_DEVICE_TRANSPORT", "UCX_TLS", "FI_PROVIDER",
-        "TORCH_DIST_USE_NCCL2", "TORCH_DISTRIBUTED_USE_TORCHCOMMS",  # which class of torch speaks
-    )
-)  # fmt: skip
+# Of the variables, these change what nodes send each other: where they differ, a collective hangs or fails. Beside
+# each is the value that it has where it is not set.
+_MUST_AGREE: Mapping[str, str] = {
+    "NCCL_ALGO": "", "NCCL_PROTO": "", "NCCL_NET": "", "NCCL_IB_DISABLE": "0", "NCCL_BUFFSIZE": "4194304",
+    "NCCL_COLLNET_ENABLE": "0", "NCCL_NVLS_ENABLE": "2", "NCCL_MIN_NCHANNELS": "", "NCCL_MAX_NCHANNELS": "",
+    "GLOO_DEVICE_TRANSPORT": "tcp", "UCX_TLS": "all", "FI_PROVIDER": "",
+    "TORCH_DIST_USE_NCCL2": "0", "TORCH_DISTRIBUTED_USE_TORCHCOMMS": "0",  # which class of torch speaks
+}  # fmt: skip
 LEAST_S, READ_S = 10.0, 30.0  # for versions and code: more than both take where nothing hangs
 _VERSIONS_PROGRAM = Path(__file__).parents[1] / "children" / "worker_versions.py"
 _RATES = re.compile(r"(\d+) x (\d+)")  # of adapters, as `of_adapters` tells them
@@ -99,9 +98,7 @@ RULES: Mapping[str, PeerRule] = {
     NCCL: PeerRule(
         "the NCCL that is really loaded", Fault.JOB, f"{_IMAGE}; see LD_LIBRARY_PATH and LD_PRELOAD", "FIX_IMAGE"
     ),
-    "arch": PeerRule(
-        "the architecture", Fault.JOB, "put all nodes on machines of one architecture (nodeSelector)", "FIX_JOB"
-    ),
+    "arch": PeerRule("the architecture", None, "put all nodes on machines of one architecture (nodeSelector)"),
     "code": PeerRule("the program's code", None, "start all nodes from the same code: image, git-sync or volume"),
     "command": PeerRule("the command line", None, "give all nodes the same command, unless it is meant to differ"),
     GPUS: PeerRule("the GPUs", None, "give all nodes the same GPUs, unless they are meant to differ"),
@@ -159,6 +156,8 @@ def differences(names: Sequence[str], reports: Sequence[Mapping[str, str]]) -> I
 def _difference(key: str, groups: Mapping[str, Sequence[str]]) -> Finding:
     name = key.removeprefix(ENV)
     rule = RULES.get(key, PeerRule(name, None, "is it meant to differ? It is set by hand or by an image"))
+    if len({_in_effect(name, value) for value in groups}) == 1:
+        rule = replace(rule, fault=None, remedy="")
     ordered = sorted(groups.items(), key=lambda group: (-len(group[1]), group[0]))
     most, others = ordered[0], ordered[1:]
     has_majority = 2 * len(most[1]) > sum(map(len, groups.values()))
@@ -181,6 +180,13 @@ def _difference(key: str, groups: Mapping[str, Sequence[str]]) -> Finding:
         action=rule.action,
         remedy=rule.remedy,
     )
+
+
+def _in_effect(name: str, value: str) -> str:
+    """The value of a variable as libraries read it: in small letters, and none where it is what they do anyway."""
+    default = _MUST_AGREE.get(name)
+    read = value.strip().lower()
+    return value if default is None else "" if read in (UNSET, default) else read
 
 
 def clocks(names: Sequence[str], offsets: Sequence[tuple[float, float]]) -> Iterator[Finding]:
@@ -372,13 +378,15 @@ def of_adapters(ports: Sequence[AdapterPort]) -> dict[str, str]:
 
 
 def is_slower(value: str, most: str) -> bool:
-    """Whether these adapters are slower in all than those; where a rate is not known, they are not."""
+    """Whether fewer of these adapters have the rate that most of those have; slower ones may be spare."""
     if UNSET in (value, most) or "unknown" in value + most:
-        return False
+        return False  # nobody knows
     its, usual = ([(int(count), int(rate)) for count, rate in _RATES.findall(text)] for text in (value, most))
     if len(its) == len(usual) == 1 and its[0][0] > 1 and its[0][1] != usual[0][1]:
         return False  # all its ports have a rate of their own: another kind of machine
-    return sum(count * rate for count, rate in its) < sum(count * rate for count, rate in usual)
+    _, least = max(usual, default=(0, 0))
+    n_its, n_usual = (sum(count for count, rate in ports if rate >= least) for ports in (its, usual))
+    return n_its < n_usual
 
 
 def cut(values: Mapping[str, str]) -> dict[str, str]:
