@@ -100,7 +100,7 @@ class Coordinator:
 class FakeStarter:
     """Starts workers as programs of the fake system; what a test puts into these lists is raised."""
 
-    forks = is_needed = False
+    forks, is_ready = False, True
     STORE, SERVER = 7, 8  # their pids
 
     def __init__(self, group: WorkerGroup, system: FakeSystem) -> None:
@@ -108,17 +108,13 @@ class FakeStarter:
         self.problems: list[NodeError] = []  # at once
         self.refusals: list[NodeError] = []  # when workers are to be started
 
-    def _ready(self) -> bool:
+    def prepare(self) -> None:
         if self.refusals:
             raise self.refusals.pop(0)
-        return True
 
-    begin = prepare = renew = _ready
-
-    def answer(self) -> bool:
+    def answer(self) -> None:
         if self.problems:
             raise self.problems.pop(0)
-        return False
 
     def is_server(self, pid: int) -> bool:
         return pid == self.SERVER
@@ -126,8 +122,8 @@ class FakeStarter:
     def lose_store(self, pid: int) -> bool:
         return pid == self.STORE
 
-    def server_ended(self, _status: int) -> bool:
-        return self.answer()
+    def server_ended(self, _status: int) -> None:
+        self.answer()
 
     def open_store(self, _ports: object) -> int:
         return 1234

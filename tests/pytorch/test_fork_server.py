@@ -344,25 +344,36 @@ def starting(monkeypatch: pytest.MonkeyPatch) -> Iterator[Starting]:
         process.wait()
 
 
+def hears(starter: Starter) -> None:
+    """Until it raises."""
+
+    def answer() -> bool:
+        starter.answer()
+        return False
+
+    eventually(answer, "it is told")
+
+
 def test_who_waits_for_a_server_is_told_when_its_second_start_fails(starting: Starting) -> None:
     starter = starting("runs refused")
-    starter.begin()
-    assert starter.prepare() is False, "it has exited, which nobody knows yet"
+    starter.prepare()
+    assert not starter.is_ready, "it has exited, which nobody knows yet"
     with pytest.raises(NodeError, match=r"the fork server could not be started .*temporarily unavailable"):
-        eventually(starter.answer, "it is told")
+        hears(starter)
 
 
-def test_a_server_that_never_gets_to_the_end_of_its_imports_opens_no_store(
-    starting: Starting,
-) -> None:
+def test_a_server_that_never_gets_to_the_end_of_its_imports_opens_no_store(starting: Starting) -> None:
     starter = starting("runs runs", hosts_store=True)
-    starter.begin()
+    starter.prepare()
     with pytest.raises(NodeError, match="the store cannot be opened: the fork server exited"):
-        eventually(starter.answer, "its second end is told")
+        hears(starter)
 
 
 def test_a_server_that_could_not_be_started_while_nobody_waited_is_tried_again(starting: Starting) -> None:
-    starter = starting("refused runs")
-    starter.begin()
-    assert starter.prepare() is False, "it runs, and is not ready yet"
+    starter = starting("runs refused runs")
+    starter.prepare()
+    starter._has_imported = True
+    starter.server_ended(-signal.SIGKILL)
+    starter.prepare()
+    assert not starter.is_ready, "it runs, and is not ready yet"
     starter._end_server()

@@ -72,15 +72,19 @@ def workers(tmp_path: Path, **logs: str) -> Workers:
 
 def test_a_membership_change_keeps_the_logs_but_no_error_file(tmp_path: Path) -> None:
     folders = LogFolders(workers(tmp_path, log_dir=str(tmp_path)), "my-job")
-    attempt = Path(folders.begin(1))
+    folders.begin(1)
+    attempt = Path(folders.folder)
     for name in ("stdout.log", "error.json"):
         (attempt / "0" / name).write_text("x")
-    assert folders.begin(1) == str(attempt)
+    folders.begin(1)
+    assert folders.folder == str(attempt)
     assert [path.name for path in (attempt / "0").iterdir()] == ["stdout.log"]
 
 
 def test_no_folder_is_made_where_torchrun_makes_none(tmp_path: Path) -> None:
-    assert LogFolders(workers(tmp_path, log_dir="/dev/null"), "my-job").begin(0) == ""
+    folders = LogFolders(workers(tmp_path, log_dir="/dev/null"), "my-job")
+    folders.begin(0)
+    assert folders.folder == ""
     assert list(tmp_path.iterdir()) == []
 
 

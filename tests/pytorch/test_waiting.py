@@ -75,12 +75,8 @@ def test_a_node_that_is_stopped_while_it_waits_says_for_what(
 def test_a_node_whose_fork_server_still_imports_says_so_and_then_that_it_is_ready(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, forks: bool
 ) -> None:
-    monkeypatch.setattr(FakeStarter, "is_needed", True)
     monkeypatch.setattr(FakeStarter, "forks", forks)
-    monkeypatch.setattr(FakeStarter, "begin", lambda _: False)
-    has_imported = iter((True,))
-    here = Here(tmp_path, rank_0=ENDS, rank_1=ENDS)
-    monkeypatch.setattr(here.starter, "answer", lambda: here.system.now() >= 300 and next(has_imported, False))
-    ended = here.does(300, lambda: None).run()
-    assert ended.verdict is Verdict.SUCCEEDED
+    monkeypatch.setattr(FakeStarter, "is_ready", property(lambda starter: starter._system.now() >= 300))
+    here = Here(tmp_path, rank_0=ENDS, rank_1=ENDS).does(300, lambda: None)
+    assert here.run().verdict is Verdict.SUCCEEDED
     assert [join.prepared for join in here.coordinator.joins] == [False, True]

@@ -183,7 +183,7 @@ def end_child(pid: int) -> None:
 class Starter:
     """The fork server, the store process, and the ways to start workers.
 
-    What cannot be started, and never will be, is a LaunchError of any method that tells whether it can be now.
+    What cannot be started, and never will be, is a LaunchError of whatever finds it out.
     """
 
     def __init__(self, group: WorkerGroup, server: ForkServer | None = None) -> None:
@@ -193,9 +193,10 @@ class Starter:
         self.forks = workers.forks  # whether workers are forked
         self._first = server  # until it is in use
         self._server: ForkServer | None = None
-        self._is_ready = False  # it has imported everything
+        self._has_imported = False  # everything
         self._tries = 0
         self._store: int | None = None  # its pid
+        self._is_store_tried_again = False
 
     @property
     def is_needed(self) -> bool:
@@ -203,56 +204,50 @@ class Starter:
         return self.forks or self._needs_store
 
     @property
+    def is_ready(self) -> bool:
+        """Whether workers, and a store, can be started now."""
+        return self._has_imported or not self.is_needed
+
+    @property
     def _needs_store(self) -> bool:
         return self._group.hosts_store and not self._workers.serve_store
 
-    def begin(self) -> bool:
-        """Start the fork server, which imports torch while all else goes on; False: `answer` will tell."""
-        if self.is_needed:
-            self._replace_server()
-        return self._server is None
-
-    def prepare(self) -> bool:
-        """Make sure of it; False: `answer` or `server_ended` will tell."""
-        if not self.is_needed:
-            return True
-        if self._server is None:
+    def prepare(self) -> None:
+        """Have a fork server where one is needed, which imports torch while all else goes on."""
+        if self.is_needed and self._server is None:
             self._tries = 0
             self._start_server()
-        return self._is_ready
 
-    def renew(self) -> bool:
-        """Start another server in place of one that has failed; False: `answer` or `server_ended` will tell."""
-        self._end_server()
-        return self.prepare()
-
-    def answer(self) -> bool:
-        """Whether the server has told since the last time that all can be started now."""
-        if self._server is None or self._is_ready:
-            return False
+    def answer(self) -> None:
+        """Hear whether the server has imported everything, and can be forked."""
+        if self._server is None or self._has_imported:
+            return
         try:
             ready = self._server.answer()
         except ServerError as problem:
-            return self._lost(str(problem))
-        if ready is None:
-            return False
-        if ready.unfit is not None:
-            return self._start_without(ready.unfit, has_torch=not ready.unfit.startswith(_NO_TORCH))
-        return self._be_ready()
+            self._lost(str(problem))
+            return
+        if ready is not None and ready.unfit is not None:
+            self._start_without(ready.unfit, has_torch=not ready.unfit.startswith(_NO_TORCH))
+        elif ready is not None:
+            self._be_ready()
 
     def is_server(self, pid: int) -> bool:
         """Whether this process is the present fork server."""
         return self._server is not None and pid == self._server.pid
 
-    def server_ended(self, status: int) -> bool:
-        """Start it again for the next generation; whether all can be started without it."""
+    def server_ended(self, status: int) -> None:
+        """Start it again, for the next generation."""
         how = f"signal {-status}" if status < 0 else f"exit code {status}"
-        if not self._is_ready:
-            return self._lost(f"the fork server ended during its imports ({how})")
-        self._replace_server(f"the fork server ended ({how}); it is started again")
-        return False
+        if not self._has_imported:
+            self._lost(f"the fork server ended during its imports ({how})")
+            return
+        self._end_server()
+        with contextlib.suppress(ServerError):  # nobody waits for it: the next generation tries it again
+            self.prepare()
+            _log.warning("the fork server ended (%s); it is started again", how)
 
-    def _lost(self, why: str) -> bool:
+    def _lost(self, why: str) -> None:
         """The server has ended before it was ready."""
         evidence = self._system.look()
         why += f"; {memory(evidence)}: raise the container's memory limit" if evidence.oom_killed is True else ""
@@ -260,40 +255,32 @@ class Starter:
         if self._tries < _TRIES:
             self._start_server()
             _log.warning("%s; it is started again", why)
-            return False
-        return self._start_without(why)
+        else:
+            self._start_without(why)
 
-    def _start_without(self, reason: str, *, has_torch: bool = False) -> bool:
+    def _start_without(self, reason: str, *, has_torch: bool = False) -> None:
         """Workers are not forked; a server that `has_torch` opens stores, else one that preloads nothing."""
         did_preload = self.forks and bool(self._workers.preload)
         if self.forks:
             _log.info("workers start without the fork server: %s", reason)
             self.forks = False
         if has_torch and self._needs_store:
-            return self._be_ready()
+            self._be_ready()
+            return
         self._end_server()
         if not self._needs_store:
-            return True
+            return
         if did_preload and not reason.startswith(_NO_TORCH):
-            return self.prepare()
+            self.prepare()
+            return
         text, is_limit = f"the store cannot be opened: {reason}", tells_of_limit(reason)
         # An import fails again; a process that ended, perhaps for memory, may not.
         kind = LaunchError if reason.startswith(_NO_TORCH) and not is_limit else NodeError
         raise kind(f"{text}; {LIMITS}" if is_limit else text)
 
-    def _be_ready(self) -> bool:
-        self._is_ready = True
+    def _be_ready(self) -> None:
+        self._has_imported = True
         self._listen(wanted=False)
-        return True
-
-    def _replace_server(self, text: str | None = None) -> None:
-        """Start another one while nobody waits for it: where that fails, the next generation tries it again."""
-        self._end_server()
-        self._tries = 0
-        with contextlib.suppress(ServerError):
-            self._start_server()
-            if text is not None:
-                _log.warning("%s", text)
 
     def _start_server(self) -> None:
         """Start the server.
@@ -313,29 +300,40 @@ class Starter:
 
     def _end_server(self) -> None:
         self._listen(wanted=False)
-        server, self._server, self._is_ready = self._server, None, False
+        server, self._server, self._has_imported = self._server, None, False
         if server is not None:
             server.close()
             self._system.forget(server.pid)
 
-    def open_store(self, ports: PortRange | None) -> int:
+    def open_store(self, ports: PortRange | None) -> int | None:
         """Start the store process of a generation, unless rank 0 serves the store; its port.
+
+        None: the fork server may have been killed just now, and a new one will be asked.
 
         Raises:
             NodeError: it cannot be started, or all ports are taken.
         """
-        self.close_store()
         if not self._needs_store:
             return network.free_port(ports)
-        if self._server is None:
-            raise ServerError("the fork server has ended")
-        self._store, port = self._server.open_store(ports)
+        try:
+            if self._server is None:
+                raise ServerError("the fork server has ended")
+            self._store, port = self._server.open_store(ports)
+        except ServerError as problem:
+            text = f"the store cannot be opened: {problem}"
+            if self._is_store_tried_again:
+                raise NodeError(text) from None
+            self._is_store_tried_again = True
+            _log.warning("%s; a new fork server tries it again", text)
+            self._end_server()
+            self.prepare()
+            return None
         self._system.keep(self._store)
         return port
 
     def close_store(self) -> None:
         """End it: its generation is over."""
-        store, self._store = self._store, None
+        store, self._store, self._is_store_tried_again = self._store, None, False
         if store is not None:
             end_child(store)
 
@@ -372,7 +370,7 @@ class Starter:
         return deaths
 
     def _start(self, processes: Sequence[Process], places: Mapping[str, WorkerPlace]) -> list[Death]:
-        if self.forks and self._server is not None and self._is_ready:
+        if self.forks and self._server is not None and self._has_imported:
             try:
                 return self._fork(self._server, processes, places)
             except NotRunnableError as problem:

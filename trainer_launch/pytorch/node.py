@@ -124,18 +124,16 @@ class TorchNode(RunLoop):
         self._workers, self._membership = group.workers, group.membership
         self._incidents, self._stragglers, self._hang_watch = diagnosis
         group.system.mark = runtime_directory.VARIABLE, self._workers.run_dir
-        self._folders, self._folder = LogFolders(self._workers, self._membership.job), ""
+        self._folders = LogFolders(self._workers, self._membership.job)
         self.phase = NodePhase.JOINING
         self._formed: say.Formed | None = None  # the last generation that this node was in
         self._go: say.Go | None = None  # where its store is
-        self._is_prepared = False  # workers can be started, and the store is open if this node hosts it
-        self._is_store_tried_again = False
+        self._has_store = False  # it is open, or another node's
         self._starts = 0  # generations whose workers were started
         self._ending = Ending(early=worker_ends.UNKNOWN)  # of this generation, or of the last one
         self._ending_since_s = self._started_at_s  # when that began
         self._job_end: say.GiveUp | say.Finished | Death | None = None  # how the job ends for this node
-        self._unstartable: Death | None = None  # why no worker can be started; looked at only by the next start
-        self._was_prepared = not starter.is_needed  # all could be started, which the coordinator knows
+        self._was_prepared = starter.is_ready  # all could be started, which the coordinator knows
         self._lost_peer: Death | None = None  # the first worker that has lost a peer, as it would have ended
         self._left: set[str] = set()  # workers that have left their process groups
         self._is_shared = False  # survivors of the last generation have given their state
@@ -147,7 +145,6 @@ class TorchNode(RunLoop):
     def run(self) -> Outcome:
         """Run workers until the job is over for this node, and say how it ended."""
         try:
-            self._ask(self._starter.begin)
             self.to_the_end()
         finally:
             self._incidents.close()
@@ -184,7 +181,7 @@ class TorchNode(RunLoop):
 
         Workers are heard before their deaths: one that is inside of `generations()` since a moment can be kept.
         """
-        self._ask(self._starter.answer)
+        self._try(self._starter.answer)
         self._hear_survivors(now_s)
         while (news := self._client.receive(0)) is not None:
             self.hear(news, now_s)
@@ -209,7 +206,6 @@ class TorchNode(RunLoop):
                 self._on_formed(news)
             case say.Go(generation=self._group.generation) if self.phase is NodePhase.FORMED:
                 self._go = news
-                self._start_when_ready(now_s)
             case say.Restart():
                 self._stragglers.end()
                 self.on_restart(news, now_s)
@@ -270,63 +266,52 @@ class TorchNode(RunLoop):
         self._leave()
 
     def _on_formed(self, formed: say.Formed) -> None:
-        """Enter a generation: the node that hosts the store opens it, all nodes get ready to start workers."""
-        self.phase, self._formed, self._go, self._is_prepared = NodePhase.FORMED, formed, None, False
-        self._is_store_tried_again = False
+        """Enter a generation, whose store and workers are started when they can be."""
+        self.phase, self._formed, self._go = NodePhase.FORMED, formed, None
         self._ending = replace(self._ending, early=worker_ends.UNKNOWN)
         self._group.enter_generation(formed)
+        self._has_store = not self._group.hosts_store
         self._observer.adopt(formed.notes)
+        self._try(lambda: self._folders.begin(formed.restarts))
 
-        def is_ready() -> bool:
-            self._folder = self._folders.begin(formed.restarts)
-            return self._starter.prepare()
-
-        self._ask(is_ready)
-
-    def _ask(self, is_ready: Callable[[], bool]) -> None:
-        """Ask whether workers, and a store, can be started now; if not now, this is asked again."""
+    def _try(self, action: Callable[[], None]) -> None:
+        """Do what workers need that are to start; what runs goes on where that will never be."""
         try:
-            if is_ready():
-                self._on_prepared()
+            action()
         except LaunchError as problem:
-            self.on_unstartable(str(problem), problem.exit_code)
+            if self.phase not in (NodePhase.JOINING, NodePhase.FORMED):
+                _log.warning("%s; running workers continue", problem)
+                self._was_prepared = False  # the next start tries it again, before others wait for this node
+                return
+            reason = "Misconfigured" if problem.exit_code == exit_codes.MISCONFIGURED else "NotStarted"
+            self._job_end = Death(reason=reason, message=str(problem), code=problem.exit_code)
+            self._leave(str(problem))
 
-    def _on_prepared(self) -> None:
-        was_prepared, self._was_prepared = self._was_prepared, True
-        if self.phase is NodePhase.JOINING and not was_prepared:  # a generation that runs ends for us only now
+    def _prepare(self, now_s: float) -> None:
+        """Before a generation, or in one that is formed: what its workers need, one after the other."""
+        self._try(self._starter.prepare)
+        if self.is_done or not self._starter.is_ready:
+            return
+        if self.phase is NodePhase.JOINING and not self._was_prepared:
+            self._was_prepared = True
             self._join()
-        elif self.phase is NodePhase.FORMED and not self._is_prepared:
-            self._is_prepared = not self._group.hosts_store or self._open_store()
-            self._start_when_ready(self._system.now())
+        elif self.phase is NodePhase.FORMED and not self._has_store:
+            self._try(self._open_store)
+        if self.phase is NodePhase.FORMED and self._has_store and self._go is not None:
+            self._start(self._go, now_s)
 
-    def on_unstartable(self, why: str, code: int = exit_codes.INFRASTRUCTURE) -> None:
-        """Workers or a store cannot be started: `settle` looks at it before the next start; what runs goes on."""
-        reason = "Misconfigured" if code == exit_codes.MISCONFIGURED else "NotStarted"
-        self._unstartable = Death(reason=reason, message=why, code=code)
-        if self.phase in (NodePhase.RUNNING, NodePhase.DONE):
-            _log.warning("%s; running workers continue", why)
+    def _open_store(self) -> None:
+        """Open the store of a generation, and send its place."""
+        port = self._starter.open_store(self._membership.ports)
+        if port is not None:
+            self._has_store = True
+            host = self._client.own_address(self._membership.address, self._membership.host)
+            self._send(say.Store(self._group.generation, host, port))
 
-    def _open_store(self) -> bool:
-        """Open the store of a generation, and send its place; whether that could be done."""
-        try:
-            port = self._starter.open_store(self._membership.ports)
-        except NodeError as problem:  # the fork server may have been killed just now
-            text = f"the store cannot be opened: {problem}"
-            if self._is_store_tried_again:
-                self.on_unstartable(text)
-                return False
-            self._is_store_tried_again = True
-            _log.warning("%s; a new fork server tries it again", text)
-            self._ask(self._starter.renew)
-            return False
-        host = self._client.own_address(self._membership.address, self._membership.host)
-        self._send(say.Store(self._group.generation, host, port))
-        return True
-
-    def _start_when_ready(self, now_s: float) -> None:
-        """Start the workers once the store is open and they can be."""
-        formed, go, folder = self._formed, self._go, self._folder
-        if formed is None or go is None or not self._is_prepared:
+    def _start(self, go: say.Go, now_s: float) -> None:
+        """Start the workers: the store is open."""
+        formed, folder = self._formed, self._folders.folder
+        if formed is None:
             return
         self._observe()  # also a generation that starts at once
         workers, group = self._workers, self._group
@@ -363,7 +348,7 @@ class TorchNode(RunLoop):
     def on_child(self, pid: int, status: int, now_s: float) -> None:
         """A child has ended; orphans, and workers of an earlier generation, concern nobody."""
         if self._starter.is_server(pid):
-            self._ask(lambda: self._starter.server_ended(status))
+            self._try(lambda: self._starter.server_ended(status))
         elif self._starter.lose_store(pid):
             self.on_store_end(status, now_s)
         else:
@@ -650,29 +635,24 @@ class TorchNode(RunLoop):
             if self.phase in (NodePhase.JOINING, NodePhase.FORMED):
                 self._note = f"it was waiting: {self._awaited()}"
             self._leave(_STOP_REQUEST)
-        elif self._unstartable is not None and self.phase not in (*_LIVES, NodePhase.DONE):
-            self._job_end = self._unstartable
-            self._leave(self._job_end.message)
+        elif self.phase in (NodePhase.JOINING, NodePhase.FORMED):
+            self._prepare(now_s)
         elif self.phase is NodePhase.ENDING and self._job_end is not None:
             self._leave(self._job_end.message if isinstance(self._job_end, Death) else None)
         elif self.phase is NodePhase.ENDING:
             self._rejoin()
-            self.settle(now_s)  # the next start may have been tried in vain
+            self._prepare(now_s)
         elif self.phase is NodePhase.RUNNING:
             self.phase = NodePhase.DONE
             self._send(say.Done(self._group.generation))
 
     def _rejoin(self) -> None:
-        """Join again, without what SIGKILL did not end; where no worker could be started now, once one can be."""
+        """Join again, without what SIGKILL did not end."""
         self.phase = NodePhase.JOINING
         self._group.leave_generation()
         self._starter.close_store()
-        problem, self._unstartable = self._unstartable, None
-        self._was_prepared = self._was_prepared and problem is None
         self._join()
         self._system.clean()
-        if problem is not None:
-            self._ask(self._starter.prepare)
 
     def _leave(self, why: str | None = None) -> None:
         if self._processes.take_back():  # they have waited in vain
@@ -700,7 +680,7 @@ class TorchNode(RunLoop):
                 return TimeKind.WAITING
             case NodePhase.FORMED if self._formed is not None and self._formed.kept:
                 return TimeKind.REPLACING
-            case NodePhase.FORMED if self._is_prepared:
+            case NodePhase.FORMED if self._starter.is_ready:
                 return TimeKind.MEETING
             case NodePhase.FORMED:  # the fork server still imports torch
                 return TimeKind.RESTARTING if self._starts else TimeKind.STARTING

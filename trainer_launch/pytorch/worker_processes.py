@@ -121,32 +121,31 @@ class LogFolders:
         self._workers = workers
         self._job = job
         self._of_this_run: str | None = None
-        self._last = ""  # the attempt before
+        self.folder = ""  # of the last generation; "": the workers have no error files
 
-    def begin(self, restarts: int) -> str:
-        """Make the folders of a generation, without the error files of the one before; return their folder.
+    def begin(self, restarts: int) -> None:
+        """Make the folders of a generation, without the error files of the one before.
 
-        It is "" with --log-dir /dev/null: torchrun makes no folder then, and the workers have no error file.
+        With --log-dir /dev/null torchrun makes no folder, and the workers have no error file.
 
         Raises:
             UsageError: a folder cannot be made.
             NodeError: the disk is full or fails, or its server does not answer.
         """
-        place = os.path.abspath(self._workers.logs.get("log_dir") or self._workers.errors)
-        folder = within(place, None, self._begin, restarts)
-        if folder is None:
-            raise NodeError(f"the file server of {place} does not answer; run on another node")
-        return folder
-
-    def _begin(self, restarts: int) -> str:
         logs = self._workers.logs
+        place = os.path.abspath(logs.get("log_dir") or self._workers.errors)
         if logs.get("log_dir") == torchrun_options.NOWHERE:
-            return ""
+            return
+        if not within(place, False, self._begin, restarts):
+            raise NodeError(f"the file server of {place} does not answer; run on another node")
+
+    def _begin(self, restarts: int) -> bool:
+        logs = self._workers.logs
         try:
             attempt = f"{self._of_the_run()}/attempt_{restarts}"
-            if self._last != attempt and not torchrun_options.writes_files(logs):
-                shutil.rmtree(self._last, ignore_errors=True)  # nobody reads it again
-            self._last = attempt
+            if self.folder != attempt and not torchrun_options.writes_files(logs):
+                shutil.rmtree(self.folder, ignore_errors=True)  # nobody reads it again
+            self.folder = attempt
             for local_rank in range(self._workers.count):
                 os.makedirs(f"{attempt}/{local_rank}", exist_ok=True)
                 with contextlib.suppress(FileNotFoundError, IsADirectoryError):  # the latter has no error to tell
@@ -157,7 +156,7 @@ class LogFolders:
             if problem.errno in _OF_THE_DISK:
                 raise NodeError(f"{text}; free space there, or run on another node") from problem
             raise UsageError(f"{text}; set --log-dir to a writable directory") from problem
-        return attempt
+        return True
 
     def _of_the_run(self) -> str:
         """Make the run's folder: where the user wants logs, else as torchrun does, or in the run's own folder."""
