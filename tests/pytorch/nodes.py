@@ -133,7 +133,8 @@ class FakeStarter:
 
     close_store = close
 
-    def start(self, processes: Sequence[Any], _places: object) -> list[Death]:
+    def start(self, processes: Sequence[Any], places: Any, store_port: int) -> list[Death]:
+        self._group.start(places, store_port)
         return self._group.processes.start(processes)
 
 

@@ -15,6 +15,7 @@ import pytest
 
 from tests.pytorch.nodes import Here
 from tests.supervisor.fakes import Program
+from trainer_launch.diagnosis.worker_samples import WorkerPlace
 from trainer_launch.membership.protocol import GiveUp
 from trainer_launch.model import Process, Workers, exit_codes
 from trainer_launch.pytorch import generations
@@ -25,13 +26,12 @@ from trainer_launch.supervisor.system import System
 
 @pytest.mark.parametrize("rank", ["0", "1"], ids=["back to the pod's value", "another value"])
 def test_a_survivor_gets_its_new_rank_also_where_the_pod_has_a_variable_of_that_value(rank: str) -> None:
-    group: Any = SimpleNamespace(workers=Workers(count=1, argv=(), env={"RANK": "0"}), system=Mock())
-    group.recorders, group.survivors = Mock(), Mock()
-    group.processes, group.kept_places, group.holders = Mock(), {"rank 2": 0}, {"rank 2"}
+    group: Any = Mock(workers=Workers(count=1, argv=(), env={"RANK": "0"}))
+    group.places = {"rank 2": WorkerPlace(2, 0)}
     old, new = (Process(name=f"rank {each}", argv=(), env={"RANK": each}) for each in ("2", rank))
     group.processes.kept = {7: old}
-    Starter(group).start([new], {})
-    group.survivors.enter.assert_called_once_with(f"rank {rank}", {"RANK": rank}, has_state=True)
+    Starter(group).start([new], {}, 1234)
+    group.survivors.enter.assert_called_once_with(f"rank {rank}", {"RANK": rank})
 
 
 def test_a_survivor_whose_end_is_not_reaped_yet_when_the_next_generation_begins_is_told_nothing() -> None:
@@ -39,7 +39,7 @@ def test_a_survivor_whose_end_is_not_reaped_yet_when_the_next_generation_begins_
     (worker,) = survivors.open(["rank 0"])
     os.close(worker)
     assert survivors.hear() == []
-    survivors.enter("rank 0", {"RANK": "0"}, has_state=True)
+    survivors.enter("rank 0", {"RANK": "0"})
 
 
 @pytest.mark.parametrize("backend", ["gloo", "nccl"])
@@ -57,18 +57,19 @@ class Waiting(Survivors):
     """Survivors without connections: `left` have just left their groups; dismissed ones end."""
 
     def __init__(self, here: Here, *left: str) -> None:
-        self._here, self._left = here, [*left]
-        self.able = {*left}
+        self._here, self._news = here, [*left]
+        self.able, self.left, self.holders = {*left}, set[str](), set[str]()
 
     def hear(self) -> list[tuple[str, Any]]:
-        left, self._left = self._left, []
-        return [(name, OutOfGroups(has_state=True)) for name in left]
+        self.left |= {*self._news}
+        news, self._news = self._news, []
+        return [(name, OutOfGroups(has_state=True)) for name in news]
 
     def leave(self, names: Collection[str], generation: int) -> None:
         pass
 
-    def dismiss(self, names: Collection[str]) -> None:
-        for name in names:
+    def dismiss(self) -> None:
+        for name in self.left:
             self._here.system.ends(self._here.system.now() + 0.2, name, 15)
 
 

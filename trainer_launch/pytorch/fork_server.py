@@ -344,7 +344,9 @@ class Starter:
             self._store = None
         return was_store
 
-    def start(self, processes: Sequence[Process], places: Mapping[str, WorkerPlace]) -> list[Death]:
+    def start(
+        self, processes: Sequence[Process], places: Mapping[str, WorkerPlace], store_port: int
+    ) -> list[Death]:
         """Begin a generation: survivors of the last one enter it, all others are started; who could not be.
 
         Raises:
@@ -353,26 +355,27 @@ class Starter:
         group = self._group
         group.processes.begin()
         # Each in the place that it has on this node, by local rank.
-        kept = {pid: (old, processes[group.kept_places[old.name]]) for pid, old in group.processes.kept.items()}
+        ranks, waiting = group.places, group.processes.kept.items()
+        kept = {pid: (old, processes[ranks[old.name].local_rank]) for pid, old in waiting}
+        group.start(places, store_port)
         names = {old.name: new.name for old, new in kept.values()}
         group.recorders.close(names)
         group.survivors.close(names)
         self._system.rename({old.name: new for old, new in kept.values() if old.name != new.name})
         lost = [process for process in processes if process.name not in names.values()]
-        deaths = self._start(lost, places) if lost else []
+        deaths = self._start(lost) if lost else []
         for pid, (old, process) in kept.items():
             group.processes.take(pid, process)
             # A variable of the pod may have the new value already, while the survivor has another.
             envs = self._workers.env, old.env
             own = {name: value for name, value in process.env.items() if any(e.get(name) != value for e in envs)}
-            group.survivors.enter(process.name, own, has_state=old.name in group.holders)
-        group.kept_places, group.holders = {}, set()
+            group.survivors.enter(process.name, own)
         return deaths
 
-    def _start(self, processes: Sequence[Process], places: Mapping[str, WorkerPlace]) -> list[Death]:
+    def _start(self, processes: Sequence[Process]) -> list[Death]:
         if self.forks and self._server is not None and self._has_imported:
             try:
-                return self._fork(self._server, processes, places)
+                return self._fork(self._server, processes)
             except NotRunnableError as problem:
                 not_started, code = self._group.processes.not_started, problem.exit_code
                 return [not_started(process, code, str(problem)) for process in processes]
@@ -381,9 +384,7 @@ class Starter:
                 self._end_server()
         return self._execute(processes)
 
-    def _fork(
-        self, server: ForkServer, processes: Sequence[Process], places: Mapping[str, WorkerPlace]
-    ) -> list[Death]:
+    def _fork(self, server: ForkServer, processes: Sequence[Process]) -> list[Death]:
         records, names = self._workers.records, [process.name for process in processes]
         streams: list[dict[int, int]] = []
         sockets: list[int] = []
@@ -394,19 +395,19 @@ class Starter:
             sockets += recorders
             survivors = self._group.survivors.open(names)
             sockets += survivors
-            forked = [
-                messages.ForkedWorker(
+            forked: list[messages.ForkedWorker] = []
+            fds: list[int] = []
+            for n, (process, own) in enumerate(zip(processes, streams, strict=True)):
+                place = self._group.places[process.name]
+                worker = messages.ForkedWorker(
                     local_rank=place.local_rank,
                     environment=process.env,
                     streams=tuple(sorted(own)),
                     stacks=place.stacks,
                     recorder=records,
                 )
-                for process, place, own in zip(processes, map(places.__getitem__, names), streams, strict=True)
-            ]
-            fds: list[int] = []
-            for n, own in enumerate(streams):
-                fds += [*(own[stream] for stream in sorted(own)), *recorders[n : n + 1], survivors[n]]
+                forked.append(worker)
+                fds += [*(own[stream] for stream in worker.streams), *recorders[n : n + 1], survivors[n]]
             cwd = self._workers.cwd or os.getcwd()
             pids = server.fork(ForkWorkers(argv=processes[0].argv, cwd=cwd, workers=tuple(forked)), fds)
         finally:

@@ -434,6 +434,8 @@ class Survivors:
         self._system = system
         self._connections: dict[str, socket.socket] = {}
         self.able: set[str] = set()  # inside of their loops
+        self.left: set[str] = set()  # out of their process groups: they wait for the next generation
+        self.holders: set[str] = set()  # those that have the state of the last generation
 
     def open(self, names: Sequence[str]) -> list[int]:
         """Make a connection for each worker; their ends are the caller's.
@@ -457,6 +459,8 @@ class Survivors:
             self._close(name)
         self._connections = {but[name]: connection for name, connection in self._connections.items()}
         self.able = {but[name] for name in self.able}
+        self.holders = {but[name] for name in self.holders & but.keys()}
+        self.left = set()
 
     def _close(self, name: str) -> None:
         connection = self._connections.pop(name)
@@ -469,14 +473,15 @@ class Survivors:
         for name in names:
             self._tell(name, LeaveGeneration(generation))
 
-    def dismiss(self, names: Collection[str]) -> None:
+    def dismiss(self) -> None:
         """End workers that wait in vain for a generation, also those that only note a request to stop."""
-        for name in self._connections.keys() & names:
+        for name in self._connections.keys() & self.left:
             self._close(name)
 
-    def enter(self, name: str, environment: Mapping[str, str], *, has_state: bool) -> None:
+    def enter(self, name: str, environment: Mapping[str, str]) -> None:
         """Tell a worker who it is in the next one, and whether its state is that of the last one."""
-        self._tell(name, EnterGeneration(environment, has_state))
+        self._tell(name, EnterGeneration(environment, name in self.holders))
+        self.holders.discard(name)
 
     def _tell(self, name: str, message: OfLauncher) -> None:
         with contextlib.suppress(OSError, KeyError):  # it has ended, or does not read: its time will be over
@@ -487,11 +492,14 @@ class Survivors:
         messages: list[tuple[str, OfWorker]] = []
         for name in [*self._connections]:
             while (message := self._next_of(name)) is not None:
-                if isinstance(message, Inside):
-                    self.able.add(name)
-                    continue
-                if isinstance(message, Outside):
-                    self.able.discard(name)
+                match message:
+                    case Inside():
+                        self.able.add(name)
+                    case Outside():
+                        self.able.discard(name)
+                    case OutOfGroups(has_state):
+                        self.left.add(name)
+                        self.holders |= {name} if has_state else set()
                 messages.append((name, message))
         return messages
 

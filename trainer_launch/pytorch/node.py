@@ -135,7 +135,6 @@ class TorchNode(RunLoop):
         self._job_end: say.GiveUp | say.Finished | Death | None = None  # how the job ends for this node
         self._was_prepared = starter.is_ready  # all could be started, which the coordinator knows
         self._lost_peer: Death | None = None  # the first worker that has lost a peer, as it would have ended
-        self._left: set[str] = set()  # workers that have left their process groups
         self._is_shared = False  # survivors of the last generation have given their state
         self._away_since_s: float | None = self._started_at_s  # None while the coordinator is there
         self._waiting: say.Waiting | None = None  # the coordinator's last word about missing nodes
@@ -314,18 +313,18 @@ class TorchNode(RunLoop):
         if formed is None:
             return
         self._observe()  # also a generation that starts at once
-        workers, group = self._workers, self._group
+        workers = self._workers
         specs = worker_processes(workers, self._membership, formed, go, folder)
-        group.start(worker_places(workers, formed, folder, are_forked=self._starter.forks), go.port, now_s)
+        places = worker_places(workers, formed, folder, are_forked=self._starter.forks)
         runtime_directory.tell(workers.run_dir, "workers_started", workers=len(specs), first_rank=formed.first_rank)
         if self._starts:
             at_most = self._membership.max_restarts
             self._observer.tell("restarting", restart=self._starts, restarts_at_most=at_most)
         self.phase, self._ending, self._starts = NodePhase.RUNNING, Ending(), self._starts + 1
-        self._is_shared, self._lost_peer, self._left = False, None, set()
+        self._is_shared, self._lost_peer = False, None
         kept = [*self._processes.kept]
         try:
-            unstarted = self._starter.start(specs, group.places)
+            unstarted = self._starter.start(specs, places, go.port)
         except (NodeError, OSError) as problem:
             text = str(explained(problem) or problem)
             self._job_end = Death(reason="NotStarted", message=text, code=exit_codes.INFRASTRUCTURE)
@@ -338,7 +337,7 @@ class TorchNode(RunLoop):
             *(formed.group_rank, go.host, go.port, _started([*self._processes.pids().values()], kept)),
         )
         for death in unstarted:
-            self.on_end(replace(death, rank=group.places[death.process].rank), now_s)
+            self.on_end(replace(death, rank=places[death.process].rank), now_s)
 
     @property
     def _is_first(self) -> bool:
@@ -362,7 +361,7 @@ class TorchNode(RunLoop):
         """A worker has ended: the first failure ends the generation, here and by the coordinator everywhere."""
         if self.phase in (NodePhase.JOINING, NodePhase.FORMED):
             _log.warning("%s ended with %s while it waited for the next generation", death.process, how(death))
-            if self.phase is NodePhase.JOINING and death.process in self._group.holders:
+            if self.phase is NodePhase.JOINING and death.process in self._group.survivors.holders:
                 self._join()  # with one state fewer
             return
         self._group.deaths.append(death)
@@ -490,7 +489,7 @@ class TorchNode(RunLoop):
         if self._is_cause(ending):
             self._report()
         if awaits_s and awaited:  # a worker that has written an error has nothing more to tell
-            awaited -= self._left | self._group.survivors.able | {death.process for death in self._group.dying()}
+            awaited -= self._group.survivors.able | {death.process for death in self._group.dying()}
         if awaits_s and awaited and not ending.wrote_error and not self._processes.asked:
             self._ending = replace(self._ending, awaited=awaited, stops_at_s=now_s + awaits_s)
         else:
@@ -538,7 +537,7 @@ class TorchNode(RunLoop):
             if kept:
                 self._keep_waiting(now_s)
             elif not self._may_keep:  # no step is left to them, whatever their handlers of the signal do
-                self._group.survivors.dismiss(self._left)
+                self._group.survivors.dismiss()
 
     def _hear_survivors(self, now_s: float) -> None:
         """Hear workers inside of `generations()`: a lost peer is no cause, and the worker waits for the cause."""
@@ -548,15 +547,13 @@ class TorchNode(RunLoop):
                     place = self._group.places[name]
                     lost = Death(process=name, code=exit_codes.FAILED, at_s=now_s, message=text)
                     self._lost_peer = replace(lost, rank=place.rank, local_rank=place.local_rank)
-                case OutOfGroups(has_state=has_state):
-                    self._left.add(name)
-                    self._group.holders |= {name} if has_state else set()
+                case OutOfGroups():
                     awaited = self._ending.awaited & self._processes.pids().keys()
-                    if awaited and awaited <= self._left:
+                    if awaited and awaited <= self._group.survivors.left:
                         self._stop(now_s)
                     self._keep_waiting(now_s)
                     if self._processes.asked:
-                        self._group.survivors.dismiss({name})
+                        self._group.survivors.dismiss()
                 case Outside() if self.phase is NodePhase.ENDING and self._ending.stops_at_s is None:
                     self._stop(now_s)  # as any other worker
                 case SharedState() if self.phase is NodePhase.RUNNING:
@@ -580,8 +577,8 @@ class TorchNode(RunLoop):
         if not self._may_keep:
             self._stop(now_s)
             return
-        for name in self._left & self._processes.pids().keys():
-            self._group.keep(name)
+        for name in self._group.survivors.left & self._processes.pids().keys():
+            self._processes.keep(name)
 
     @property
     def _may_keep(self) -> bool:
@@ -615,7 +612,7 @@ class TorchNode(RunLoop):
         if self._processes.asked and not self._processes.is_over:
             if not was_asked:
                 self._send(say.Leave(_STOP_REQUEST))
-            self._group.survivors.dismiss(self._left)  # after their handlers of the signal
+            self._group.survivors.dismiss()  # after their handlers of the signal
 
     @property
     def is_decided(self) -> bool:
@@ -658,7 +655,7 @@ class TorchNode(RunLoop):
         if self._processes.take_back():  # they have waited in vain
             self.phase = NodePhase.ENDING
             self._processes.stop(self._system.now())
-            self._group.survivors.dismiss(self._left)
+            self._group.survivors.dismiss()
             return
         if self.phase not in (*_LIVES, NodePhase.DONE):  # no worker of the last generation ran at the end
             self._group.deaths = []

@@ -44,8 +44,6 @@ class WorkerGroup:
         self.incarnation = uuid.uuid4().hex  # this process, among all that were or will be this node
         self.recorders = Recorders()
         self.survivors = Survivors(system)
-        self.kept_places: dict[str, int] = {}  # the local ranks of workers that wait for the next generation
-        self.holders: set[str] = set()  # those that have the state of the last generation
         self.generation = 0  # the last one that this node was in
         self.places: Mapping[str, WorkerPlace] = {}  # by the names of the processes
         self.store_port: int | None = None
@@ -62,30 +60,25 @@ class WorkerGroup:
     def enter_generation(self, formed: Formed) -> None:
         """A generation was formed with this node in it; none of its workers has been started yet."""
         if formed.generation != self.generation + 1:
-            self.holders.clear()  # others have trained since then
+            self.survivors.holders.clear()  # others have trained since then
         self.generation, self.hosts_store, self.deaths = formed.generation, formed.is_store_host, []
         if formed.node_rank is not None:
             self.node_rank = formed.node_rank
         self.unasked = set()
 
-    def start(self, places: Mapping[str, WorkerPlace], store_port: int, now_s: float) -> None:
+    def start(self, places: Mapping[str, WorkerPlace], store_port: int) -> None:
         """The generation's workers are started now."""
-        self.places, self.store_port, self._started_s = places, store_port, now_s
+        self.places, self.store_port, self._started_s = places, store_port, self.system.now()
 
     @property
     def keeps_state(self) -> bool:
         """Whether a worker leaves its groups in place of being stopped."""
         return bool(self.processes.kept) or not self.survivors.able.isdisjoint(self.processes.pids())
 
-    def keep(self, name: str) -> None:
-        """A worker has left its process groups, and waits for the next generation."""
-        self.processes.keep(name)
-        self.kept_places[name] = self.places[name].local_rank
-
     @property
     def kept_states(self) -> int:
         """How many workers that wait have the state of the last generation."""
-        return sum(process.name in self.holders for process in self.processes.kept.values())
+        return sum(process.name in self.survivors.holders for process in self.processes.kept.values())
 
     def explained(self, death: Death, *, was_stopped: bool, is_asked: bool) -> Death:
         """Add to a worker's death the text of its error file, and what its last output proves.
