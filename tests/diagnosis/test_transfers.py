@@ -92,7 +92,7 @@ def started(tmp_path: Path, port: int) -> Iterator[Callable[[str], int]]:
 
 
 def doing(pid: int, *own_ports: int, has_joined: bool = False) -> Doing:
-    return worker_samples.wait_outside(pid, process_tree.descendants(pid), own_ports, has_joined=has_joined)
+    return worker_samples.wait_in_kernel(pid, process_tree.descendants(pid), own_ports, has_joined=has_joined)
 
 
 def calls_of(pid: int) -> list[SystemCall | None]:
@@ -190,4 +190,4 @@ def test_a_worker_that_reads_standard_input_waits_for_a_person(started: Callable
 
 
 def test_of_a_process_that_is_gone_nothing_is_known() -> None:
-    assert worker_samples.wait_outside(2**22 + 1, ()) is Doing.UNKNOWN
+    assert worker_samples.wait_in_kernel(2**22 + 1, ()) is Doing.UNKNOWN

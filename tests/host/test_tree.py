@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+
 from trainer_launch.host import process_tree
 
 
@@ -41,3 +43,10 @@ def test_the_environment_that_a_process_was_started_with(tmp_path):
         "\udcff": "\udcfe",
     }
     assert process_tree.environment(8, str(tmp_path)) is None
+
+
+def test_a_process_that_holds_up_who_reads_its_environment_is_not_waited_for(tmp_path):
+    (tmp_path / "7").mkdir()
+    os.mkfifo(tmp_path / "7" / "environ")
+    assert process_tree.environment(7, str(tmp_path)) is None
+    os.close(os.open(tmp_path / "7" / "environ", os.O_RDWR))  # who waits there goes on

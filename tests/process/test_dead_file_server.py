@@ -144,3 +144,43 @@ def test_a_failed_worker_is_restarted_where_the_server_is_gone_of(of, server, tm
         os.kill(int(starts.read_text().split()[0]), signal.SIGKILL)
         eventually(lambda: len(starts.read_text().split()) == 4, "the workers train again")
         end(launcher, process)
+
+
+LOCKED = """
+import ctypes, mmap, os, select, socket, threading, time
+libc = ctypes.CDLL(None)
+libc.mmap.restype = ctypes.c_void_p
+name = {place!r} + os.environ["RANK"]
+file = open(name, "w+b", 0)
+file.write(bytes(4096))
+pages = ctypes.c_void_p(libc.mmap(None, 4096, mmap.PROT_WRITE, mmap.MAP_SHARED, file.fileno(), 0))
+ctypes.memset(pages, 1, 1)
+def lock():
+    while not os.path.exists({stopped!r}):
+        time.sleep(0.01)
+    libc.munmap(pages, 4096)  # holds the lock of the memory map until the server answers
+def wait():  # has others wait for it, too
+    while True:
+        libc.mmap(None, 4096, 0, mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS, -1, 0)
+        time.sleep(0.01)
+for act in lock, wait:
+    threading.Thread(target=act, daemon=True).start()
+waits = select.poll()
+ours, other = socket.socketpair()
+waits.register(ours, select.POLLIN)
+open(name.replace("/mount/", "/begun."), "w").close()
+waits.poll()
+"""
+
+
+def test_a_request_to_stop_is_heard_where_the_memory_maps_of_workers_that_hang_are_locked(server, tmp_path):
+    process, mount = server
+    job, stopped = tmp_path / "job.py", tmp_path / "stopped"
+    job.write_text(LOCKED.format(place=f"{mount}/pages.", stopped=str(stopped)))
+    words = ["--hang-timeout", "2"]
+    with started(mount, job, words, stderr="../log") as launcher:
+        eventually(lambda: len(list(tmp_path.glob("begun.*"))) == 2, "the workers train")
+        stop(process, mount)
+        stopped.touch()
+        eventually(lambda: "hang:" in (tmp_path / "log").read_text(), "the hang is found")
+        end(launcher, process)

@@ -287,21 +287,18 @@ class WatchedWorkers:
         shown = stacks.doing(stacks.main_thread(text))
         if shown not in (Doing.UNKNOWN, Doing.DATA):
             return shown
-        if self.waits_in_store(worker):
-            return Doing.COLLECTIVE
-        if stacks.awaits_transfer(text):
-            return Doing.TRANSFER
         (below,) = self.children([worker]).values()
-        outside = wait_outside(worker.pid, below, self._store_ports(worker), has_joined=has_joined)
-        return shown if outside is Doing.UNKNOWN else outside
+        waits = wait_in_kernel(worker.pid, below, self._store_ports(worker), has_joined=has_joined)
+        if waits is not Doing.COLLECTIVE and stacks.awaits_transfer(text):
+            return Doing.TRANSFER
+        return shown if waits is Doing.UNKNOWN else waits
 
     def waits_in_store(self, worker: WatchedWorker) -> bool:
         """Whether the main thread of a worker waits for what another rank writes to the job's store."""
         call = process_tree.of_thread(worker.pid, worker.pid)
         if call is None or not any(link.startswith("socket:") for link in call.files):
             return False
-        ports, links = self._store_ports(worker), process_tree.connections(worker.pid)
-        return any(links.get(link) in ports for link in call.files)
+        return _is_in_store(call, process_tree.connections(worker.pid), self._store_ports(worker))
 
     def _store_ports(self, worker: WatchedWorker) -> tuple[int, ...]:
         if self._group is not None and self._group.store_port is not None:
@@ -364,7 +361,7 @@ def read(entry: process_tree.ProcessEntry, proc: str = "/proc") -> Activity | No
         fields = _fields(main)
         cpu_s = (int(fields[11]) + int(fields[12])) * _TICK_S
         switches = _SWITCHES.search(files.text(f"{folder}/status"))  # of the main thread
-        done, has_read, has_written = _io(folder), *_io(main)
+        done, own = process_tree.unlocked(entry.pid, ((0, 0), (0, 0)), lambda: (_io(folder), _io(main)))
         return Activity(
             pid=entry.pid,
             parent=entry.parent,
@@ -374,11 +371,11 @@ def read(entry: process_tree.ProcessEntry, proc: str = "/proc") -> Activity | No
             waits_for_child=process_tree.sleeps_in(entry.pid, proc).startswith("do_wait"),
             cpu_s=cpu_s,
             switches=int(switches[1]) if switches else 0,
-            read=has_read,
-            written=has_written,
+            read=own[0],
+            written=own[1],
             output_ns=_output_ns(entry.pid),
             beside_cpu_s=sum(times) - cpu_s,
-            beside_bytes=sum(done) - has_read - has_written,
+            beside_bytes=sum(done) - sum(own),
         )
     except (FileNotFoundError, ProcessLookupError, *MALFORMED):  # a sandbox may show less than Linux
         return None
@@ -396,14 +393,14 @@ def _io(folder: str) -> tuple[int, int]:
     return (counts[0], counts[1]) if len(counts) == 2 else (0, 0)
 
 
-def wait_outside(
+def wait_in_kernel(
     pid: int,
     below: Iterable[process_tree.ProcessEntry],
     own_ports: Collection[int] = (),
     *,
     has_joined: bool = False,
 ) -> Doing:
-    """The wait of the worker `pid` for something outside the job: TRANSFER, INPUT, or UNKNOWN.
+    """The wait of the worker `pid`: COLLECTIVE in the job's store, TRANSFER or INPUT outside the job, or UNKNOWN.
 
     Idle in a call of files, or of a connection that is none of the job's, is a transfer: of the main thread; of a
     thread while the main thread waits for a lock; of a program that the main thread waits for. The job's own
@@ -415,9 +412,11 @@ def wait_outside(
     call = process_tree.of_thread(pid, pid)
     if call is None:
         return Doing.UNKNOWN
+    connections = process_tree.connections(pid)
+    if _is_in_store(call, connections, own_ports):
+        return Doing.COLLECTIVE
     if 0 in call.fds and call.kind is not CallKind.EPOLL:
         return Doing.INPUT
-    connections = process_tree.connections(pid)
     remote = {link for link, port in connections.items() if port not in own_ports}
     by_parent: dict[int, list[int]] = {}
     for entry in below:
@@ -431,6 +430,11 @@ def wait_outside(
     moves = any(_moves(each, remote) for each in calls)
     is_transfer = moves or any(_program_moves(child, by_parent, remote) for child in programs)
     return Doing.TRANSFER if is_transfer else Doing.UNKNOWN
+
+
+def _is_in_store(call: SystemCall, connections: Mapping[str, int], ports: Collection[int]) -> bool:
+    """Whether a call waits for a connection to the job's store."""
+    return any(connections.get(link) in ports for link in call.files)
 
 
 def _moves(call: SystemCall, remote: Collection[str]) -> bool:

@@ -2,6 +2,9 @@
 
 /proc/PID/syscall may be read of one's own children, also with the kernel's default restrictions of ptrace. Where it
 may not be read, or the machine is neither x86_64 nor aarch64, nothing is known.
+
+Some files of /proc/PID wait for locks of that process, which it holds for ever where a file server is gone while it
+maps memory or executes a program: these are read by `unlocked` only.
 """
 
 from __future__ import annotations
@@ -14,11 +17,12 @@ import struct
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from enum import Enum
 from functools import cache
-from typing import NamedTuple
+from typing import NamedTuple, TypeVar
 
 from msgspec import Struct
 
 from trainer_launch.host import files
+from trainer_launch.host.slow_files import in_time
 from trainer_launch.model.errors import MALFORMED, NodeError
 from trainer_launch.model.units import counted
 
@@ -29,6 +33,8 @@ _MOST_FDS = 1024  # of one system call
 _OPENS_PIPE = re.compile("wait_for_partner|fifo|pipe")  # until somebody opens its other end
 _WAIT4, _P_PID = (61, 260), 1  # numbers of the call on x86_64 and aarch64; a type of waitid
 _CONNECTS, _LISTENS = "02", "0A"  # states of TCP connections
+_UNLOCKED_S = 0.5  # for the locks of a process
+T = TypeVar("T")
 
 
 class ProcessEntry(Struct, frozen=True):
@@ -91,8 +97,17 @@ def read(pid: int, proc: str = "/proc") -> ProcessEntry | None:
         return None
 
 
+def unlocked(pid: int, default: T, look: Callable[..., T], *args: object) -> T:
+    """The result of a look at a process; `default` where it holds a lock that the look waits for."""
+    return in_time(f"pid {pid}", default, look, *args, wait_s=_UNLOCKED_S)
+
+
 def environment(pid: int, proc: str = "/proc") -> dict[str, str] | None:
-    """Return what a process was started with; None when it has ended, or is another user's and not ours to read."""
+    """Return what a process was started with; None when it has ended, is locked, or is not ours to read."""
+    return unlocked(pid, None, _environment, pid, proc)
+
+
+def _environment(pid: int, proc: str) -> dict[str, str] | None:
     try:
         with open(f"{proc}/{pid}/environ", "rb") as file:
             entries = file.read(_MAX_BYTES).split(b"\0")
@@ -238,6 +253,10 @@ _CAUGHT = re.compile(r"^SigCgt:\s*([0-9a-f]+)", re.MULTILINE)
 
 def describe(pid: int) -> str:
     """All threads of a process, one line each, with their kernel stacks where those may be read."""
+    return unlocked(pid, "  does not let itself be read\n", _described, pid)
+
+
+def _described(pid: int) -> str:
     folder = f"/proc/{pid}/task"
     try:
         threads = sorted(map(int, os.listdir(folder)))
@@ -326,6 +345,10 @@ class SystemCall(NamedTuple):
 
 def of_thread(pid: int, tid: int) -> SystemCall | None:
     """The call that a thread sleeps in; None: it runs, has ended, or that may not be read."""
+    return unlocked(pid, None, _call_of, pid, tid)
+
+
+def _call_of(pid: int, tid: int) -> SystemCall | None:
     folder = f"/proc/{pid}/task/{tid}"
     words = files.text(f"{folder}/syscall").split()
     try:
