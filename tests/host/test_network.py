@@ -9,7 +9,7 @@ import time
 
 import pytest
 
-from trainer_launch.host import network
+from trainer_launch.host import network, slow_files
 from trainer_launch.host.network import Answer, free_port, listen
 from trainer_launch.model import Endpoint, PortRange
 from trainer_launch.model.errors import NodeError
@@ -92,6 +92,17 @@ def test_the_addresses_of_a_name_are_this_machines_or_others(
 def test_a_name_without_an_address_is_nobodys() -> None:
     assert network.here_and_elsewhere("no-such-name.invalid") == ((), ())
     assert not network.is_here("no-such-name.invalid")
+
+
+def test_a_name_that_the_resolver_does_not_answer_for_is_nobodys(monkeypatch: pytest.MonkeyPatch) -> None:
+    answers = threading.Event()
+    monkeypatch.setattr(socket, "getaddrinfo", lambda *_, **_more: answers.wait(2) and [])
+    monkeypatch.setattr(network, "LOOKUP_S", 0.05)
+    try:
+        assert not network.is_here("a-name-without-an-answer")
+        assert "the lookup of a-name-without-an-answer" in slow_files._waiting.values(), "nobody waits for it"
+    finally:
+        answers.set()
 
 
 def test_a_free_port_is_one_of_the_range_that_nobody_uses() -> None:

@@ -21,12 +21,13 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from enum import Enum
 from pathlib import Path
 from queue import Empty, Queue
-from typing import TypeAlias, TypeVar
+from typing import Any, TypeAlias, TypeVar
 
 from msgspec import Struct
 
 from trainer_launch.host import files
 from trainer_launch.host.deadline_subprocess import begin_thread
+from trainer_launch.host.slow_files import in_time
 from trainer_launch.model import Endpoint, PortRange
 from trainer_launch.model.errors import NodeError
 from trainer_launch.model.units import listed
@@ -36,6 +37,7 @@ Lookup: TypeAlias = Callable[[str], Addresses]  # raises OSError while the name 
 K = TypeVar("K")
 V = TypeVar("V")
 _THREADS = 16  # that look names up
+LOOKUP_S = 5.0  # for one name
 MESH_PORTS = (15001, 15021)  # Istio's: what leaves the pod; health
 
 
@@ -71,10 +73,10 @@ def is_here(host: str) -> bool:
 def here_and_elsewhere(host: str) -> tuple[tuple[str, ...], tuple[str, ...]]:
     """The addresses of this name that are this machine's, and those of others; none, while it does not resolve.
 
-    Of a family that this machine does not use, no address counts.
+    A resolver has `LOOKUP_S` to answer. Of a family that this machine does not use, no address counts.
     """
     try:
-        entries = socket.getaddrinfo(host, 0, type=socket.SOCK_STREAM)
+        entries: list[Any] = looked_up(host, lambda: [*socket.getaddrinfo(host, 0, type=socket.SOCK_STREAM)], [])
     except (OSError, UnicodeError):
         return (), ()
     here = {(family, str(address[0])) for family, _, _, _, address in entries if _can_bind(family, address)}
@@ -82,6 +84,11 @@ def here_and_elsewhere(host: str) -> tuple[tuple[str, ...], tuple[str, ...]]:
     elsewhere = (str(address[0]) for family, _, _, _, address in entries if family in families or not here)
     own = tuple(address for _, address in here)
     return own, tuple(address for address in elsewhere if address not in own)
+
+
+def looked_up(host: str, look_up: Callable[[], V], default: V) -> V:
+    """The result of a lookup of this name; `default` where the resolver hangs."""
+    return in_time(f"the lookup of {host}", default, look_up, wait_s=LOOKUP_S)
 
 
 def may_share(host: str) -> bool:

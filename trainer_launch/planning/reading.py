@@ -25,7 +25,6 @@ from trainer_launch.host import executables, network, shm
 from trainer_launch.host.files import JOB_SECRET, LiveFiles
 from trainer_launch.host.machine import probe
 from trainer_launch.host.network import Interface
-from trainer_launch.host.slow_files import in_time
 from trainer_launch.model import Endpoint, Fact, Host, Job, Origin, Topology
 from trainer_launch.model.errors import NotRunnableError, UsageError
 from trainer_launch.model.settings import Settings, job_options
@@ -49,7 +48,6 @@ _NAMESPACE = Path("/var/run/secrets/kubernetes.io/serviceaccount/namespace")
 _SCRIPT_BYTES = 65_536  # of a script: launchers are looked for here
 _HOSTFILE = "/job/hostfile"  # from which `deepspeed` takes hosts that nobody typed
 _SHEBANG = re.compile(rb"#!\s*(\S+)(?:[ \t]+(\S+))?")
-_LOOKUP_S = 5.0  # for the own name, and node 0's
 _ANYWHERE = ("192.0.2.1", "2001:db8::1")  # of documentation: the default route leads there
 _EXEC_LINE = re.compile(rb'exec\' "?([^"\n]+?)"? "\$0"')  # where a path is too long for a first line
 
@@ -189,10 +187,10 @@ def look_at_network(topology: Topology, host: Host, env: Mapping[str, str]) -> N
 def _addresses(name: str) -> tuple[tuple[str, ...], str]:
     """The addresses of a name, and why it has none."""
     try:
-        addresses: tuple[str, ...] = in_time(f"the lookup of {name}", (), network.lookup, name, wait_s=_LOOKUP_S)
+        addresses: tuple[str, ...] = network.looked_up(name, lambda: network.lookup(name), ())
     except OSError as problem:
         return (), problem.strerror or str(problem)
-    return addresses, "" if addresses else f"no answer within {_LOOKUP_S:g} s"
+    return addresses, "" if addresses else f"no answer within {network.LOOKUP_S:g} s"
 
 
 def route_to(meets: Endpoint | None, among: Sequence[Interface]) -> str:
