@@ -111,6 +111,20 @@ main()
     assert ended.returncode == 0
 
 
+@pytest.mark.parametrize("action", ["drain", "terminate"])
+def test_a_signal_that_a_user_chose_stops_a_launcher_that_has_started_nothing_yet(action: str) -> None:
+    program = f"""
+import os, signal, sys
+from trainer_launch.cli import main
+from trainer_launch.commands import run
+run._fork_server = lambda plan: os.kill(os.getpid(), signal.SIGUSR2)
+sys.argv = ["trainer-launch", "run", "--signals", "USR2={action}", "--", "echo", "started"]
+main()
+"""
+    ended = subprocess.run([sys.executable, "-c", program], env=clean_env(), timeout=60, capture_output=True)
+    assert (ended.returncode, ended.stdout) == (143, b"")
+
+
 SHOWS = """
 import re, signal
 with open("/proc/self/status") as file:

@@ -25,6 +25,7 @@ from trainer_launch.host.slow_files import within
 from trainer_launch.model import Outcome, Plan
 from trainer_launch.model.errors import NotRunnableError
 from trainer_launch.model.settings import Settings
+from trainer_launch.model.signal_policy import stops
 from trainer_launch.planning import engines, shared_memory
 from trainer_launch.planning.command import CHANGE_USER, CommandKind, Unwrapped, parse_command, see_through
 from trainer_launch.planning.mpi import HOROVODRUN, MPIRUN
@@ -104,6 +105,7 @@ def to_the_end(
         with shm.kept_clean() as sweep:
             task, plan = _planned(settings, argv, scratch)
             plan = adjust(plan)
+            inherited.end_on_stop(number for number in plan.signals if stops(number, plan.signals))
             server = _fork_server(plan)
             return _carried_out(task, plan, scratch, sweep, server)
     finally:

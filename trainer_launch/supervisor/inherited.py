@@ -8,7 +8,7 @@ import os
 import pwd
 import signal
 import sys
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from types import FrameType
 
 from trainer_launch.model import exit_codes
@@ -109,10 +109,10 @@ def _note(number: int, frame: FrameType | None) -> None:
 _leaving: list[bool] = []  # not empty once the termination message is written
 
 
-def end_on_stop() -> None:
+def end_on_stop(numbers: Iterable[int] = STOP_SIGNALS) -> None:
     """End at once when asked to stop: as PID 1 the kernel drops every signal that has no handler."""
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)  # where it is ignored, nobody can ask how a child has ended
-    for number in (signal.SIGTERM, signal.SIGINT, signal.SIGQUIT, signal.SIGHUP):
+    for number in numbers:
         if not stays_ignored(number):
             signal.signal(number, _end)
 
