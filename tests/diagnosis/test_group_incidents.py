@@ -40,7 +40,7 @@ def incident(*states: RankState) -> Collected:
 def group_of() -> WorkerGroup:
     """Of node 0."""
     system = FakeSystem()
-    return WorkerGroup(PLAN, system, Processes(PLAN, system, RunObserver()))
+    return WorkerGroup(Processes(PLAN, system, RunObserver()))
 
 
 def told_of(*states: RankState) -> tuple[RankState, ...]:

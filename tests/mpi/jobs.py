@@ -14,7 +14,7 @@ from tests.supervisor.fakes import FakeSystem, Program
 from trainer_launch.model import Death, Job, Member, Outcome, Process
 from trainer_launch.mpi.host_access import HostAccess
 from trainer_launch.mpi.hosted_program import HostedProgram, Mpirun
-from trainer_launch.mpi.mpi_job import HostedJob, JobDiagnosis, MpiJob
+from trainer_launch.mpi.mpi_job import MpiJob
 from trainer_launch.mpi.mpirun_command import OPEN_MPI, Dialect
 from trainer_launch.mpi.remote_hosts import HostStage, Readiness, RemoteHosts
 from trainer_launch.planning import engines, mpi_options
@@ -184,8 +184,7 @@ class MpiRun:
             plan.processes[0], typed, access, Dialect(OPEN_MPI, 4), lambda: None
         )
         self.processes = Processes(plan, self.system, RunObserver())
-        hosted = HostedJob(spec, self.program, cast(RemoteHosts, self.hosts))
-        self.job = MpiJob(plan, hosted, self.system, self.processes, JobDiagnosis(HangsAt(hangs)), RunObserver())
+        self.job = MpiJob(self.processes, self.program, cast(RemoteHosts, self.hosts), HangsAt(hangs))
 
     def run(self) -> Outcome:
         return self.job.run()

@@ -9,7 +9,9 @@ import sys
 from tests.process.world import survivors, worker
 from trainer_launch.model import Plan, Process
 from trainer_launch.supervisor import outcome
+from trainer_launch.supervisor.processes import Processes
 from trainer_launch.supervisor.run_loop import supervise
+from trainer_launch.supervisor.run_observer import RunObserver
 from trainer_launch.supervisor.system import System
 
 ROGUES = (  # each leaves something behind that does not listen to SIGTERM
@@ -22,7 +24,8 @@ ROGUES = (  # each leaves something behind that does not listen to SIGTERM
 
 def one(system, argv):
     process = Process(name="main", argv=tuple(argv), env=dict(os.environ))
-    return outcome.exit_code(supervise(Plan(engine="test", processes=(process,), grace_s=0.02), system))
+    plan = Plan(engine="test", processes=(process,), grace_s=0.02)
+    return outcome.exit_code(supervise(Processes(plan, system, RunObserver())))
 
 
 def main():

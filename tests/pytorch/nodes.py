@@ -17,7 +17,7 @@ from trainer_launch.membership.client import Client, Connected, Disconnected
 from trainer_launch.model import Death, Endpoint, Membership, Outcome, Plan, Workers
 from trainer_launch.model.errors import NodeError
 from trainer_launch.pytorch.fork_server import Starter
-from trainer_launch.pytorch.node import Diagnosis, TorchNode
+from trainer_launch.pytorch.node import TorchNode
 from trainer_launch.pytorch.worker_group import WorkerGroup
 from trainer_launch.supervisor.processes import Processes
 from trainer_launch.supervisor.run_observer import RunObserver
@@ -168,13 +168,12 @@ class Here:
         self.system = FakeSystem(lives, missing=missing)
         self.coordinator = Coordinator(self.system)
         client = cast(Client, self.coordinator)
-        group = WorkerGroup(plan, self.system, Processes(plan, self.system, RunObserver()))
+        group = WorkerGroup(Processes(plan, self.system, RunObserver()))
         self.starter = FakeStarter(group, self.system)
         samples = StragglerSamples(group.recorders, "", lambda body: None)
         incidents = KnownIncidents(group, client.send, None)
         incidents.free = frozenset(free)
-        diagnosis = Diagnosis(incidents, samples, watch)
-        self.node = TorchNode(group, client, cast(Starter, self.starter), diagnosis, RunObserver())
+        self.node = TorchNode(group, client, cast(Starter, self.starter), incidents, samples, watch)
         self.coordinator.tell(Connected())
 
     def hears(self, at_s: float, *news: Any) -> Here:

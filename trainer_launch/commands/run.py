@@ -197,11 +197,9 @@ def _supervised(
 
     processes = Processes(plan, system, observer)
     if plan.workers is None:
-        incidents = Incidents(task, plan, system, processes, observer)
+        incidents = Incidents(task, processes)
         incidents.hear_requests()
-        return incidents.concluded(
-            supervise(plan, system, processes, incidents.watch(), observer, incidents.failed)
-        )
+        return incidents.concluded(supervise(processes, incidents.watch(), incidents.failed))
     from trainer_launch.diagnosis.group_incidents import GroupIncidents
     from trainer_launch.diagnosis.stragglers import STRAGGLERS, StragglerSamples  # only a torch job needs these
     from trainer_launch.membership.protocol import Note
@@ -209,9 +207,9 @@ def _supervised(
     from trainer_launch.pytorch.fork_server import Starter
     from trainer_launch.pytorch.worker_group import WorkerGroup
 
-    group = WorkerGroup(plan, system, processes)
+    group = WorkerGroup(processes)
     client = node.client_of(group, secret, observer.notes)
-    incidents = Incidents(task, plan, system, processes, observer, group)
+    incidents = Incidents(task, processes, group)
     reports = GroupIncidents(group, client.send, incidents.collector)
     stragglers = StragglerSamples(
         group.recorders,
@@ -221,22 +219,21 @@ def _supervised(
     )
     watch = incidents.watch(reports.tell_ranks)
     incidents.hear_requests(lambda: reports.show_ranks(watch))
-    diagnosis = node.Diagnosis(reports, stragglers, watch)
-    here = node.TorchNode(group, client, Starter(group, server), diagnosis, observer)
+    here = node.TorchNode(group, client, Starter(group, server), reports, stragglers, watch)
     ended = incidents.concluded(here.run())
     return replace(ended, node_rank=group.node_rank) if group.generation else ended
 
 
 def _mpi_run(plan: Plan, system: System, task: Task, mpi: Preparation, observer: Observer) -> Outcome:
-    from trainer_launch.mpi.mpi_job import JobDiagnosis, MpiJob
+    from trainer_launch.mpi.mpi_job import MpiJob
     from trainer_launch.observability.incident_watch import Incidents
     from trainer_launch.supervisor.processes import Processes
 
     processes = Processes(plan, system, observer)
-    incidents = Incidents(task, plan, system, processes, observer)
+    incidents = Incidents(task, processes)
     incidents.hear_requests()
-    diagnosis = JobDiagnosis(incidents.watch(), incidents.failed)
-    return incidents.concluded(MpiJob(plan, mpi.begin(system), system, processes, diagnosis, observer).run())
+    job = MpiJob(processes, mpi.program, mpi.begin(system), incidents.watch(), incidents.failed)
+    return incidents.concluded(job.run())
 
 
 def _planned(settings: Settings, argv: Sequence[str], scratch: str) -> tuple[Task, Plan]:

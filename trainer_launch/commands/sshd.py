@@ -71,9 +71,9 @@ def main(parsed: Parsed) -> int:
             logs.send_through(system.say)
             with contextlib.closing(system), observed(task, plan, settings, system) as observer:
                 processes, watch = Processes(plan, system, observer), server.Sessions(os.getpid(), system.now())
-                incidents = Incidents(task, plan, system, processes, observer)
+                incidents = Incidents(task, processes)
                 incidents.hear_requests()
-                ended = incidents.concluded(supervise(plan, system, processes, watch, observer))
+                ended = incidents.concluded(supervise(processes, watch))
                 sweep()
                 ended = conclude(ended, task, settings, observer)
     finally:

@@ -72,10 +72,11 @@ class HostedProgram(ABC):
         wake: Callable[[], object],
     ) -> None:
         """`streams` of it are listened to; `wake` is called, in the output's thread, when there is news."""
-        self.typed, self._access, self._streams, self._wake = typed, access, frozenset(streams), wake
+        self.typed, self._access, self.spec = typed, access, access.spec
+        self._streams, self._wake = frozenset(streams), wake
         env = {**process.env, runtime_directory.MPI_RUN: access.mark}
         self._process = replace(process, env=env, streams=dict.fromkeys(streams, Destination()))
-        self.least_hosts = access.spec.min_hosts
+        self.least_hosts = self.spec.min_hosts
         self._lock = threading.Lock()
         self._begin()
 
@@ -147,7 +148,7 @@ class HostedProgram(ABC):
     def explained(self, refusal: str, members: Sequence[Member]) -> str:
         """A refusal of mpirun's own, with numbers and an option, or why this host cannot run the program."""
         if "not enough slots" in refusal:
-            slots, cpus = mpirun_command.total(members), self._access.spec.task.host.cpus.affinity
+            slots, cpus = mpirun_command.total(members), self.spec.task.host.cpus.affinity
             room = f"{slots or 'an unknown number of'} slots" if members else f"{cpus} CPUs, as there is no list"
             where = counted(len(members) or 1, "host")
             refusal = f"{refusal} ({where} with {room}); lower -np, raise slots=N, or add --oversubscribe"
@@ -184,7 +185,7 @@ class Mpirun(HostedProgram):
         self, members: Sequence[Member], everyone: Sequence[Member], number: int, addresses: Mapping[str, str]
     ) -> Process:
         """Write the list of hosts, and return mpirun's command for them. Raises NodeError: it cannot be written."""
-        access, spec = self._access, self._access.spec
+        access, spec = self._access, self.spec
         path = f"{spec.task.trial.scratch}/{runtime_directory.HOSTFILE}"
         job_hosts = mpirun_command.JobHosts(
             hosts=tuple(members),
@@ -293,7 +294,7 @@ class Horovodrun(HostedProgram):
         logs.say(f"start {number}: horovodrun with {size}")
         self._begin()
         argv = (self.typed.mpirun, *self.typed.kept, *words, *self.typed.program)
-        env = horovod_env(self._process.env, self._access.spec.forward, str(self._bin))
+        env = horovod_env(self._process.env, self.spec.forward, str(self._bin))
         return replace(self._process, argv=argv, env=env)
 
     def _hear(self, text: str, stream: int) -> None:

@@ -20,7 +20,6 @@ import signal
 import time
 from collections.abc import Callable
 from enum import Enum
-from typing import NamedTuple
 
 from msgspec import Struct
 from msgspec.structs import replace
@@ -29,7 +28,7 @@ from trainer_launch.contracts.names import first_label
 from trainer_launch.host import deadline_subprocess, logs, runtime_directory
 from trainer_launch.host.deadline_subprocess import RunningCommand
 from trainer_launch.membership import retry_policy, timeouts
-from trainer_launch.model import Death, Failure, Member, Outcome, Plan, Process, exit_codes
+from trainer_launch.model import Death, Failure, Member, Outcome, Process, exit_codes
 from trainer_launch.model.errors import EXHAUSTED, UsageError
 from trainer_launch.model.signal_policy import STOP_SIGNALS, SignalAction, name_of
 from trainer_launch.model.units import counted
@@ -40,13 +39,13 @@ from trainer_launch.mpi.mpirun_command import Dialect, recognised
 from trainer_launch.mpi.mpirun_messages import MpirunEnd
 from trainer_launch.mpi.remote_hosts import GATHER_S, HostList, HostWait, Probes, RemoteHosts, Threads
 from trainer_launch.planning import mpi_options
-from trainer_launch.planning.mpi import Spec, spec_of
+from trainer_launch.planning.mpi import spec_of
 from trainer_launch.planning.task import Task
 from trainer_launch.supervisor import failure
 from trainer_launch.supervisor.failure import Evidence
 from trainer_launch.supervisor.processes import Processes, Rung
 from trainer_launch.supervisor.run_loop import AnyWatch, RunLoop
-from trainer_launch.supervisor.run_observer import RunObserver, RunPhase, TimeKind
+from trainer_launch.supervisor.run_observer import RunPhase, TimeKind
 from trainer_launch.supervisor.system import System
 
 _THREADS = 64
@@ -70,37 +69,19 @@ class MpiPhase(Enum):
     SETTLING = "settling"
 
 
-class HostedJob(NamedTuple):
-    """A program, and where it runs."""
-
-    spec: Spec
-    program: HostedProgram
-    hosts: RemoteHosts
-
-
-class JobDiagnosis(NamedTuple):
-    """The diagnosis of the program that runs here."""
-
-    watch: AnyWatch | None = None  # for hangs
-    # Called with the failure that ends the job.
-    failed: Callable[[Failure, str], None] = lambda failure, process: None
-
-
 class Preparation(Struct, frozen=True):
     """A job that can begin."""
 
-    spec: Spec
     access: HostAccess
     hosts: HostList
     threads: Threads
     probes: Probes
     program: HostedProgram
 
-    def begin(self, system: System) -> HostedJob:
+    def begin(self, system: System) -> RemoteHosts:
         """Begin the job. Commands on hosts are no ranks, so they bear no mark."""
         system.mark = runtime_directory.MPI_RUN, self.access.mark
-        hosts = RemoteHosts(self.access, self.hosts, self.threads, self.probes, system)
-        return HostedJob(self.spec, self.program, hosts)
+        return RemoteHosts(self.access, self.hosts, self.threads, self.probes, system)
 
 
 def prepared(task: Task, process: Process) -> Preparation:
@@ -121,7 +102,7 @@ def prepared(task: Task, process: Process) -> Preparation:
         program: HostedProgram = Horovodrun(process, typed, access, hosts.members, threads.wake)
     else:
         program = Mpirun(process, typed, access, _dialect(process, version), threads.wake)
-    return Preparation(spec, access, hosts, threads, probes, program)
+    return Preparation(access, hosts, threads, probes, program)
 
 
 def _version_asked(process: Process) -> RunningCommand:
@@ -157,18 +138,17 @@ class MpiJob(RunLoop):
 
     def __init__(
         self,
-        plan: Plan,
-        job: HostedJob,
-        system: System,
         processes: Processes,
-        diagnosis: JobDiagnosis,
-        observer: RunObserver,
+        program: HostedProgram,
+        hosts: RemoteHosts,
+        watch: AnyWatch | None,
+        failed: Callable[[Failure, str], None] = lambda failure, process: None,
     ) -> None:
-        super().__init__(plan, system, processes, diagnosis.watch, observer)
-        spec, self._program, self._hosts = job
-        self._failed = diagnosis.failed
-        restarts = spec.task.topology.max_restarts
-        self._wait = HostWait(spec, self._program, self._hosts)
+        """`watch` looks for hangs of the program here; `failed` is called with the failure that ends the job."""
+        super().__init__(processes, watch)
+        self._program, self._hosts, self._failed = program, hosts, failed
+        restarts = program.spec.task.topology.max_restarts
+        self._wait = HostWait(program, hosts)
         self._max_restarts = MAX_RESTARTS if restarts is None else restarts
         self.phase = MpiPhase.WAITING
         self._members = self._hosts.members

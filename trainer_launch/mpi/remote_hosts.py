@@ -496,9 +496,9 @@ class RemoteHosts:
 class HostWait:
     """The hosts that are there, of those that the job is for, and how long it waits for the others."""
 
-    def __init__(self, spec: Spec, program: HostedProgram, hosts: RemoteHosts) -> None:
+    def __init__(self, program: HostedProgram, hosts: RemoteHosts) -> None:
         self._program, self._hosts = program, hosts
-        self._max_hosts, task = spec.max_hosts, spec.task
+        self._max_hosts, task = program.spec.max_hosts, program.spec.task
         self._limit_s = float(task.settings.wait_timeout)
         self._shrink_s = task.shrink_after_s
         self.checks_keys = False  # hosts have to let us in

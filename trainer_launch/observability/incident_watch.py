@@ -12,13 +12,11 @@ from typing import TYPE_CHECKING
 
 from trainer_launch.diagnosis.incident_bundle import DEFAULT, FAILURE, NOWHERE, REQUEST
 from trainer_launch.host import process_tree, runtime_directory
-from trainer_launch.model import Failure, Outcome, Plan
+from trainer_launch.model import Failure, Outcome
 from trainer_launch.model.settings import Settings
 from trainer_launch.observability import progress
 from trainer_launch.planning.task import Task
 from trainer_launch.supervisor.processes import Processes
-from trainer_launch.supervisor.run_observer import RunObserver
-from trainer_launch.supervisor.system import System
 
 if TYPE_CHECKING:
     from trainer_launch.diagnosis.hang_watch import Watch
@@ -44,17 +42,9 @@ def place_of(settings: Settings) -> str | None:
 class Incidents:
     """The collector and the watch of a run; each is made when it is first needed."""
 
-    def __init__(
-        self,
-        task: Task,
-        plan: Plan,
-        system: System,
-        processes: Processes,
-        observer: RunObserver,
-        group: WorkerGroup | None = None,
-    ) -> None:
-        self._settings, self._task, self._plan, self._system = task.settings, task, plan, system
-        self._processes, self._observer, self._group = processes, observer, group
+    def __init__(self, task: Task, processes: Processes, group: WorkerGroup | None = None) -> None:
+        self._settings, self._task, self._processes, self._group = task.settings, task, processes, group
+        self._plan, self._system, self._observer = processes.plan, processes.system, processes.observer
         self._requests, self._heard_s = -1, -_REST_S
 
     @cached_property

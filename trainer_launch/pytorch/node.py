@@ -23,7 +23,7 @@ import math
 import signal
 from collections.abc import Callable, Mapping, Sequence
 from enum import Enum
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING
 
 from msgspec import Struct
 from msgspec.structs import asdict, replace
@@ -48,7 +48,7 @@ from trainer_launch.supervisor import error_lines
 from trainer_launch.supervisor.failure import how
 from trainer_launch.supervisor.processes import Rung
 from trainer_launch.supervisor.run_loop import RunLoop
-from trainer_launch.supervisor.run_observer import RunObserver, RunPhase, StateKept, TimeKind
+from trainer_launch.supervisor.run_observer import RunPhase, StateKept, TimeKind
 
 if TYPE_CHECKING:
     from trainer_launch.diagnosis.hang_watch import Watch
@@ -83,14 +83,6 @@ class Ending(Struct, frozen=True):
     stopped_at_s: float = math.inf
 
 
-class Diagnosis(NamedTuple):
-    """The observers of the workers."""
-
-    incidents: GroupIncidents
-    stragglers: stragglers.StragglerSamples
-    watch: Watch | None  # for hangs
-
-
 def client_of(group: WorkerGroup, secret: bytes | None, carried: Callable[[], Mapping[str, object]]) -> Client:
     """The connection of this node to its coordinator."""
     me, workers, system = group.membership, group.workers, group.system
@@ -116,13 +108,15 @@ class TorchNode(RunLoop):
         group: WorkerGroup,
         client: Client,
         starter: Starter,
-        diagnosis: Diagnosis,
-        observer: RunObserver,
+        incidents: GroupIncidents,
+        straggler_samples: stragglers.StragglerSamples,
+        watch: Watch | None,
     ) -> None:
-        super().__init__(group.plan, group.system, group.processes, diagnosis.watch, observer)
+        """`watch` looks for hangs."""
+        super().__init__(group.processes, watch)
         self._group, self._client, self._starter = group, client, starter
         self._workers, self._membership = group.workers, group.membership
-        self._incidents, self._stragglers, self._hang_watch = diagnosis
+        self._incidents, self._stragglers, self._hang_watch = incidents, straggler_samples, watch
         group.system.mark = runtime_directory.VARIABLE, self._workers.run_dir
         self._folders = LogFolders(self._workers, self._membership.job)
         self.phase = NodePhase.JOINING

@@ -18,7 +18,7 @@ from trainer_launch.diagnosis.worker_samples import Recorders, WorkerPlace
 from trainer_launch.host.slow_files import within
 from trainer_launch.membership import timeouts
 from trainer_launch.membership.protocol import Formed
-from trainer_launch.model import Death, Membership, Plan, Workers
+from trainer_launch.model import Death, Membership, Workers
 from trainer_launch.model.errors import InternalError
 from trainer_launch.model.redaction import presentable
 from trainer_launch.pytorch import worker_ends
@@ -26,7 +26,6 @@ from trainer_launch.pytorch.generations import Survivors
 from trainer_launch.supervisor import error_lines, failure
 from trainer_launch.supervisor.failure import Evidence, how
 from trainer_launch.supervisor.processes import Processes
-from trainer_launch.supervisor.system import System
 
 _AT_END_S = 0.01  # to read what workers have written at their ends
 _ERROR_CHARS = 300
@@ -35,15 +34,16 @@ _ERROR_CHARS = 300
 class WorkerGroup:
     """The workers of this node, for itself and for diagnosis."""
 
-    def __init__(self, plan: Plan, system: System, processes: Processes) -> None:
+    def __init__(self, processes: Processes) -> None:
+        plan = processes.plan
         if plan.workers is None or plan.membership is None:
             raise InternalError("a worker group needs a plan with workers and a membership")
-        self.plan, self.system, self.processes = plan, system, processes
+        self.processes, self.system = processes, processes.system
         self.workers: Workers = plan.workers
         self.membership: Membership = plan.membership
         self.incarnation = uuid.uuid4().hex  # this process, among all that were or will be this node
         self.recorders = Recorders()
-        self.survivors = Survivors(system)
+        self.survivors = Survivors(processes.system)
         self.generation = 0  # the last one that this node was in
         self.places: Mapping[str, WorkerPlace] = {}  # by the names of the processes
         self.store_port: int | None = None

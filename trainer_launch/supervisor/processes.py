@@ -54,7 +54,7 @@ class Processes:
     """The processes of the present generation, and how they are stopped."""
 
     def __init__(self, plan: Plan, system: System, observer: RunObserver) -> None:
-        self._plan, self._system, self._observer = plan, system, observer
+        self.plan, self.system, self.observer = plan, system, observer
         self.asked = 0  # requests to stop, in all generations
         self.is_draining = False  # nothing is started again
         self._stuck: dict[tuple[int, int], ProcessEntry] = {}  # what SIGKILL has not ended, of all generations
@@ -64,14 +64,14 @@ class Processes:
 
     def _forget(self) -> None:
         self.rung = Rung.NONE
-        self._stop_signal = self._plan.stop_signal
+        self._stop_signal = self.plan.stop_signal
         self.relayed: set[int] = set()  # signals that the leaders were given unchanged
         self._alive: dict[int, Process] = {}
         self._ended: dict[int, float] = {}  # ended leaders, and when what they left behind gets SIGKILL
         self._untold: list[int] = []  # those of them whose leftovers have not had SIGTERM yet
         self._spared: frozenset[str] = frozenset()  # leaders that were asked in another way
         self._is_clearing = False  # the last leader has ended
-        self._grace_s = self._plan.grace_s
+        self._grace_s = self.plan.grace_s
         self._kill_at_s: float | None = None  # the end of the grace
         self._climb_at_s: float | None = None  # the deadline of this rung
         self._again_at_s: float | None = None  # when this rung's signal is sent again
@@ -82,36 +82,36 @@ class Processes:
         if not self.is_over:
             raise InternalError("a generation was begun while another one lives")
         self._forget()
-        self._system.begin_start()
+        self.system.begin_start()
         self.is_over = False
 
     def add(self, process: Process, pid: int) -> None:
         """Take a process that was started into this generation."""
         self._alive[pid] = process
-        self._observer.tell("spawned", process=process.name, pid=pid)
+        self.observer.tell("spawned", process=process.name, pid=pid)
 
     def kill(self, name: str) -> None:
         """End one leader that lives."""
         for pid in [pid for pid, process in self._alive.items() if process.name == name]:
-            self._system.signal_leader(pid, signal.SIGKILL)
+            self.system.signal_leader(pid, signal.SIGKILL)
 
     def keep(self, name: str) -> None:
         """A process of this generation waits for the next one."""
         pid = self.pids()[name]
         self.kept[pid] = self._alive.pop(pid)
-        self._system.keep(pid)
+        self.system.keep(pid)
 
     def take(self, pid: int, process: Process) -> None:
         """A process that was kept is one of this generation."""
         del self.kept[pid]
-        self._system.forget(pid)
+        self.system.forget(pid)
         self._alive[pid] = process
 
     def take_back(self) -> bool:
         """No generation follows: those that were kept are to be stopped as others are; whether there were any."""
         kept, self.kept = self.kept, {}
         for pid in kept:
-            self._system.forget(pid)
+            self.system.forget(pid)
         if kept:
             alive = self._alive | kept
             self._forget()
@@ -125,7 +125,7 @@ class Processes:
 
     def _spawn(self, process: Process) -> Death | None:
         try:
-            pid = self._system.spawn(process)
+            pid = self.system.spawn(process)
         except NotRunnableError as error:
             return self.not_started(process, error.exit_code, str(error))
         log.info("started %s as pid %d", process.name, pid)
@@ -135,8 +135,8 @@ class Processes:
     def not_started(self, process: Process, code: int, why: str) -> Death:
         """The death of a process that could not be started."""
         log.error("%s", why)
-        self._observer.tell("spawn_failed", process=process.name, exit_code=code, text=why)
-        return Death(process=process.name, code=code, at_s=self._system.now(), message=why, reason="NotRunnable")
+        self.observer.tell("spawn_failed", process=process.name, exit_code=code, text=why)
+        return Death(process=process.name, code=code, at_s=self.system.now(), message=why, reason="NotRunnable")
 
     def pids(self) -> dict[str, int]:
         """The leaders that live, by the names of their processes."""
@@ -163,7 +163,7 @@ class Processes:
 
     def stuck(self) -> tuple[str, ...]:
         """The processes of all generations that SIGKILL has not ended, as far as they still live."""
-        return tuple(str(entry) for entry in self._system.left() if entry.key in self._stuck) if self._stuck else ()
+        return tuple(str(entry) for entry in self.system.left() if entry.key in self._stuck) if self._stuck else ()
 
     def reaped(self, pid: int, status: int, now_s: float) -> Death | None:
         """A child has ended; None for an orphan, or for a process of an earlier generation."""
@@ -175,17 +175,17 @@ class Processes:
         if not (self.is_over or self.rung is Rung.KILL):  # whatever it has left behind had SIGKILL as well
             self._ended[pid] = now_s + self._clear_s(death, now_s)
             self._untold.append(pid)
-        self._observer.tell("exited", process=process.name, exit_code=death.exit_code, signal=number)
+        self.observer.tell("exited", process=process.name, exit_code=death.exit_code, signal=number)
         return death
 
     def _clear_s(self, death: Death, now_s: float) -> float:
         """How long what this leader has left behind has, from SIGTERM to SIGKILL."""
-        rest_s = self._plan.grace_s if self._kill_at_s is None else max(0.0, self._kill_at_s - now_s)
+        rest_s = self.plan.grace_s if self._kill_at_s is None else max(0.0, self._kill_at_s - now_s)
         # A shell dies of a request to stop at once: what it ran hears of it only now, and may have to save.
-        is_shell = self._plan.workers is None
+        is_shell = self.plan.workers is None
         was_asked = bool(self.asked) or self.is_draining or (is_shell and self.rung is not Rung.NONE)
         died_of_it = death.signal is not None and was_asked
-        return rest_s if self._plan.daemons or died_of_it else min(CLEAR_S, rest_s)
+        return rest_s if self.plan.daemons or died_of_it else min(CLEAR_S, rest_s)
 
     def on_signal(self, number: int, now_s: float, *, spares_leaders: bool = False) -> SignalAction:
         """Do with a signal what the plan says, whatever this generation does now; what it was for.
@@ -194,7 +194,7 @@ class Processes:
         Ctrl-C is theirs as from a terminal, and the second one ends all at once.
         `spares_leaders`: their ranks on other hosts have had the signal.
         """
-        action = action_of(number, self._plan.signals)
+        action = action_of(number, self.plan.signals)
         name, asks = signal_name(number), action is SignalAction.TERMINATE
         if asks:
             self.note_request(number)
@@ -206,13 +206,13 @@ class Processes:
                 self._stop_signal = number
             self.stop(now_s, first if self.asked == 1 else max(first, again))
             return action
-        self._observer.tell("signal", signal=number, asks_to_stop=False)
+        self.observer.tell("signal", signal=number, asks_to_stop=False)
         self.relayed.add(number)
         for pid in () if spares_leaders else self._alive:
-            self._system.signal_leader(pid, number, wakes=action is SignalAction.DRAIN)
+            self.system.signal_leader(pid, number, wakes=action is SignalAction.DRAIN)
         if action is SignalAction.DRAIN:
             self.is_draining = True
-            self._observer.asked_to_stop(number)
+            self.observer.asked_to_stop(number)
             log.warning("%s: no more restarts; the launcher exits when the workers do", name)
         elif action is SignalAction.CHECKPOINT and self._alive:
             log.warning("%s: the workers were told to save and continue", name)
@@ -221,9 +221,9 @@ class Processes:
     def note_request(self, number: int) -> None:
         """Count a request to stop this pod: nothing is started again."""
         self.asked += 1
-        self._observer.tell("signal", signal=number, asks_to_stop=True)
-        self._observer.asked_to_stop(number)
-        grace_s, is_first = self._plan.grace_s, number == signal.SIGINT and self.asked == 1
+        self.observer.tell("signal", signal=number, asks_to_stop=True)
+        self.observer.asked_to_stop(number)
+        grace_s, is_first = self.plan.grace_s, number == signal.SIGINT and self.asked == 1
         text = f"asked to stop by {signal_name(number)} (request {self.asked}, grace {grace_s:g} s)"
         log.info("%s%s", text, "; the next Ctrl-C kills at once" if is_first else "")
 
@@ -251,7 +251,7 @@ class Processes:
         """
         unspared = self._spared.difference(sparing)  # there is nothing any more that they could be spared for
         for pid in [pid for pid, process in self._alive.items() if process.name in unspared]:
-            self._system.signal_leader(pid, self._stop_signal, wakes=True)
+            self.system.signal_leader(pid, self._stop_signal, wakes=True)
         self._spared = frozenset(sparing)
         if self.is_over or rung <= self.rung:
             return
@@ -263,23 +263,23 @@ class Processes:
             self._ended, self._untold = {}, []
             self._climb_at_s = now_s + (LAST_KILL_S if self.asked else KILL_S)
             self._again_at_s = now_s + KILL_AGAIN_S
-            self._observer.tell("stopping", rung="kill")
+            self.observer.tell("stopping", rung="kill")
             self._signal_all(signal.SIGKILL, again=True)
         elif rung is Rung.ALL:
             self._climb_at_s, self._again_at_s = self._kill_at_s, None
-            self._observer.tell("stopping", rung="everyone")
+            self.observer.tell("stopping", rung="everyone")
             # Leaders hear it again: to an agent the second request means "now everyone".
             self._signal_all(signal.SIGTERM, again=True)
         elif rung is Rung.RANKS:
             self._climb_at_s = self._kill_at_s - (1 - RANKS_SHARE) * self._grace_s
-            self._observer.tell("stopping", rung="ranks")
+            self.observer.tell("stopping", rung="ranks")
         else:
             self._climb_at_s = self._kill_at_s - (1 - LEADERS_SHARE) * self._grace_s
             if sparing:
                 self._climb_at_s = min(self._climb_at_s, now_s + LEAVE_S)
-            self._observer.tell("stopping", rung="leaders")
+            self.observer.tell("stopping", rung="leaders")
             for pid in [pid for pid, process in self._alive.items() if process.name not in sparing]:
-                self._system.signal_leader(pid, self._stop_signal, wakes=True)
+                self.system.signal_leader(pid, self._stop_signal, wakes=True)
 
     def tick(self, now_s: float) -> None:
         """Do what is due: end what ended leaders have left behind, climb, see whether anything lives."""
@@ -298,21 +298,21 @@ class Processes:
         elif self._again_at_s is not None and now_s >= self._again_at_s:
             self._ask_all(now_s)
         if not self._alive and not self.is_over:
-            self.is_over = self._system.is_alone(self._stuck)
+            self.is_over = self.system.is_alone(self._stuck)
 
     def _end_leftovers(self, now_s: float) -> None:
         """End what leaders that have ended have left behind, while other leaders run on."""
         if self._untold:
-            self._say(self._system.signal_groups(self._untold, signal.SIGTERM), signal.SIGTERM)
+            self._say(self.system.signal_groups(self._untold, signal.SIGTERM), signal.SIGTERM)
             self._untold = []
         if over := [pid for pid, kill_at_s in self._ended.items() if now_s >= kill_at_s]:
-            self._say(self._system.signal_groups(over, signal.SIGKILL), signal.SIGKILL)
+            self._say(self.system.signal_groups(over, signal.SIGKILL), signal.SIGKILL)
             self._ended = {pid: kill_at_s for pid, kill_at_s in self._ended.items() if pid not in over}
 
     def _clear(self, now_s: float) -> None:
         """The last leader has ended: all that is left is asked to, by daemons only when they serve nobody."""
         self._is_clearing = True
-        bound_s = max(self._ended.values(), default=now_s + min(CLEAR_S, self._plan.grace_s))
+        bound_s = max(self._ended.values(), default=now_s + min(CLEAR_S, self.plan.grace_s))
         self._ended, self._untold = {}, []
         if self.rung is not Rung.KILL:
             self.rung, self._kill_at_s, self._climb_at_s = Rung.ALL, bound_s, bound_s
@@ -320,8 +320,8 @@ class Processes:
 
     def _ask_all(self, now_s: float) -> None:
         """SIGTERM to all who have not had it, to daemons only once they are alone or most of the grace is over."""
-        daemons, end_s = self._plan.daemons, self._kill_at_s or now_s
-        is_patient = now_s < end_s - (1 - LEADERS_SHARE) * self._plan.grace_s
+        daemons, end_s = self.plan.daemons, self._kill_at_s or now_s
+        is_patient = now_s < end_s - (1 - LEADERS_SHARE) * self.plan.grace_s
         self._signal_all(signal.SIGTERM, again=False, sparing=daemons if is_patient else frozenset())
         self._again_at_s = now_s + ASK_EVERY_S if daemons else None
 
@@ -330,18 +330,18 @@ class Processes:
         if self._again_at_s is None or self._climb_at_s is None or now_s < min(self._again_at_s, self._climb_at_s):
             return
         if now_s >= self._climb_at_s:
-            self._stuck |= {entry.key: entry for entry in self._system.left()}
+            self._stuck |= {entry.key: entry for entry in self.system.left()}
             self._alive, self.is_over = {}, True
             return
         self._again_every_s *= 2
         self._again_at_s = min(now_s + self._again_every_s, self._climb_at_s)
         self._signal_all(signal.SIGKILL, again=True)
         if self._again_every_s == 4 * KILL_AGAIN_S:
-            for entry in self._system.left():
+            for entry in self.system.left():
                 log.warning("still running after SIGKILL: %s", entry)
 
     def _signal_all(self, number: int, *, again: bool, sparing: frozenset[str] = frozenset()) -> None:
-        reached = self._system.signal_all(number, again=again, sparing=sparing, besides=self._stuck)
+        reached = self.system.signal_all(number, again=again, sparing=sparing, besides=self._stuck)
         self._say(reached, number)
 
     def _say(self, reached: int, number: int) -> None:

@@ -10,13 +10,12 @@ from typing import Protocol
 
 from msgspec.structs import replace
 
-from trainer_launch.model import Death, Failure, Outcome, Plan, Verdict
+from trainer_launch.model import Death, Failure, Outcome, Verdict
 from trainer_launch.model.signal_policy import STOP_SIGNALS, SignalAction, action_of
 from trainer_launch.supervisor import error_lines, failure
 from trainer_launch.supervisor.failure import Evidence, how
 from trainer_launch.supervisor.processes import Processes, Rung
-from trainer_launch.supervisor.run_observer import RunObserver, RunPhase, TimeKind
-from trainer_launch.supervisor.system import System
+from trainer_launch.supervisor.run_observer import RunPhase, TimeKind
 
 # Nobody ends so because another has ended, unless it was stopped for that.
 _BY_ITSELF = (0, -signal.SIGKILL, -signal.SIGTERM)
@@ -37,15 +36,13 @@ class AnyWatch(Protocol):
 class RunLoop(ABC):
     """A run. Its subclass decides on ends, hangs and requests, and on what follows when nothing lives."""
 
-    def __init__(
-        self, plan: Plan, system: System, processes: Processes, watch: AnyWatch | None, observer: RunObserver
-    ) -> None:
-        self._plan, self._system, self._processes = plan, system, processes
-        self._watch, self._observer = watch, observer
+    def __init__(self, processes: Processes, watch: AnyWatch | None) -> None:
+        self._plan, self._system, self._observer = processes.plan, processes.system, processes.observer
+        self._processes, self._watch = processes, watch
         self._evidence = Evidence()  # of the first failure
         self.is_done = False
         self._stop_signal: int | None = None  # the first that asked to stop, or to start nothing again
-        self._started_at_s = system.now()
+        self._started_at_s = self._system.now()
 
     def to_the_end(self) -> None:
         """Wait and act until it is done; what has happened before is settled before anything else happens."""
@@ -160,20 +157,15 @@ class RunLoop(ABC):
 
 
 def supervise(
-    plan: Plan,
-    system: System,
-    processes: Processes | None = None,
+    processes: Processes,
     watch: AnyWatch | None = None,
-    observer: RunObserver | None = None,
     failed: Callable[[Failure, str], None] = lambda failure, process: None,
 ) -> Outcome:
-    """Run `plan` until nothing of it is left, and say how it ended.
+    """Run their plan until nothing of it is left, and say how it ended.
 
     `failed` is told of a failure as it is known then, and whose it is, before what was left behind is ended.
     """
-    observer = observer or RunObserver()
-    processes = processes or Processes(plan, system, observer)
-    loop = ProgramLoop(plan, system, processes, watch, observer, failed)
+    loop = ProgramLoop(processes, watch, failed)
     loop.to_the_end()
     return loop.outcome()
 
@@ -182,17 +174,11 @@ class ProgramLoop(RunLoop):
     """The run of a plan's one program."""
 
     def __init__(
-        self,
-        plan: Plan,
-        system: System,
-        processes: Processes,
-        watch: AnyWatch | None,
-        observer: RunObserver,
-        failed: Callable[[Failure, str], None],
+        self, processes: Processes, watch: AnyWatch | None, failed: Callable[[Failure, str], None]
     ) -> None:
-        super().__init__(plan, system, processes, watch, observer)
+        super().__init__(processes, watch)
         self._failed = failed
-        (self._process,) = plan.processes
+        (self._process,) = processes.plan.processes
         self._death: Death | None = None
         self._cause: Death | None = None  # the same where it failed by itself, or a hang
 
