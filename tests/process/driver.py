@@ -13,7 +13,7 @@ import sys
 from trainer_launch.model import Destination, Plan, Process, signal_policy
 from trainer_launch.supervisor import outcome
 from trainer_launch.supervisor.processes import Processes
-from trainer_launch.supervisor.run_loop import supervise
+from trainer_launch.supervisor.run_loop import ProgramLoop
 from trainer_launch.supervisor.run_observer import RunObserver
 from trainer_launch.supervisor.system import System
 
@@ -36,7 +36,7 @@ def main():
     logging.basicConfig(level=os.environ.get("LEVEL", "INFO"), format="[launcher] %(message)s", stream=sys.stderr)
     spec = json.loads(sys.argv[1])
     last_words = spec.pop("last_words", None)
-    ended = supervise(Processes(plan_of(spec), System(), RunObserver()))
+    ended = ProgramLoop(Processes(plan_of(spec), System(), RunObserver())).run()
     logging.info("%s", outcome.summary(ended))
     if last_words:
         outcome.write_termination_message(outcome.termination_message(ended), last_words)

@@ -10,7 +10,7 @@ from tests.process.world import survivors, worker
 from trainer_launch.model import Plan, Process
 from trainer_launch.supervisor import outcome
 from trainer_launch.supervisor.processes import Processes
-from trainer_launch.supervisor.run_loop import supervise
+from trainer_launch.supervisor.run_loop import ProgramLoop
 from trainer_launch.supervisor.run_observer import RunObserver
 from trainer_launch.supervisor.system import System
 
@@ -25,7 +25,7 @@ ROGUES = (  # each leaves something behind that does not listen to SIGTERM
 def one(system, argv):
     process = Process(name="main", argv=tuple(argv), env=dict(os.environ))
     plan = Plan(engine="test", processes=(process,), grace_s=0.02)
-    return outcome.exit_code(supervise(Processes(plan, system, RunObserver())))
+    return outcome.exit_code(ProgramLoop(Processes(plan, system, RunObserver())).run())
 
 
 def main():

@@ -10,7 +10,7 @@ from tests.supervisor.fakes import KILL, TERM, FakeSystem, Program
 from trainer_launch.host import process_tree
 from trainer_launch.model import Plan, Process
 from trainer_launch.supervisor.processes import Processes
-from trainer_launch.supervisor.run_loop import supervise
+from trainer_launch.supervisor.run_loop import ProgramLoop
 from trainer_launch.supervisor.run_observer import RunObserver
 
 PLAN = Plan(
@@ -28,7 +28,7 @@ def asked(system: FakeSystem) -> list[tuple]:
 
 def test_who_is_served_has_the_grace_and_daemons_are_asked_again_and_again_whether_they_are_alone() -> None:
     system = FakeSystem({"sshd": [LEAVES]}).signalled(1, TERM)
-    supervise(Processes(PLAN, system, RunObserver()))
+    ProgramLoop(Processes(PLAN, system, RunObserver())).run()
     early = [(at_s, word) for at_s, word, *_ in asked(system) if at_s < 9]
     assert early[:2] == [(1, "all but daemons"), (1.25, "all but daemons")]
     assert {word for _, word in early} == {"all but daemons"}
@@ -37,7 +37,7 @@ def test_who_is_served_has_the_grace_and_daemons_are_asked_again_and_again_wheth
 def test_most_of_the_grace_later_daemons_are_asked_whatever_they_bear_and_then_all_is_killed() -> None:
     deaf = replace(LEAVES, leaves=(Program(term_s=None),))
     system = FakeSystem({"sshd": [deaf]}).signalled(0, TERM)
-    supervise(Processes(PLAN, system, RunObserver()))
+    ProgramLoop(Processes(PLAN, system, RunObserver())).run()
     first_all = next(call[0] for call in asked(system) if call[1] == "all")
     first_kill = next(call[0] for call in asked(system) if call[2] == KILL)
     assert (first_all, first_kill) == (pytest.approx(8.0, abs=0.5), pytest.approx(10.0))

@@ -14,7 +14,7 @@ from trainer_launch.model import Death, Outcome, Plan, Process, Verdict
 from trainer_launch.model.signal_policy import SignalAction
 from trainer_launch.supervisor import outcome
 from trainer_launch.supervisor.processes import LAST_KILL_S, Processes
-from trainer_launch.supervisor.run_loop import supervise
+from trainer_launch.supervisor.run_loop import ProgramLoop
 from trainer_launch.supervisor.run_observer import RunObserver
 
 USR1, USR2 = int(signal.SIGUSR1), int(signal.SIGUSR2)
@@ -29,7 +29,7 @@ def plan(**fields):
 
 
 def run(start: Plan, system: FakeSystem, watch=None) -> tuple[Outcome, list[tuple]]:
-    return supervise(Processes(start, system, RunObserver()), watch), system.calls
+    return ProgramLoop(Processes(start, system, RunObserver()), watch).run(), system.calls
 
 
 # -- rungs --------------------------------------------------------------------------------------
@@ -195,7 +195,7 @@ def told(system: FakeSystem, **fields: Any) -> list[tuple[object, ...]]:
     """What a run that is stopped does, from its first request to the end."""
     processes = (Process(name="a", argv=("a",), env={}),)
     plan = Plan(engine="test", processes=processes, grace_s=10.0, **fields)
-    ended = supervise(Processes(plan, system, RunObserver()))
+    ended = ProgramLoop(Processes(plan, system, RunObserver())).run()
     assert ended.verdict is Verdict.STOPPED
     assert outcome.exit_code(ended) in (130, 143)
     return [call for call in system.calls if call[1] in ("leader", "all again")]

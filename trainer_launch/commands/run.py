@@ -193,13 +193,13 @@ def _supervised(
 ) -> Outcome:
     from trainer_launch.observability.incident_watch import Incidents
     from trainer_launch.supervisor.processes import Processes
-    from trainer_launch.supervisor.run_loop import supervise
+    from trainer_launch.supervisor.run_loop import ProgramLoop
 
     processes = Processes(plan, system, observer)
     if plan.workers is None:
         incidents = Incidents(task, processes)
         incidents.hear_requests()
-        return incidents.concluded(supervise(processes, incidents.watch(), incidents.failed))
+        return incidents.concluded(ProgramLoop(processes, incidents.watch(), incidents.failed).run())
     from trainer_launch.diagnosis.group_incidents import GroupIncidents
     from trainer_launch.diagnosis.stragglers import STRAGGLERS, StragglerSamples  # only a torch job needs these
     from trainer_launch.membership.protocol import Note

@@ -32,7 +32,7 @@ from trainer_launch.planning.reading import Reading, live_pod, read
 from trainer_launch.planning.task import MachineTrial, Task, sparing
 from trainer_launch.supervisor import inherited, outcome
 from trainer_launch.supervisor.processes import Processes
-from trainer_launch.supervisor.run_loop import supervise
+from trainer_launch.supervisor.run_loop import ProgramLoop
 from trainer_launch.supervisor.system import System
 
 # Not ERROR: it has a line for each probe of the port that does not go on to log in.
@@ -73,7 +73,7 @@ def main(parsed: Parsed) -> int:
                 processes, watch = Processes(plan, system, observer), server.Sessions(os.getpid(), system.now())
                 incidents = Incidents(task, processes)
                 incidents.hear_requests()
-                ended = incidents.concluded(supervise(processes, watch))
+                ended = incidents.concluded(ProgramLoop(processes, watch).run())
                 sweep()
                 ended = conclude(ended, task, settings, observer)
     finally:

@@ -172,13 +172,9 @@ class MpiJob(RunLoop):
         self._sweep_until_s = 0.0
         self._death: Death | None = None  # mpirun's own
 
-    def run(self) -> Outcome:
-        """Run the job to its end, and say how it ended."""
-        try:
-            self.to_the_end()
-        finally:
-            self._hosts.close()
-        return self._outcome()
+    def close(self) -> None:
+        """End what goes on with the hosts."""
+        self._hosts.close()
 
     def begin(self, now_s: float) -> None:
         """Wait for the hosts."""
@@ -480,7 +476,8 @@ class MpiJob(RunLoop):
             return TimeKind.WAITING
         return TimeKind.TRAINING if self._processes.is_running else TimeKind.STOPPING
 
-    def _outcome(self) -> Outcome:
+    def outcome(self) -> Outcome:
+        """How it ended, and why."""
         death, cause = self._death, self._cause
         if self._stop_signal is not None:  # how it took the request is worth a word when it did not leave with 0
             cause = death if death is not None and death.exit_code != 0 else None

@@ -161,10 +161,9 @@ def launch(fn: Callable[..., Any], elastic: Elastic | Any = None, /, *args: Any,
             "launch was called while a worker imported this script; put it under if __name__ == '__main__':"
         )
     with tempfile.TemporaryDirectory(prefix=runtime_directory.START, ignore_cleanup_errors=True) as folder:
-        stops = _Stops(_start(fn, args, kwargs, elastic, folder))
-        stops.wait()
-        if stops.asked is not None:
-            _leave(stops.asked)
+        asked = _stopped_by(_start(fn, args, kwargs, elastic, folder))
+        if asked is not None:
+            _leave(asked)
         raise_failure(folder)
         return {rank: _load(rank, data) for rank, data in results(folder).items()}
 
@@ -205,47 +204,40 @@ def _start(
     return os.posix_spawn(argv[0], argv, env, file_actions=(null,), setpgroup=0, setsigmask=(), setsigdef=defaults)
 
 
-class _Stops:
-    """Forwards requests to stop while the launcher runs; only a main thread can have handlers."""
+def _stopped_by(pid: int) -> int | None:
+    """Wait for the launcher, and forward requests to stop; the first of these, as only a main thread can have any.
 
-    def __init__(self, pid: int) -> None:
-        self.asked: int | None = None  # the first signal
-        self._pid = pid
-        self._before: dict[int, Any] = {}
+    An exception of somebody else's handler stops the launcher first.
+    """
+    asked: list[int] = []
 
-    def wait(self) -> None:
-        """Wait for the launcher; an exception of somebody else's handler stops it first."""
-        is_over = False
-        try:
-            self._take()
-            self._until_over()
-            is_over = True
-        finally:
-            if not is_over:
-                os.kill(self._pid, signal.SIGTERM)
-                self._until_over()
-            for number, handler in self._before.items():
-                signal.signal(number, signal.SIG_DFL if handler is None else handler)
-            with contextlib.suppress(ChildProcessError):  # SIGCHLD is ignored here: the kernel has reaped it
-                os.waitpid(self._pid, 0)
+    def forward(number: int, _frame: FrameType | None) -> None:
+        asked.append(number)
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(pid, number)
 
-    def _take(self) -> None:
-        if threading.current_thread() is not threading.main_thread():
-            return
-        for number in STOP_SIGNALS:
-            if signal.getsignal(number) is not signal.SIG_IGN:
-                self._before[number] = signal.getsignal(number)
-                signal.signal(number, self._on_stop)
-
-    def _until_over(self) -> None:
+    def wait() -> None:
         """Leave it unreaped: as long as a handler may run, its pid must not be another's."""
         with contextlib.suppress(ChildProcessError):
-            os.waitid(os.P_PID, self._pid, os.WEXITED | os.WNOWAIT)
+            os.waitid(os.P_PID, pid, os.WEXITED | os.WNOWAIT)
 
-    def _on_stop(self, number: int, _frame: FrameType | None) -> None:
-        self.asked = self.asked or number
-        with contextlib.suppress(ProcessLookupError):
-            os.kill(self._pid, number)
+    is_main = threading.current_thread() is threading.main_thread()
+    handlers = {number: signal.getsignal(number) for number in STOP_SIGNALS if is_main}
+    before = {number: handler for number, handler in handlers.items() if handler is not signal.SIG_IGN}
+    try:
+        for number in before:
+            signal.signal(number, forward)
+        wait()
+    except BaseException:
+        os.kill(pid, signal.SIGTERM)
+        wait()
+        raise
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, signal.SIG_DFL if handler is None else handler)
+        with contextlib.suppress(ChildProcessError):  # SIGCHLD is ignored here: the kernel has reaped it
+            os.waitpid(pid, 0)
+    return next(iter(asked), None)
 
 
 def _leave(number: int) -> NoReturn:

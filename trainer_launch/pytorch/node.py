@@ -135,15 +135,11 @@ class TorchNode(RunLoop):
         self._says_at_s = self._started_at_s + self._say_again_s  # when to log again what this node waits for
         self._note = ""  # what it waited for when it was stopped
 
-    def run(self) -> Outcome:
-        """Run workers until the job is over for this node, and say how it ended."""
-        try:
-            self.to_the_end()
-        finally:
-            self._incidents.close()
-            self._client.close()
-            self._starter.close()
-        return self._outcome()
+    def close(self) -> None:
+        """The job is over for this node."""
+        self._incidents.close()
+        self._client.close()
+        self._starter.close()
 
     def begin(self, now_s: float) -> None:
         """Join the job, once the coordinator is in reach."""
@@ -378,7 +374,7 @@ class TorchNode(RunLoop):
             # After a time-out, nobody need have ended; where the coordinator's node is gone, that is the cause.
             is_cut_off = worker_ends.waited_in_vain(death) == "PeerLost" and self._away_since_s is None
             awaits_s = timeouts.PATIENCE_S if is_cut_off else 0.0
-            self._end_generation(ending, now_s, self._failure_of(death).message, death.at_s, awaits_s=awaits_s)
+            self._end_generation(ending, now_s, awaits_s=awaits_s)
         elif not self._ending.is_reported and worker_ends.is_guiltier(death, self._ending.stopped_at_s):
             self._note_guiltier(death)
 
@@ -414,7 +410,7 @@ class TorchNode(RunLoop):
                 self._processes.kill(name)
         # Of those that can leave, who hangs does not.
         rung = Rung.LEADERS if self._group.survivors.able else Rung.KILL
-        self._end_generation(ending, now_s, since_s=hang.at_s, rung=rung)
+        self._end_generation(ending, now_s, rung=rung)
 
     def on_store_end(self, status: int, now_s: float) -> None:
         """Without its store a generation cannot go on; who killed it is not known."""
@@ -425,7 +421,7 @@ class TorchNode(RunLoop):
         text = f"the store process of generation {self._group.generation} {ended}"
         _log.warning("%s", text)
         if self.phase is not NodePhase.DONE:  # else others' workers may not need it, and if they do, they fail
-            self._end_generation(Ending(Death(code=code, signal=number, message=text, at_s=now_s)), now_s, text)
+            self._end_generation(Ending(Death(code=code, signal=number, message=text, at_s=now_s)), now_s)
 
     def on_restart(self, restart: say.Restart, now_s: float) -> None:
         """The coordinator ends the generation, also while draining: a rank that has lost a peer never ends."""
@@ -469,15 +465,19 @@ class TorchNode(RunLoop):
     ) -> None:
         """The generation ends: what is gone a moment later is collected first, then all workers are stopped.
 
-        Workers that wait for nobody may end by themselves within `awaits_s`: one of them may be the cause.
+        Where it is no death here, `incident` says why, and `since_s` since when that went unnoticed. Workers that
+        wait for nobody may end by themselves within `awaits_s`: one of them may be the cause.
         """
         is_first, self.phase, self._ending = self.phase is NodePhase.RUNNING, NodePhase.ENDING, ending
-        awaited: frozenset[str] = frozenset()
+        death, awaited = ending.death, frozenset[str]()
+        if death is not None:
+            since_s = death.at_s
+            incident = None if death.reason == "Hung" else self._failure_of(death).message  # a hang's is there
         if is_first:
-            self._ending_since_s = now_s if ending.death is None else ending.death.at_s
+            self._ending_since_s = now_s if death is None else death.at_s
             self._observe(since_s)  # what follows is no training
             if incident is not None and self._stop_signal is None:
-                death = ending.death or Death()
+                death = death or Death()
                 timed_out = death.rank if worker_ends.waited_in_vain(death) == "Hung" else None
                 awaited = self._incidents.failed(incident, was_killed=death.signal is not None, timed_out=timed_out)
         if self._is_cause(ending):
@@ -555,7 +555,7 @@ class TorchNode(RunLoop):
         death = self._lost_peer
         if death is not None and self._lost_until_s is not None and now_s >= self._lost_until_s:
             # Connections broke, and nobody has ended: the ranks meet again.
-            self._end_generation(Ending(death), now_s, self._failure_of(death).message, death.at_s)
+            self._end_generation(Ending(death), now_s)
 
     @property
     def _lost_until_s(self) -> float | None:
@@ -682,12 +682,11 @@ class TorchNode(RunLoop):
                 return TimeKind.REPLACING if keeps else TimeKind.STOPPING
         return TimeKind.ENDING
 
-    def _outcome(self) -> Outcome:
-        end, death = self._job_end, self._ending.death
-        if death is None or not isinstance(end, say.GiveUp) or end.rank != death.rank:
-            death = None  # the job did not end for it
+    def outcome(self) -> Outcome:
+        """How the job ended for this node, and why."""
+        end = self._job_end
         attempt, well = max(1, self._starts), isinstance(end, say.Finished)
-        outcome = self.ended(self._cause(death), attempt, well=well)
+        outcome = self.ended(self._cause(), attempt, well=well)
         if self._note:
             return replace(outcome, note=self._note)
         if isinstance(end, say.GiveUp):
@@ -698,8 +697,8 @@ class TorchNode(RunLoop):
             return replace(outcome, note=f"this node was a spare, and the job did not need it{more}")
         return outcome
 
-    def _cause(self, own: Death | None) -> Failure | None:
-        """Return the failure for which the job ends; `own` is this node's, where it ends for that."""
+    def _cause(self) -> Failure | None:
+        """Return the failure for which the job ends."""
         if self._stop_signal is not None:  # worth a word when a worker did not leave with 0
             death = next((death for death in self._group.deaths if death.exit_code != 0), None)
             if death is None:
@@ -710,6 +709,8 @@ class TorchNode(RunLoop):
             case Death() as death:
                 return self._failure_of(death)
             case say.GiveUp() as end:
+                own = self._ending.death
+                own = own if own is not None and own.rank == end.rank else None  # the job did not end for it
                 failure = self._failure_of(worker_ends.cause_of(end, own))
                 failure = replace(failure, message=f"{failure.message}; {end.seen}") if end.seen else failure
                 return worker_ends.of_the_job(failure, end, self._group.node_rank)

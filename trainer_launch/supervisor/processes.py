@@ -29,9 +29,7 @@ from trainer_launch.model.units import counted
 from trainer_launch.supervisor.run_observer import RunObserver, RunPhase
 from trainer_launch.supervisor.system import System
 
-RANKS_SHARE = 0.7  # of the grace belongs to ranks alone, before the leader that started them is asked
 LEAVE_S = 10.0  # for leaders that are not to be stopped to leave what they wait for
-LEADERS_SHARE = 0.8  # of the grace belongs to the leaders alone, or to whom daemons serve; the rest to all others
 CLEAR_S = 2.0  # between SIGTERM and SIGKILL for what an ended leader has left behind
 KILL_AGAIN_S = 0.1  # first interval between two rounds of SIGKILL, then doubled
 KILL_S = 10.0  # after the first SIGKILL, until what still lives is given up: a process may free much memory
@@ -48,6 +46,10 @@ class Rung(IntEnum):
     LEADERS = 2
     ALL = 3
     KILL = 4
+
+
+# The share of the grace after which the next rung begins; daemons are not asked before that of the leaders.
+_SHARES = {Rung.RANKS: 0.7, Rung.LEADERS: 0.8, Rung.ALL: 1.0}
 
 
 class Processes:
@@ -259,25 +261,21 @@ class Processes:
         if self._kill_at_s is None:
             self._grace_s = self._grace_s if grace_s is None else grace_s
             self._kill_at_s = now_s + self._grace_s
+        self.observer.tell("stopping", rung="everyone" if rung is Rung.ALL else rung.name.lower())
         if rung is Rung.KILL:
             self._ended, self._untold = {}, []
             self._climb_at_s = now_s + (LAST_KILL_S if self.asked else KILL_S)
             self._again_at_s = now_s + KILL_AGAIN_S
-            self.observer.tell("stopping", rung="kill")
             self._signal_all(signal.SIGKILL, again=True)
-        elif rung is Rung.ALL:
-            self._climb_at_s, self._again_at_s = self._kill_at_s, None
-            self.observer.tell("stopping", rung="everyone")
+            return
+        self._climb_at_s = self._kill_at_s - (1 - _SHARES[rung]) * self._grace_s
+        if rung is Rung.ALL:
+            self._again_at_s = None
             # Leaders hear it again: to an agent the second request means "now everyone".
             self._signal_all(signal.SIGTERM, again=True)
-        elif rung is Rung.RANKS:
-            self._climb_at_s = self._kill_at_s - (1 - RANKS_SHARE) * self._grace_s
-            self.observer.tell("stopping", rung="ranks")
-        else:
-            self._climb_at_s = self._kill_at_s - (1 - LEADERS_SHARE) * self._grace_s
+        elif rung is Rung.LEADERS:
             if sparing:
                 self._climb_at_s = min(self._climb_at_s, now_s + LEAVE_S)
-            self.observer.tell("stopping", rung="leaders")
             for pid in [pid for pid, process in self._alive.items() if process.name not in sparing]:
                 self.system.signal_leader(pid, self._stop_signal, wakes=True)
 
@@ -321,7 +319,7 @@ class Processes:
     def _ask_all(self, now_s: float) -> None:
         """SIGTERM to all who have not had it, to daemons only once they are alone or most of the grace is over."""
         daemons, end_s = self.plan.daemons, self._kill_at_s or now_s
-        is_patient = now_s < end_s - (1 - LEADERS_SHARE) * self.plan.grace_s
+        is_patient = now_s < end_s - (1 - _SHARES[Rung.LEADERS]) * self.plan.grace_s
         self._signal_all(signal.SIGTERM, again=False, sparing=daemons if is_patient else frozenset())
         self._again_at_s = now_s + ASK_EVERY_S if daemons else None
 

@@ -44,7 +44,15 @@ class RunLoop(ABC):
         self._stop_signal: int | None = None  # the first that asked to stop, or to start nothing again
         self._started_at_s = self._system.now()
 
-    def to_the_end(self) -> None:
+    def run(self) -> Outcome:
+        """Run to the end, and say how it ended."""
+        try:
+            self._to_the_end()
+        finally:
+            self.close()
+        return self.outcome()
+
+    def _to_the_end(self) -> None:
         """Wait and act until it is done; what has happened before is settled before anything else happens."""
         self.begin(self._started_at_s)
         while True:
@@ -152,29 +160,28 @@ class RunLoop(ABC):
     def settle(self, now_s: float) -> None:
         """Decide what comes next, if nothing lives any more."""
 
+    def close(self) -> None:  # noqa: B027
+        """Give back what the run has beside its processes."""
+
+    @abstractmethod
+    def outcome(self) -> Outcome:
+        """How it ended, and why."""
+
     @abstractmethod
     def _observe(self) -> None: ...
 
 
-def supervise(
-    processes: Processes,
-    watch: AnyWatch | None = None,
-    failed: Callable[[Failure, str], None] = lambda failure, process: None,
-) -> Outcome:
-    """Run their plan until nothing of it is left, and say how it ended.
+class ProgramLoop(RunLoop):
+    """The run of a plan's one program.
 
     `failed` is told of a failure as it is known then, and whose it is, before what was left behind is ended.
     """
-    loop = ProgramLoop(processes, watch, failed)
-    loop.to_the_end()
-    return loop.outcome()
-
-
-class ProgramLoop(RunLoop):
-    """The run of a plan's one program."""
 
     def __init__(
-        self, processes: Processes, watch: AnyWatch | None, failed: Callable[[Failure, str], None]
+        self,
+        processes: Processes,
+        watch: AnyWatch | None = None,
+        failed: Callable[[Failure, str], None] = lambda failure, process: None,
     ) -> None:
         super().__init__(processes, watch)
         self._failed = failed
