@@ -33,6 +33,7 @@ _PLAIN = re.compile(
 )
 
 _ANSI = re.compile(r"\x1b(?:\[[0-?]*[ -/]*[@-~]|\][^\x07\x1b]*(?:\x07|\x1b\\)?|.)?", re.DOTALL)
+_RANK = r"\[rank\d{1,9}\]:"  # torch's prefix of each line of an error
 _PATTERNS = (
     # A key, also without its beginning, or its end, which has been cut off.
     (re.compile(r"-----BEGIN [A-Z0-9 ]+-----[\s\S]*?(?:-----END [A-Z0-9 ]+-----(?:\s*\Z)?|\Z)"), REDACTED),
@@ -49,9 +50,10 @@ _PATTERNS = (
     ),
     (
         re.compile(
-            r"""(?i)((?:password|passwd|token(?!["']?\s{0,8}[:=]\s{0,8}\d{1,9}(?![\w:.+/-]))|secret|"""
-            r"""(?:api|account|access)[_-]?key)["']?\s{0,8}[:=]\s{0,8})"""
-            r"""(?:"[^"]*"|'[^']*'|[^\s,;&}"']+)"""
+            r"""(?i)((?:password|passwd|passphrase|token(?!["']?\s{0,8}[:=]\s{0,8}\d{1,9}(?![\w:.+/-]))|secret|"""
+            r"""(?:api|account|access|secret|private|signing|encryption)[_-]?key)["']?\s{0,8}[:=]"""
+            rf"""(?:\s|{_RANK}){{0,8}})"""
+            rf"""(?:[|>][+-]?(?:\n(?:{_RANK} )?[ \t]+[^\n]+)+|"[^"]*"|'[^']*'|[^\s,;&}}"']+)"""
         ),
         rf"\1{REDACTED}",
     ),
@@ -63,6 +65,7 @@ _PATTERNS = (
     ),
     (re.compile(r"(?i)([?&](?:[a-z-]{0,32}signature|sig)=)[^\s&]+"), rf"\1{REDACTED}"),
     (re.compile(r"(?i)\b(bearer|basic)\s+[A-Za-z0-9._~+/=-]{8,}"), rf"\1 {REDACTED}"),
+    (re.compile(r"""(?i)\b(authorization["']?\s{0,8}[:=]\s{0,8}["']?token\s+)[^\s"']+"""), rf"\1{REDACTED}"),
 )
 _SECRET_FILES = re.compile(
     r"/(var/)?run/secrets/.*|/curve/.*|.*/id_[a-z0-9]+|.*\.(key|pem|p12|pfx)|.*/(job-secret|token|\.netrc|credentials|kubeconfig)"
