@@ -88,7 +88,7 @@ def struck_at_s(made, until_s=100.0):
     return now_s, hung
 
 
-def test_who_is_elsewhere_while_the_others_wait_is_to_blame(watch, tmp_path):
+def test_who_is_elsewhere_while_the_others_wait_is_to_blame(watch, tmp_path, caplog):
     at_s, hung = struck_at_s(watch(Workers({ZERO: REDUCE, ONE: BATCH})))
     assert at_s == pytest.approx(T, abs=3)
     assert (hung.rank, hung.local_rank) == (ONE.rank, ONE.local_rank)
@@ -98,7 +98,8 @@ def test_who_is_elsewhere_while_the_others_wait_is_to_blame(watch, tmp_path):
         "rank 2: in data.py:22 (read_batch)",
     )
     (saved,) = (tmp_path / "stacks").iterdir()
-    assert str(saved) in hung.message
+    assert str(saved) in caplog.text
+    assert str(saved) not in hung.message, "other pods are told it, too"
 
 
 @pytest.mark.parametrize("stacks", [REDUCE, ""], ids=["in a collective", "unknown"])

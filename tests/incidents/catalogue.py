@@ -185,8 +185,8 @@ TO_TELL: tuple[Situation, ...] = (
     stuck("other_root", "another root of a broadcast", _ROOT),
     stuck("circle", "two groups in another order", _CIRCLE, retryable=False),
     stuck("circle_of_three", "three ranks wait in a circle", _CIRCLE_3, retryable=False, workers=3),
-    ended("other_size", "another size, which gloo aborts", _SIZE, "ProgramError", 1, options=(), any_rank=True),
-    ended("other_type", "another type, which gloo aborts", _SIZE, "ProgramError", 1, options=(), any_rank=True),
+    ended("other_size", "another size, which gloo aborts", _SIZE, "ProgramError", 1, options=(), rank=None),
+    ended("other_type", "another type, which gloo aborts", _SIZE, "ProgramError", 1, options=(), rank=None),
     hang(
         "all_blocked",
         "all ranks read from a storage that hangs: nobody is named",

@@ -175,6 +175,24 @@ def test_who_has_written_an_error_before_a_crash_is_its_cause_though_it_ends_lat
     assert failed.rank == named
 
 
+@pytest.mark.parametrize(("age_s", "named"), [(0.0, 0), (1.0, 1)])
+def test_who_only_leaves_an_exit_code_is_no_cause_of_an_end_seen_about_then(
+    tmp_path: Path, age_s: float, named: int
+) -> None:
+    """A program that handles the loss of a peer, and calls sys.exit(1); the peer has said nothing."""
+    slow = Program(term_s=0.5, term_code=1)
+    here = Here(tmp_path, rank_0=[Program(ends_s=2, code=7), ENDS], rank_1=[slow, ENDS])
+
+    def writes() -> None:
+        file = next(tmp_path.rglob("1")) / "error.json"
+        file.write_text(json.dumps({"message": {"message": "<NONE>", "errorCode": 1}}))
+        os.utime(file, (time.time() - age_s,) * 2)
+
+    here.does(1.9, writes)
+    here.run()
+    assert [failed.rank for failed in here.coordinator.failures] == [named]
+
+
 @pytest.mark.parametrize("number", [TERM, KILL])
 def test_who_was_killed_is_named_though_who_lost_it_is_seen_first(tmp_path: Path, number: int) -> None:
     """A launcher that had no CPU for a while sees both ends at once."""

@@ -173,6 +173,64 @@ def test_what_is_refused_each_time_is_known_to_be_in_vain_before_anything_is_res
         assert failure.evidence == ()
 
 
+@pytest.mark.parametrize(
+    ("text", "what", "hint"),
+    [
+        (
+            "RuntimeError: [enforce fail at inline_container.cc:672] . unexpected pos 704 vs 598",
+            "because it could not write a file to its end",
+            "df -h",
+        ),
+        (
+            'SafetensorError: IoError(Os { code: 28, kind: StorageFull, message: "No space left on device" })',
+            "because a volume was full",
+            "df -h",
+        ),
+        ("RuntimeError: received 0 items of ancdata", "because it had too many open files", "ulimit -n"),
+        ("AssertionError: Torch not compiled with CUDA enabled", "because it cannot use the GPU", "limits"),
+    ],
+)
+def test_an_error_whose_words_hide_its_cause_is_told_with_it(text: str, what: str, hint: str) -> None:
+    failure = classify(Death(rank=1, code=1, message=text), Evidence())
+    assert failure.message.startswith(f"rank 1 ended with exit code 1, {what}")
+    assert failure.message.endswith(f": {text}")
+    assert hint in (failure.hint or "")
+    assert (failure.rank, failure.again) == (1, None)
+
+
+SIZES = "rank 0 and its peers entered different collectives: gloo received 8 bytes where rank 0 expected at most 4"
+
+
+def test_who_received_another_size_is_not_named_as_its_cause() -> None:
+    failure = classify(Death(rank=0, signal=6, reason="ProgramError", message=SIZES), Evidence())
+    assert (failure.reason, failure.rank, failure.again) == ("ProgramError", None, False)
+    assert "sizes" in (failure.hint or "")
+
+
+@pytest.mark.parametrize(
+    ("text", "hint"),
+    [
+        (
+            "rank 2 (node 0) never entered barrier #9; ranks 0-1 have waited in it; rank 2 is in x.py:3",
+            "has its stack",
+        ),
+        ("rank 2 finished with exit code 0 before it joined a process group; rank 2 had printed KeyError", "error"),
+        ("rank 2 (node 0) never entered barrier #9; rank 2 is stopped (SIGSTOP)", "who stopped it"),
+        ("all known ranks entered all_reduce #9 of default_pg, and ranks 0-1 have waited in it", "network"),
+        (
+            "all ranks wait for each other outside recorded collectives: ranks 0-1 wait in recv",
+            "sends and receives",
+        ),
+        ("ranks 0-2 have been idle: no output, no progress and almost no CPU time for 40 s", "where each rank was"),
+    ],
+)
+def test_what_to_do_about_a_hang_is_what_its_cause_asks_for(text: str, hint: str) -> None:
+    failure = classify(Death(reason="Hung", message=text), Evidence())
+    assert (failure.message, failure.exit_code, failure.again) == (text, 138, True)
+    assert hint in (failure.hint or "")
+    assert ("has its stack" in (failure.hint or "")) == (hint == "has its stack")
+
+
 UNREACHED = (
     "DistNetworkError: The client socket has timed out after 8000ms while trying to connect to (127.0.0.1, {})."
 )
@@ -197,6 +255,7 @@ def test_who_looks_for_the_others_at_an_address_of_its_own_has_lost_no_peer(text
         "RuntimeError: [/pytorch/gloo/transport/tcp/unbound_buffer.cc:81] Timed out waiting 5000ms for recv",
         "RuntimeError: [/pytorch/gloo/transport/tcp/pair.cc:553] Connection closed by peer [10.0.0.2]:21345",
         "RuntimeError: Detected mismatch between collectives on ranks. Rank 0 is running collective: X, but Rank 2",
+        "RuntimeError: [Rank 0]: Ranks 3 failed to pass monitoredBarrier in 5000 ms",
     ],
 )
 def test_a_victim_is_not_the_rank_that_is_named(text):

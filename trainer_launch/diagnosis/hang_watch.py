@@ -233,7 +233,8 @@ class Watch:
 
     def _strike(self, hang: Hang, now_s: float) -> Death:
         text, digest, collected = self._round(hang).report or self._collected(hang)
-        log.error("hang: %s", text)
+        folder = collected.folder if collected is not None else ""  # of this pod: other pods are told the text, too
+        log.error("hang: %s%s", text, f"; collected in {folder}" if folder else "")
         for line in digest:
             log.error("hang: %s", line)
         if collected is not None and self._collector is not None:
@@ -279,9 +280,7 @@ class Watch:
             HANG, sentence, report=report, texts=texts, is_same=self._round(hang).is_reported
         )
         collected = collected.with_quiet(self.quiet(), hang.limit_s, is_early=hang.is_early)
-        text = collected.incident.sentence
-        text += f"; collected in {collected.folder}" if collected.folder else ""
-        return _Report(text, digest, collected)
+        return _Report(collected.incident.sentence, digest, collected)
 
     def _place(self, worker: WatchedWorker, texts: Mapping[int, str]) -> str:
         if frames := main_thread(texts.get(worker.pid, "")):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import math
 import os
 import signal
 import time
@@ -28,6 +29,7 @@ from trainer_launch.supervisor.failure import Evidence, how
 from trainer_launch.supervisor.processes import Processes
 
 _AT_END_S = 0.01  # to read what workers have written at their ends
+_HANDLED_S = 0.2  # within it, PID 1 sees an end that a peer has handled already
 _ERROR_CHARS = 300
 
 
@@ -100,17 +102,22 @@ class WorkerGroup:
         return failure.with_symptom(death, evidence, self.store_port, started)
 
     def _with_error(self, death: Death, path: str | None, *, was_stopped: bool) -> Death:
-        """Add the error file, which was written when the worker failed: the worker may end much later."""
+        """Add the error file, which was written when the worker failed: the worker may end much later.
+
+        One with no more than an exit code may come from handling the loss of a peer, whose end is seen after that.
+        """
         content = error_lines.read_error_file(path)
         with contextlib.suppress(OSError):
             age_s = time.time() - within(path, time.time(), os.path.getmtime, path) if path else 0.0
-            death = replace(death, at_s=min(death.at_s, self.system.now() - min(age_s, timeouts.STOPPING_S)))
+            age_s = min(age_s, timeouts.STOPPING_S) - (0.0 if error_lines.message_in(content) else _HANDLED_S)
+            death = replace(death, at_s=min(death.at_s, self.system.now() - age_s))
         return failure.with_error_file(death, content, was_ended=was_stopped)
 
     def dying(self) -> list[Death]:
         """Return how workers that still live will have ended, by the errors that they have written."""
         alive = [(name, self.places.get(name)) for name in self.processes.pids()]
-        plain = [(Death(process=name, signal=signal.SIGTERM), place.error_file) for name, place in alive if place]
+        ended = Death(signal=signal.SIGTERM, at_s=math.inf)
+        plain = [(replace(ended, process=name), place.error_file) for name, place in alive if place]
         deaths = [self._with_error(death, path, was_stopped=True) for death, path in plain]
         return [death for death in deaths if death.message is not None or death.signal is None]
 
@@ -121,7 +128,15 @@ class WorkerGroup:
         """
         is_killed = death is not None and death.signal in (signal.SIGKILL, signal.SIGTERM)
         dying = () if is_killed else self.dying()
-        return frozenset(each.process for each in dying if not worker_ends.is_victim(each))
+        until_s = math.inf
+        if death is not None and not worker_ends.is_victim(death) and (place := self.places.get(death.process)):
+            written = self._with_error(replace(death, at_s=math.inf), place.error_file, was_stopped=False)
+            until_s = death.at_s if written.at_s == math.inf else written.at_s
+        return frozenset(
+            each.process
+            for each in dying
+            if not worker_ends.is_victim(each) and (each.message is not None or each.at_s < until_s)
+        )
 
     def left_unasked(self) -> set[str]:
         """Workers that no signal can have told to leave: they had no handler of one, at the end of their programs.

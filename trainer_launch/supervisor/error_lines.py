@@ -296,7 +296,7 @@ SYMPTOMS = (
     _cause(
         "ProgramError",
         r"Received data size doesn't match expected size|Detected mismatch between collectives on ranks",
-        r"Error when verifying shape tensors for collective",
+        r"Error when verifying shape tensors for collective|\A\S+ \S+ and its peers entered different collectives",
         what="because its ranks entered different collectives",
         hint="make all ranks call the same collectives with the same sizes; a restart will not help",
         has_victim=True,
@@ -342,13 +342,19 @@ SYMPTOMS = (
     ),
     _cause(
         "Failed",
-        _START + r"OSError: \[Errno (?:28|122)\] ",
+        r"OSError: \[Errno (?:28|122)\] |No space left on device|Disk quota exceeded|database or disk is full",
         what="because a volume was full",
         hint="df -h and df -i in the pod show which one: free or enlarge it, or write elsewhere",
     ),
     _cause(
         "Failed",
-        _START + r"OSError: \[Errno 24\] ",
+        r"inline_container\.cc:\d+\] \. (?:unexpected pos|PytorchStreamWriter failed writing)",  # of torch.save
+        what="because it could not write a file to its end",
+        hint="df -h and df -i in the pod show whether its volume is full: free or enlarge it, or write elsewhere",
+    ),
+    _cause(
+        "Failed",
+        r"Too many open files|received \d+ items of ancdata",
         what="because it had too many open files",
         hint="raise the limit (ulimit -n), close files after use, or use fewer data-loader workers",
     ),
@@ -387,7 +393,7 @@ SYMPTOMS = (
         r"is only supported with GPUs, no GPUs found|Distributed package doesn't have \w*CCL built in",
         r"no CUDA-capable device is detected|No CUDA GPUs are available|Found no NVIDIA driver",
         r"No HIP GPUs are available|invalid device ordinal|no kernel image is available",
-        r"CUDA driver version is insufficient|NVIDIA driver on your system is too old",
+        r"Torch not compiled with CUDA|CUDA driver version is insufficient|NVIDIA driver on your system is too old",
         r"forward compatibility was attempted on non supported HW|CUDA_ERROR_NO_DEVICE",
         what="because it cannot use the GPU it asks for",
         hint="compare the pod's resources.limits, the workers per node and the image's CUDA version with what "
@@ -395,7 +401,7 @@ SYMPTOMS = (
     ),
     _cause(
         "Hung",
-        r"Watchdog caught collective operation timeout|HeartbeatMonitor|monitoredBarrier after",
+        r"Watchdog caught collective operation timeout|HeartbeatMonitor|monitoredBarrier (?:after|in)",
         _GLOO + r"Timed out waiting \d+ms",
         # Of torch 2.15's backends in Python, which abort and have named nothing.
         r"Default timeout callback fired|Watchdog (?:cpu|stream) timeout fired|Watchdog event loop appears stuck",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import signal
 from collections.abc import Iterator, Sequence
 from typing import Any
@@ -91,15 +92,34 @@ _NOT_RUNNABLE = Cause(
     hint="check the command, the image and the working directory",
     again=False,
 )
-# Where more is known than how a process ended.
+_HUNG = Cause(
+    reason="Hung",
+    hint="correct the line of code that the named rank was in (trainer-launch incidents show has its stack)",
+    exit_code=exit_codes.INFRASTRUCTURE,
+    again=True,
+)
+# Where more is known than how a process ended. Of one reason, the first whose pattern fits what is known.
 _BY_REASON = (
-    Cause(
-        reason="Hung",
-        hint="correct the line of code that the named rank was in (trainer-launch incidents show has its stack), "
-        "or find out who stopped it. If all ranks are in the same collective, check the network between the nodes",
-        exit_code=exit_codes.INFRASTRUCTURE,
-        again=True,
+    replace(
+        _HUNG,
+        pattern=r"\Aranks? \S+ finished with exit code 0",
+        hint="correct the error that was printed, and let the program end with another exit code after it",
     ),
+    replace(_HUNG, pattern=r"stopped \(SIGSTOP\)", hint="find out who stopped it"),
+    replace(
+        _HUNG, pattern=r"\Aall known ranks entered", hint="check the network between the nodes, and the devices"
+    ),
+    replace(
+        _HUNG,
+        pattern=r"\Aall (?:known )?ranks wait",
+        hint="make sends and receives match: each needs the other's peer, tag and place in the order",
+    ),
+    replace(
+        _HUNG,
+        pattern=r"\Aranks \S+ have been ",
+        hint="see where each rank was (trainer-launch incidents show): nothing tells which one the others wait for",
+    ),
+    _HUNG,
     _NOT_RUNNABLE,
     Cause(
         reason="Quarantined",
@@ -112,7 +132,7 @@ _BY_REASON = (
     Cause(reason="PeerLost", hint=PEER_HINT, exit_code=exit_codes.INFRASTRUCTURE),
     Cause(
         reason="ProgramError",
-        hint="make all ranks enter the same collectives, equally often; a restart will not help",
+        hint="make all ranks enter the same collectives, equally often",
         again=False,
     ),
     Cause(
@@ -186,7 +206,11 @@ def _cause(death: Death, evidence: Evidence) -> tuple[Cause, str]:
         return cause, ""
     if (recognised := recognise(_error_text(death, evidence), death.reason)) is not None:
         return recognised[0], " ".join(recognised[1].split())[:_WHY_CHARS]
-    matching = (cause for cause in _BY_REASON if cause.reason == death.reason)
+    matching = (
+        cause
+        for cause in _BY_REASON
+        if cause.reason == death.reason and re.search(cause.pattern, death.message or "")
+    )
     return next(matching, None) or next(cause for cause in _LAST if cause.applies(death, evidence)), ""
 
 
