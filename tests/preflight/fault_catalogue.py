@@ -559,6 +559,13 @@ def power_capped(node: Node) -> None:
     node.each_card(**under_load(clock_reasons={"looks": 400, "times": {"4": 400}}))
 
 
+def of_less_power(node: Node) -> None:
+    """A machine in a rack whose power is limited: its products take longer."""
+    node.each_card(power_limit=[500_000, 700_000])
+    tests = (replace(test, figures=(("gemm", 540.0, "TFLOP/s"), *test.figures[1:])) for test in node.gpus.tests)
+    node.gpus = replace(node.gpus, tests=tuple(tests))
+
+
 def warm_once(node: Node) -> None:
     node.each_card(**under_load(clock_reasons={"looks": 400, "times": {"4": 400, "32": 1}}))
 
@@ -625,6 +632,7 @@ HEALTHY_FLEETS: tuple[HealthyFleet, ...] = (
     HealthyFleet("a DNS cache denies node 0 for a moment", some(names_come_later)),
     HealthyFleet("cards with remapped rows", some(worn)),
     HealthyFleet("all cards are at their power limit", each(power_capped)),
+    HealthyFleet("a machine with a lower power limit", the_bad_one(of_less_power)),
     HealthyFleet("one look of 400 is throttled by heat", the_bad_one(warm_once)),
     HealthyFleet("machines with more cores and memory", some(of_more_cores)),
     HealthyFleet("the host's network with bridges and pods' links", some(on_host_network)),

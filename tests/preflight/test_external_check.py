@@ -128,6 +128,13 @@ def test_a_command_that_hangs_is_killed_with_all_that_it_started(monkeypatch: py
     assert external_check._running[-1].end().status == -signal.SIGKILL
 
 
+def test_a_command_that_leaves_a_daemon_with_its_output_has_reported_all_the_same(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(external_check, "_limit_s", lambda subject: 1.0)
+    assert findings(f"{HANGS}; {printed(DCGM)}")[1].check == "external-dcgm"
+
+
 def test_what_floods_its_output_is_bounded_in_time_and_size(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(external_check, "_limit_s", lambda subject: 1.0)
     (finding,) = findings("import sys\nwhile True: sys.stdout.write('x' * 65536)")

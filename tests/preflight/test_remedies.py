@@ -63,6 +63,14 @@ def test_the_schemas_list_the_same_words() -> None:
     assert published == [["", *REMEDIES]] * 3
 
 
+@pytest.mark.parametrize(
+    ("remedy", "word"), [("RESET", "reset"), ("REBOOT", "reboot"), ("DRAIN", "drain"), ("RMA", "replace")]
+)
+def test_what_a_program_is_told_to_do_people_are_told_as_well(remedy: str, word: str) -> None:
+    assert [rule.action for rule in rules.RULES if rule.remedy == remedy and word not in rule.action] == []
+    assert remedy == "RMA" or word in rules._xids([{"RESET": 48, "REBOOT": 79, "DRAIN": 62}[remedy]])[2]
+
+
 def test_nodes_with_other_images_are_for_the_image() -> None:
     job = Simulation(4)
     job.facts = {2: {"torch": "2.8.0"}}

@@ -210,7 +210,7 @@ def test_every_remedy_is_a_word_of_the_schema_and_a_node_is_drained_only_for_wha
     words = {rule.remedy for rule in RULES} - {"", "{value[1]}"}
     assert words <= {"RESET", "REBOOT", "DRAIN", "RMA", "FIX_JOB", "FIX_IMAGE"}
     blameless = {rule.check for rule in RULES if rule.fault is Fault.NODE and not rule.remedy}
-    assert blameless == {"storage", "dns", "gpu-load"}  # a file server, a cluster's DNS, a container without uvm
+    assert blameless == {"storage", "dns", "gpu-load", "gpu-memory"}  # servers, /dev, another pod
     assert all(rule.remedy in ("FIX_JOB", "FIX_IMAGE") for rule in RULES if rule.fault is Fault.JOB)
 
 
@@ -360,13 +360,16 @@ def test_the_speed_of_all_gpus_together_is_a_measure_of_the_node() -> None:
         (b'{"stage": "device", "import_s": 57.0}', Ended(status=-9, timed_out=True), "`import torch` took 57 s"),
         (b'{"stage": "pcie"}', Ended(status=-9), "the kernel kills so where a container's memory runs out"),
         (b'{"stage": "memory", "ending": "failed", "why": "CUDA out of memory"}', Ended(status=0), "out of memory"),
+        (b'{"stage": "peers"}', Ended(status=-7), "so dies who finds no room in /dev/shm"),
+        (b'{"stage": "peers", "ending": "failed", "why": "Too many open files"}', Ended(status=0), "open files"),
     ],
 )
 def test_a_card_is_not_blamed_for_time_or_memory_that_others_took(told: bytes, ended: Ended, why: str) -> None:
     test = parse_test(3, "GPU-3", replace(ended, stdout=told), 60.0)
     assert test.ending is LoadEnding.NOT_RUN
     assert why in test.why
-    assert fails(with_tests(ending=test.ending, stage=test.stage, why=test.why), "gpu-load") == []
+    node = with_tests(ending=test.ending, stage=test.stage, why=test.why, peers=None)
+    assert fails(node, "gpu-load") == fails(node, "gpu-peers") == []
 
 
 def test_errors_that_a_port_counts_during_pair_tests_warn_and_earlier_ones_do_not(tmp_path: Path) -> None:

@@ -117,10 +117,10 @@ def _run(argv: tuple[str, ...], subject: Subject) -> Ended | OSError:
 
 def _report(ended: Ended, limit_s: float) -> ExternalReport | str:
     """The report that the command printed; or why its output does not count."""
-    if ended.code is None or ended.status is None:
+    if ended.status is None or (ended.timed_out and ended.status < 0):  # not what it left behind
         return f"it did not finish within {limit_s:g} s, and was killed"
-    if ended.code:
-        how = f"signal {-ended.status}" if ended.status < 0 else f"exit code {ended.code}"
+    if ended.status:
+        how = f"signal {-ended.status}" if ended.status < 0 else f"exit code {ended.status}"
         return f"it ended with {how}" + (f": {redact_text(ended.why())}" if ended.stderr.strip() else "")
     if len(ended.stdout) > MAX_BYTES:
         return f"it printed more than {MAX_BYTES >> 10} KiB"

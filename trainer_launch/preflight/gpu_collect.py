@@ -49,7 +49,15 @@ WATCH_S = 3.0  # to print the facts
 MOST_HELD_BYTES = 1 << 30
 _FIRST_PAUSE_S = 0.5
 _LONG_IMPORT_S = 30.0
-_NO_MEMORY = "out of memory"  # as CUDA and torch have it
+# Memory, threads and files that the container lacks, in words, and by the signal that a child died of.
+_OF_CONTAINER = (
+    *("out of memory", "allocate memory", "Too many open files", "Resource temporarily unavailable"),
+    "can't start new thread",
+)
+_SIGNALS: Mapping[int, str] = {
+    signal.SIGKILL: "the kernel kills so where a container's memory runs out",
+    signal.SIGBUS: "so dies who finds no room in /dev/shm",
+}
 # Of the job's own workers: a test is no rank of theirs.
 _NOT_OURS = frozenset(("NCCL_DEBUG_FILE", "RANK", "WORLD_SIZE", "LOCAL_RANK", "MASTER_ADDR", "MASTER_PORT"))
 _TALK = {"NCCL_DEBUG": "INFO", "NCCL_DEBUG_SUBSYS": "INIT,NET"}
@@ -74,6 +82,12 @@ class Gpu(Struct, frozen=True, kw_only=True):
     def model(self) -> str:
         """As in NVIDIA H200; empty where the library gives none."""
         return str(self.facts.get("name", ""))
+
+    @property
+    def limited(self) -> str:
+        """The model with the power limit that was set below the card's own; empty where none was."""
+        limit, usual = self.facts.get("power_limit", (0, 0))
+        return f"{self.model} at {limit // 1000} W" if limit < usual else ""
 
     @property
     def domain(self) -> tuple[str, str] | None:
@@ -139,9 +153,10 @@ class GpuFacts(Struct, frozen=True, kw_only=True):
 
     @property
     def measures(self) -> tuple[Measure, ...]:
-        """All figures, for the comparison with a reference and with other nodes."""
+        """All figures, for the comparison with a reference and with others; products by power limit."""
+        limited = {(gpu.index, "gemm"): gpu.limited for gpu in self.gpus}
         of_cards = [
-            Measure(name, value, unit, test.facts.get("model", ""), test.gpu)
+            Measure(name, value, unit, limited.get((test.gpu, name[:4])) or test.facts.get("model", ""), test.gpu)
             for test in self.tests
             for name, value, unit in test.figures
         ]
@@ -164,7 +179,7 @@ def parse_test(gpu: int, uuid: str, ended: Ended, limit_s: float) -> GpuTest:
     """The result of a test, by the last of its lines that can be read, and by how it ended within `limit_s`.
 
     What happens before it touches the device, as on a slow disk, says nothing of the GPU: it was not tested. Nor
-    does it where memory ran out: the container's, whose processes the kernel then kills, or the GPU's own.
+    does it where the container lacks memory, threads, files or room in /dev/shm, or the GPU memory.
     """
     test = GpuTest()
     for line in reversed(ended.stdout.splitlines()):
@@ -172,7 +187,7 @@ def parse_test(gpu: int, uuid: str, ended: Ended, limit_s: float) -> GpuTest:
             test = codec.decoder(GpuTest).decode(line)
             break
     test = replace(test, gpu=gpu, uuid=uuid or test.facts.get("uuid", ""))
-    is_innocent = test.stage in ("", IMPORT) or _NO_MEMORY in test.why
+    is_innocent = test.stage in ("", IMPORT) or any(word in test.why for word in _OF_CONTAINER)
     if test.ending is LoadEnding.NOT_RUN:
         at = f"at {test.stage!r}" if test.stage else "at its start"
         if ended.status is None:
@@ -184,8 +199,8 @@ def parse_test(gpu: int, uuid: str, ended: Ended, limit_s: float) -> GpuTest:
         else:
             how = f"signal {-ended.status}" if ended.status < 0 else f"exit code {ended.status}"
             ending, why = LoadEnding.DIED, f"its test died {at} ({how})"
-            if ended.status == -signal.SIGKILL:
-                is_innocent, why = True, f"{why}; the kernel kills so where a container's memory runs out"
+            if -ended.status in _SIGNALS:
+                is_innocent, why = True, f"{why}; {_SIGNALS[-ended.status]}"
         test = replace(test, ending=ending, why=why)
     is_innocent = is_innocent and test.ending is not LoadEnding.NO_TORCH
     return replace(test, ending=LoadEnding.NOT_RUN) if is_innocent else test

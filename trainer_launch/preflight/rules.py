@@ -156,11 +156,11 @@ def _serious(xids: Iterable[int]) -> set[int]:
     return set(xids) - _MILD_XIDS
 
 
-def _xids(xids: Iterable[int]) -> tuple[str, str]:
-    """In words, and what helps against them."""
+def _xids(xids: Iterable[int]) -> tuple[str, str, str]:
+    """In words, and what helps against them, for programs and for people."""
     named = [f"{xid} ({_XID_WORDS[xid]})" if xid in _XID_WORDS else str(xid) for xid in sorted(set(xids))]
     helps = REBOOT if _REBOOT_XIDS & set(xids) else RESET if _RESET_XIDS & set(xids) else DRAIN
-    return ", ".join(named), helps
+    return ", ".join(named), helps, _REBOOT if helps == REBOOT else _DRAIN
 
 
 def _is_mending(fabric: Mapping[str, Any]) -> bool:
@@ -173,6 +173,7 @@ def _is_health(at: int) -> Callable[[Mapping[str, Any]], bool]:
 
 _FEWER = "or start fewer workers"
 _DRAIN = "drain this node, and have the card reset, tested or replaced"
+_REBOOT = "drain this node and reboot it; if that does not help, have the card tested or replaced"
 _RESET = "have the GPU reset before it is used: a bad row of its memory is still in use"
 _IN_PARTS = "is in MIG mode, in which {value} workers of one job cannot work together"
 _IN_USE = "has {value} of its {memory} in use before the job starts"
@@ -183,8 +184,7 @@ _SLOWED = "is slowed down under load by {value[0]}, in {value[1]} of {value[2]} 
 _UP = "has {value[0]} of {value[1]} NVLinks up (down: {down_links})"
 _FABRIC = "check the fabric manager of that machine (nvidia-smi -q, Fabric), and the switches of its NVLinks"
 _LINKS = (
-    "check the output of NCCL_DEBUG=INFO, /dev/shm, the NVLinks (nvidia-smi nvlink -s) and the fabric manager of "
-    "that machine"
+    "drain this node, and check its NVLinks (nvidia-smi nvlink -s) and fabric manager; NCCL_DEBUG=INFO tells more"
 )
 _FALLBACK = "NCCL falls back to plain sockets (NET/Socket) although adapters are up: {value}"
 _LIBRARY = "set NCCL_DEBUG=INFO: the image may lack the adapter's library or plug-in, the container IPC_LOCK"
@@ -233,21 +233,21 @@ RULES = (
     Rule("nccl-socket-ifname", "doubtful", bool, _WARN, FIX_JOB, "{value}"),
     Rule("nccl-ib-hca", "not given", bool, _WARN, FIX_JOB, "{value}",
          "request the RDMA device in the pod's resources, or unset NCCL_IB_HCA"),
-    Rule("nccl-ib-hca", "all down", bool, _NODE, DRAIN, _ALL_DOWN, "report this node"),
+    Rule("nccl-ib-hca", "all down", bool, _NODE, DRAIN, _ALL_DOWN, f"drain this node: {_CABLE}"),
     Rule("nccl-ib-hca", "none up", bool, _WARN, "", _ALL_DOWN, _CABLE),  # maybe by design
     Rule("nccl-ib-hca", "left out", bool, _JOB, FIX_JOB, "{value}", "set NCCL_IB_HCA to what is here: {there}"),
     Rule("nccl-ib-hca", "some down", bool, _WARN, "", "{value}: NCCL goes on without saying so", _CABLE),
     Rule("rdma-errors", "errors", bool, _WARN, "", "{value}, while pairs of nodes were tested", _CABLE),
-    Rule("gpu-count", "hangs", bool, _NODE, REBOOT, "{value}", _DRAIN),
+    Rule("gpu-count", "hangs", bool, _NODE, REBOOT, "{value}", _REBOOT),
     Rule("gpu-count", "elsewhere", bool, _JOB, FIX_JOB, "{value}",
          "leave CUDA_VISIBLE_DEVICES to the device plugin, or number the GPUs from 0"),
     Rule("gpu-count", "shown", _is_short, _NODE, DRAIN, "the driver shows {value[0]} of {there} ({reason})",
-         "report this node: a card may have fallen off its bus", unit="GPUs"),
+         "drain this node: a card may have fallen off its bus", unit="GPUs"),
     Rule("gpu-count", "for workers", _is_short, _JOB, FIX_JOB, "{workers} on this node, and {n_visible} ({reason})",
          "request a GPU for each worker, or set nproc_per_node to them", unit="GPUs"),
     Rule("gpu-count", "used", _is_short, _WARN, "", "{about}; {idle} of them will be idle, with {workers}", "",
          unit="GPUs"),
-    Rule("gpu-recovery", "lost", bool, _NODE, REBOOT, "does not answer: {value}", _DRAIN),
+    Rule("gpu-recovery", "lost", bool, _NODE, REBOOT, "does not answer: {value}", _REBOOT),
     Rule("gpu-recovery", "recovery", _above(0), _NODE, "{value[1]}", "needs {value[0]}, says the driver ({uuid})",
          "drain this node: it needs {value[0]}",
          lambda number: _RECOVERY.get(number, (f"recovery action {number}", DRAIN))),
@@ -273,17 +273,17 @@ RULES = (
     Rule("gpu-memory", "memory shared", _above(MOST_HELD_BYTES), _WARN, "", _IN_USE,
          "see who holds it, if no other pod shares this card and it is not the kernel's own (nvidia-smi)", in_units,
          "bytes"),
-    Rule("gpu-memory", "memory held", _above(MOST_HELD_BYTES), _NODE, DRAIN, _IN_USE,
+    Rule("gpu-memory", "memory held", _above(MOST_HELD_BYTES), _NODE, "", _IN_USE,  # maybe by time slicing
          "see on that machine who holds it (nvidia-smi): a process that was left behind, or another pod", in_units,
          "bytes"),
     Rule("gpu-load", "not built", bool, _JOB, FIX_IMAGE, "{value}",
          "use a torch that is built for this card and its driver"),
     Rule("gpu-load", "unseen", bool, _NODE, "", "{value}",
          "see nvidia-smi on that machine, and whether this container was given /dev/nvidia-uvm"),
-    Rule("gpu-load", "stuck", bool, _NODE, REBOOT, "{value}: it is stuck inside the driver", _DRAIN),
+    Rule("gpu-load", "stuck", bool, _NODE, REBOOT, "{value}: it is stuck inside the driver", _REBOOT),
     Rule("gpu-load", "wrong", bool, _NODE, DRAIN, "{value}", _DRAIN),
     Rule("gpu-peers", "wrong sums", bool, _NODE, DRAIN, "{value}",
-         "do not train on this node: have its NVLinks and cards tested"),
+         "drain this node: have its NVLinks and cards tested"),
     Rule("gpu-peers", "no room", bool, _WARN, FIX_JOB, "{who} found no room in /dev/shm to work together: {value}",
          "mount a larger emptyDir with medium: Memory at /dev/shm, and remove what fills it"),
     Rule("gpu-peers", "misled", bool, _JOB, FIX_JOB, _APART,
@@ -306,11 +306,11 @@ RULES = (
          "is at PCIe generation {value[0]} under load, and could be at {value[1]}",
          "see the BIOS of that machine, and the card's slot"),
     Rule("gpu-nvlink", "fabric", lambda fabric: fabric["state"] == _FABRIC_DONE and fabric["status"], _NODE, REBOOT,
-         "could not join its NVLink fabric (error {value[status]})", _FABRIC),
+         "could not join its NVLink fabric (error {value[status]})", f"reboot that machine, or {_FABRIC}"),
     Rule("gpu-nvlink", "fabric", _is_health(_DEGRADED), _NODE, DRAIN,
-         "has less bandwidth than it should, says its NVLink fabric", _FABRIC),
+         "has less bandwidth than it should, says its NVLink fabric", f"drain this node: {_FABRIC}"),
     Rule("gpu-nvlink", "fabric", _is_health(_UNHEALTHY), _NODE, DRAIN, "has a bad route in its NVLink fabric",
-         _FABRIC),
+         f"drain this node: {_FABRIC}"),
     Rule("gpu-nvlink", "links", _is_short, _NODE, DRAIN, _UP, _DRAIN, unit="links"),
     Rule("gpu-nvlink", "no links", bool, _WARN, "", "has NVLinks, and none is up",
          "check the fabric manager of that machine; without NVLink GPUs talk over PCIe, many times slower"),
@@ -323,8 +323,8 @@ RULES = (
          "is in clique {value[0]} of its NVLink fabric, and the others of this node in {value[1]}", _FABRIC),
     Rule("gpu-nvlink", f"{LOAD}nvlink_errors", _above(0), _WARN, "",
          "had {value} errors on its NVLinks during our tests", _DRAIN, unit="errors"),
-    Rule("gpu-xid", f"{LOAD}xids", _serious, _NODE, "{value[1]}", "had XID {value[0]} during our tests", _DRAIN,
-         _xids),
+    Rule("gpu-xid", f"{LOAD}xids", _serious, _NODE, "{value[1]}", "had XID {value[0]} during our tests",
+         "{value[2]}", _xids),
     Rule("gpu-xid", f"{LOAD}xids", bool, _WARN, "", "had XID {value[0]} during our tests", _DRAIN, _xids),
 )
 # fmt: on

@@ -134,9 +134,9 @@ KINDS = (
     SpeedKind("gemm", "No GPU multiplies matrices slowly.", ("gemm",), 0.85, 0.93,
               "see that card's clocks, power limit and temperature (nvidia-smi -q), or drain it"),
     SpeedKind("hbm", "No GPU copies slowly within its own memory.", ("hbm",), 0.90, 0.93,
-              "see that card's memory: ECC errors and remapped rows (nvidia-smi -q -d ECC)"),
+              "see that card's memory: ECC errors and remapped rows (nvidia-smi -q -d ECC), or drain it"),
     SpeedKind("pcie", "No GPU copies slowly from and to the host.", ("h2d", "d2h"), 0.85, 0.90,
-              "see that card's PCIe generation and width under load, and whether the pod's CPUs are near to it"),
+              "see that card's PCIe link under load, and whether the pod's CPUs are near to it, or drain it"),
     SpeedKind("allreduce", "An all-reduce of each node's GPUs is as fast as their links allow.", ("allreduce",),
               0.75, 0.90, "see that node's NVLinks and fabric manager (nvidia-smi nvlink -s), or drain it"),
 )

@@ -30,6 +30,7 @@ _CARD: dict[str, Any] = {
     "retired_pending": {"error": 3}, "mig": 0, "mig_parts": 0,
     "memory_total": 143_771 << 20, "memory_used": 500 << 20,
     "pcie_gen": 1, "pcie_gen_max": 5, "pcie_width": 16, "pcie_width_max": 16,
+    "power_limit": 700_000, "power_default": 700_000,
     "nvlinks": [1] * 18, "nvlink_errors": 0, "fabric": [3, 0, 0xAA, 7],  # joined, well, and in clique 7
     "sram_threshold": 0, "spent_banks": 0,
     "reasons": 1, "old_reasons": 1, "xids": [],

@@ -44,7 +44,7 @@ def test_facts_come_through_nvidias_own_bindings(library: Path) -> None:
     assert gpu.facts == {
         "name": "NVIDIA H200", "uuid": "GPU-11aa",
         "ecc_uncorrected": 110, "remapped": [1, 2, 1, 0],
-        "memory_total": 150_754_820_096, "memory_used": 4_194_304,
+        "power_limit": [500_000, 700_000], "memory_total": 150_754_820_096, "memory_used": 4_194_304,
         "nvlinks": [1] * 17 + [0], "mig_parts": 1, "sram_threshold": True, "spent_banks": 2,
         "fabric": {"state": 3, "status": 0, "health": 0xAA, "cluster": "ab" + 30 * "0", "clique": 7},
     }  # fmt: skip

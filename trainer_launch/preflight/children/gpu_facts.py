@@ -220,6 +220,10 @@ AT_REST: dict[str, Callable[[Any], Any]] = {
     "mig_parts": mig_parts,
     "memory_total": lambda gpu: memory(gpu).total,
     "memory_used": lambda gpu: memory(gpu).used,
+    "power_limit": lambda gpu: [
+        nvml.nvmlDeviceGetPowerManagementLimit(gpu),
+        nvml.nvmlDeviceGetPowerManagementDefaultLimit(gpu),
+    ],
     "nvlinks": nvlinks,
     "fabric": fabric,
     "sram_threshold": sram_threshold,

@@ -230,7 +230,7 @@ def _skewed(name: str, off_s: float, *, is_ahead: bool) -> Finding:
         expected=CLOCK_FAIL_S if fails else CLOCK_WARN_S,
         unit="s",
         basis=Basis.PEER,
-        action="check the time service of that machine (chrony, ntpd): tokens and certificates will be refused",
+        action="drain that machine, or mend its time service (chrony, ntpd): tokens will be refused",
         remedy="DRAIN" if fails else "",
     )
 
@@ -358,7 +358,7 @@ def of_gpus(cards: Cards | None, count: int) -> dict[str, str]:
     gpus = cards.facts()
     if gpus.trouble:
         return {}
-    models = ", ".join(sorted({gpu.model for gpu in gpus.gpus if gpu.model}))
+    models = ", ".join(sorted({gpu.limited or gpu.model for gpu in gpus.gpus if gpu.model}))
     facts = {GPUS: f"{len(gpus.gpus)} of {models or 'unknown model'}"}
     if gpus.driver:
         facts["driver"] = gpus.driver

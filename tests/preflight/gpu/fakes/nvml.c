@@ -57,6 +57,10 @@ int nvmlDeviceGetCurrPcieLinkGeneration(Device d, unsigned *gen) { return *gen =
 int nvmlDeviceGetMaxPcieLinkGeneration(Device d, unsigned *gen) { return *gen = 5, SUCCESS; }
 int nvmlDeviceGetCurrPcieLinkWidth(Device d, unsigned *width) { return *width = 8, SUCCESS; }
 int nvmlDeviceGetMaxPcieLinkWidth(Device d, unsigned *width) { return *width = 16, SUCCESS; }
+int nvmlDeviceGetPowerManagementLimit(Device d, unsigned *milliwatts) { return *milliwatts = 500000, SUCCESS; }
+int nvmlDeviceGetPowerManagementDefaultLimit(Device d, unsigned *milliwatts) {
+  return *milliwatts = 700000, SUCCESS;
+}
 int nvmlDeviceGetNvLinkState(Device d, unsigned link, unsigned *up) {
   return link < 18 ? (*up = link != 17, SUCCESS) : INVALID;
 }

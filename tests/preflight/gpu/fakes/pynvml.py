@@ -149,6 +149,8 @@ def nvmlEventSetWait_v2(event_set, wait_ms):
 _PLAIN = {
     "nvmlDeviceGetName": "name",
     "nvmlDeviceGetUUID": "uuid",
+    "nvmlDeviceGetPowerManagementLimit": "power_limit",
+    "nvmlDeviceGetPowerManagementDefaultLimit": "power_default",
     "nvmlDeviceGetRemappedRows": "remapped",
     "nvmlDeviceGetRetiredPagesPendingStatus": "retired_pending",
     "nvmlDeviceGetCurrPcieLinkGeneration": "pcie_gen",
