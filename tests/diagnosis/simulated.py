@@ -10,7 +10,7 @@ from typing import Any, TypeAlias
 
 from trainer_launch.diagnosis.collectives import Entries
 from trainer_launch.diagnosis.flight_recorder import entered
-from trainer_launch.diagnosis.lateness import Lateness, Timeline, judge, timeline
+from trainer_launch.diagnosis.lateness import Lateness, Timeline, judge
 from trainer_launch.model.codec import decode, encode
 
 Op: TypeAlias = "tuple[Any, ...]"
@@ -133,7 +133,7 @@ class Job:
 
     def timelines(self, nodes: Callable[[int], int] = lambda rank: 0, **options: Any) -> list[Timeline]:
         """Of all ranks, by a clock that they share."""
-        return [timeline(self.entries(rank, **options), nodes(rank)) for rank in range(len(self.recorded))]
+        return [Timeline(self.entries(rank, **options), nodes(rank)) for rank in range(len(self.recorded))]
 
     def late(self, nodes: Callable[[int], int] = lambda rank: 0, **options: Any) -> dict[int, Lateness]:
         """What one sample tells, by rank."""

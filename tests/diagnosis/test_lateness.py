@@ -10,7 +10,7 @@ from msgspec.structs import replace
 
 from tests.diagnosis.simulated import END, Job, Op, enter, jitter, receive, send, work
 from trainer_launch.diagnosis.collectives import EnteredGroup, Entries
-from trainer_launch.diagnosis.lateness import Lateness, judge, timeline
+from trainer_launch.diagnosis.lateness import Lateness, Timeline, judge
 
 STEP_S = 0.1
 SLOWED = (1.2, 1.5, 3.0)
@@ -166,7 +166,7 @@ def test_a_silent_rank_is_not_named_and_makes_nobody_else_one(silent):
 @pytest.mark.parametrize("error_s", [0.0, 0.005, 0.1])
 def test_what_the_clocks_cannot_tell_is_nobodys_lateness(error_s):
     job = Job(4, plain({3: 1.3}))
-    times = [replace(one, node=one.rank // 2, error_ns=int(error_s * 1e9)) for one in job.timelines()]
+    times = [Timeline(one.told, one.rank // 2, error_ns=int(error_s * 1e9)) for one in job.timelines()]
     assert bool([one for one in judge(times) if one.is_straggler]) == (error_s < 0.1)
 
 
@@ -184,7 +184,7 @@ def test_entries_that_contradict_each_other_are_no_error():
     ]
     for first in odd:
         assert not [
-            one for one in judge([timeline(first, 0), *(timeline(one, 1) for one in odd)]) if one.is_straggler
+            one for one in judge([Timeline(first, 0), *(Timeline(one, 1) for one in odd)]) if one.is_straggler
         ]
 
 

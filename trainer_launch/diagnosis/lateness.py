@@ -37,19 +37,6 @@ class Entry(NamedTuple):
     at_ns: int
 
 
-class Timeline(Struct, frozen=True, kw_only=True):
-    """The entries of a rank by the job's clock, in their order."""
-
-    rank: int
-    node: int | None = None
-    error_ns: int = 0  # of this node's clock, against other nodes
-    step_ns: int = 0
-    repeats: int = 0  # entries of a step
-    is_cut: bool = False  # whether there were more before
-    entries: tuple[Entry, ...] = ()
-    hides_messages: bool = False  # what it waits for is not known
-
-
 class Lateness(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """How late one rank was in one sample."""
 
@@ -73,54 +60,90 @@ class Lateness(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
         return text + f" (p95 {_time(self.p95_s)}) of a step of {_time(self.step_s)}"
 
 
-def timeline(entries: Entries, node: int | None, offset_ns: int = 0, error_ns: int = 0) -> Timeline:
-    """A rank's entries without its clock's offset."""
-    made = [
-        Entry(None if group is None else (group.name, group.ranks), number, at_ns - offset_ns)
-        for group, number, at_ns in entries.each()
-        if group is None or not group.ranks.isdecimal()  # alone it waits for nobody
-    ]
-    return Timeline(
-        rank=entries.rank,
-        node=node,
-        error_ns=error_ns,
-        step_ns=1000 * entries.step_us,
-        repeats=entries.repeats,
-        is_cut=entries.is_cut,
-        entries=tuple(made),
-        hides_messages=entries.hides_messages,
-    )
+class Timeline:
+    """The entries of a rank by the job's clock, and its lateness in each step of a sample."""
+
+    def __init__(self, told: Entries, node: int | None, offset_ns: int = 0, error_ns: int = 0) -> None:
+        """`offset_ns` is that of its node's clock, which may be off by `error_ns` against other nodes'."""
+        self.told, self.rank, self.node, self.error_ns = told, told.rank, node, error_ns
+        self.entries = [
+            Entry(None if group is None else (group.name, group.ranks), number, at_ns - offset_ns)
+            for group, number, at_ns in told.each()
+            if group is None or not group.ranks.isdecimal()  # alone it waits for nobody
+        ]
+        self.waits: list[tuple[int, int]] = []  # until when it waited for others, and how long
+        self.steps: dict[int, tuple[int, bool]] = {}  # by number: how late, and whether that is its own doing
+        self._in, self._late, self._last = Counter[_Key](), Counter[_Key](), 0  # collectives, by group
+
+    def note(self, group: _Key, step: int, entry_ns: int, late_ns: int, step_ns: int, worst_ns: int) -> None:
+        """Take in when, and how late, the rank entered a collective; the last rank was late by `worst_ns`."""
+        self._in[group] += 1
+        is_late = late_ns > max(LATE * step_ns, _LATE_NS) and late_ns >= worst_ns / 2
+        is_own = is_late and self._waited_ns(entry_ns, step_ns) < _WAITED * late_ns
+        if is_own:
+            self._late[group] += 1
+        before_ns, was_own = self.steps.get(step, (0, False))
+        self.steps[step] = max(before_ns, late_ns), was_own or is_own
+
+    def note_last(self) -> None:
+        """The rank was the last one to enter a collective."""
+        self._last += 1
+
+    def _waited_ns(self, at_ns: int, step_ns: int) -> int:
+        """How long it may have waited for others in the step before."""
+        first = bisect_right(self.waits, (at_ns - step_ns, 0))
+        return sum(wait_ns for _, wait_ns in self.waits[first : bisect_right(self.waits, (at_ns, 1 << 63))])
+
+    def lateness(self, step_ns: int) -> Lateness:
+        """The rank's lateness; one whose waits are not known is not late by itself."""
+        n_own = sum(is_own for _, is_own in self.steps.values())
+        is_often = any(late >= _OFTEN * self._in[group] for group, late in self._late.items())
+        times = sorted(late_ns / 1e9 for late_ns, _ in self.steps.values())
+        return Lateness(
+            rank=self.rank,
+            node=self.node,
+            steps=len(times),
+            late=n_own if is_often and not self.told.hides_messages else 0,
+            last=round(self._last / max(1, self._in.total()), 3),
+            median_s=round(_middle(times), 6),
+            p95_s=round(times[-1 - len(times) // 20], 6),
+            step_s=round(step_ns / 1e9, 6),
+        )
 
 
 def judge(timelines: Iterable[Timeline]) -> tuple[Lateness, ...]:
     """How late each rank was, the latest first; nobody where nothing can be told."""
-    by_rank = {line.rank: line for line in timelines if line.entries}
-    steps = [line.step_ns for line in by_rank.values() if line.step_ns and line.repeats]
-    if len(by_rank) < 2 or not steps:
+    lines = {line.rank: line for line in timelines if line.entries}
+    steps = [1000 * line.told.step_us for line in lines.values() if line.told.step_us and line.told.repeats]
+    if len(lines) < 2 or not steps:
         return ()
     step_ns = _middle(steps)
-    start_ns = max((line.entries[0].at_ns for line in by_rank.values() if line.is_cut), default=0)
-    entered = _entered(by_rank.values())
-    begins = _begins(by_rank.values())
+    start_ns = max((line.entries[0].at_ns for line in lines.values() if line.told.is_cut), default=0)
+    entered = _entered(lines.values())
+    begins = _begins(lines.values())
     ends = {key: max(times.values()) for key, times in entered.items()}
-    tracks = {rank: _Track(line, by_rank, ends, step_ns) for rank, line in by_rank.items()}
-    for key, times in entered.items():
-        if ends[key] >= start_ns:
-            _note(key[0], times, bisect_right(begins, ends[key]), tracks)
-    latenesses = [track.lateness() for track in tracks.values() if track.steps]
+    for line in lines.values():
+        others = (other.error_ns for other in lines.values() if other.node != line.node)
+        line.waits = list(_waits(line.entries, ends, line.error_ns + max(others, default=0)))
+    for (group, number), times in entered.items():
+        end_ns = ends[group, number]
+        if end_ns >= start_ns:
+            _note(group, bisect_right(begins, end_ns), times, lines, step_ns)
+    latenesses = [line.lateness(step_ns) for line in lines.values() if line.steps]
     return tuple(sorted(latenesses, key=lambda rank: (-rank.late, -rank.median_s, rank.rank)))
 
 
-def _begins(timelines: Iterable[Timeline]) -> list[int]:
+def _begins(lines: Iterable[Timeline]) -> list[int]:
     """When steps begin: each time that the rank which tells most has made one repetition more."""
-    longest = max((line for line in timelines if line.repeats), key=lambda line: len(line.entries) // line.repeats)
-    return [entry.at_ns for entry in longest.entries[:: longest.repeats]]
+    repeating = [line for line in lines if line.told.repeats]
+    longest = max(repeating, key=lambda line: len(line.entries) // line.told.repeats)
+    return [entry.at_ns for entry in longest.entries[:: longest.told.repeats]]
 
 
-def _entered(timelines: Iterable[Timeline]) -> dict[tuple[_Key, int], dict[int, int]]:
+def _entered(lines: Iterable[Timeline]) -> dict[tuple[_Key, int], dict[int, int]]:
     """When each member entered each collective that all of them tell."""
     entered: dict[tuple[_Key, int], dict[int, int]] = defaultdict(dict)
-    for line in timelines:
+    for line in lines:
         for group, number, at_ns in line.entries:
             if group is not None:
                 entered[group, number][line.rank] = at_ns
@@ -128,73 +151,19 @@ def _entered(timelines: Iterable[Timeline]) -> dict[tuple[_Key, int], dict[int, 
     return {key: times for key, times in entered.items() if len(times) == sizes[key[0]] > 1}
 
 
-class _Meeting(NamedTuple):
-    """A collective that all its members have entered."""
-
-    group: _Key
-    step: int
-    worst_ns: int  # how late the last one was
-    last: int  # the rank
-
-
-class _Track:
-    """The waits of a rank, and its lateness in each step."""
-
-    def __init__(
-        self, line: Timeline, lines: Mapping[int, Timeline], ends: Mapping[tuple[_Key, int], int], step_ns: int
-    ) -> None:
-        self.rank, self.line, self._step_ns = line.rank, line, step_ns
-        self.steps: dict[int, tuple[int, bool]] = {}  # by number: how late, and whether that is its own doing
-        self._in, self._late, self._last = Counter[_Key](), Counter[_Key](), 0  # collectives, by group
-        others = (other.error_ns for other in lines.values() if other.node != line.node)
-        self._waits = list(_waits(line.entries, ends, line.error_ns + max(others, default=0)))
-
-    def note(self, meeting: _Meeting, at_ns: int, late_ns: int) -> None:
-        """Take in when, and how late, the rank entered a collective."""
-        self._in[meeting.group] += 1
-        self._last += self.rank == meeting.last
-        is_late = late_ns > max(LATE * self._step_ns, _LATE_NS) and late_ns >= meeting.worst_ns / 2
-        is_own = is_late and self._waited_ns(at_ns) < _WAITED * late_ns
-        if is_own:
-            self._late[meeting.group] += 1
-        before_ns, was_own = self.steps.get(meeting.step, (0, False))
-        self.steps[meeting.step] = max(before_ns, late_ns), was_own or is_own
-
-    def _waited_ns(self, at_ns: int) -> int:
-        """How long it may have waited for others in the step before."""
-        first = bisect_right(self._waits, (at_ns - self._step_ns, 0))
-        return sum(wait_ns for _, wait_ns in self._waits[first : bisect_right(self._waits, (at_ns, 1 << 63))])
-
-    def lateness(self) -> Lateness:
-        """The rank's lateness; one whose waits are not known is not late by itself."""
-        n_own = sum(is_own for _, is_own in self.steps.values())
-        is_often = any(late >= _OFTEN * self._in[group] for group, late in self._late.items())
-        times = sorted(late_ns / 1e9 for late_ns, _ in self.steps.values())
-        return Lateness(
-            rank=self.rank,
-            node=self.line.node,
-            steps=len(times),
-            late=n_own if is_often and not self.line.hides_messages else 0,
-            last=round(self._last / max(1, self._in.total()), 3),
-            median_s=round(_middle(times), 6),
-            p95_s=round(times[-1 - len(times) // 20], 6),
-            step_s=round(self._step_ns / 1e9, 6),
-        )
-
-
-def _note(group: _Key, times: Mapping[int, int], step: int, tracks: Mapping[int, _Track]) -> None:
+def _note(group: _Key, step: int, times: Mapping[int, int], lines: Mapping[int, Timeline], step_ns: int) -> None:
     """Tell each member of a collective how late it was against the middle, as far as the nodes' clocks agree."""
     ordered = sorted((at_ns, rank) for rank, at_ns in times.items())
     middle_ns, middle = ordered[(len(ordered) - 1) // 2]
-    error_ns = {rank: _error_ns(tracks[rank].line, tracks[middle].line) for rank in times}
-    late = {rank: max(0, at_ns - middle_ns - error_ns[rank]) for at_ns, rank in ordered}
-    meeting = _Meeting(group, step, max(late.values()), ordered[-1][1])
+    late = {}
     for at_ns, rank in ordered:
-        tracks[rank].note(meeting, at_ns, late[rank])
-
-
-def _error_ns(line: Timeline, other: Timeline) -> int:
-    return 0 if line.node == other.node else line.error_ns + other.error_ns
+        is_near = lines[rank].node == lines[middle].node
+        error_ns = 0 if is_near else lines[rank].error_ns + lines[middle].error_ns
+        late[rank] = max(0, at_ns - middle_ns - error_ns)
+    worst_ns = max(late.values())
+    for at_ns, rank in ordered:
+        lines[rank].note(group, step, at_ns, late[rank], step_ns, worst_ns)
+    lines[ordered[-1][1]].note_last()
 
 
 def _waits(

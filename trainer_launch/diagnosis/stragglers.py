@@ -25,7 +25,7 @@ from msgspec import Meta, Struct, field
 from msgspec.structs import replace
 
 from trainer_launch.diagnosis.collectives import MAX_ENTRIES, Entries, Ns
-from trainer_launch.diagnosis.lateness import Lateness, Timeline, judge, timeline
+from trainer_launch.diagnosis.lateness import Lateness, Timeline, judge
 from trainer_launch.diagnosis.worker_samples import Recorders
 from trainer_launch.host import runtime_directory
 from trainer_launch.membership.notes import Judge, Judgement, Members, MemberView, Tell, opened
@@ -85,29 +85,22 @@ class StragglerStatus(Struct, frozen=True):
     stragglers: _Latenesses = ()
 
 
-class _Clock(Struct, frozen=True, kw_only=True):
-    """A node's clock against ours, which is monotonic."""
-
-    offset_ns: int
-    error_ns: int
-
-
 class _Answer(Struct, frozen=True, kw_only=True):
     """How far one member is in the present sample."""
 
     question: int  # the number of the one about its clock
     sent_s: float
-    clock: _Clock | None = None  # of the shortest round trip
+    offset_ns: int = 0  # its clock against ours, which is monotonic, by the shortest round trip
+    error_ns: int | None = None  # half of that; None: it has told no time
     entered: Entered | None = None
 
     def measured(self, at_ns: int, now_s: float) -> _Answer:
         """With the clock as one more round trip shows it."""
-        clock = _Clock(
-            offset_ns=at_ns - int((self.sent_s + now_s) / 2 * 1e9),
-            error_ns=int((now_s - self.sent_s) / 2 * 1e9),
-        )
-        best = min(self.clock or clock, clock, key=lambda clock: clock.error_ns)
-        return _Answer(question=self.question + 1, sent_s=now_s, clock=best)
+        error_ns = int((now_s - self.sent_s) / 2 * 1e9)
+        after = replace(self, question=self.question + 1, sent_s=now_s)
+        if self.error_ns is not None and self.error_ns <= error_ns:
+            return after
+        return replace(after, offset_ns=at_ns - int((self.sent_s + now_s) / 2 * 1e9), error_ns=error_ns)
 
 
 class _StragglerSample(Struct, frozen=True, kw_only=True):
@@ -190,10 +183,10 @@ def _timelines(members: Sequence[MemberView], sample: _StragglerSample) -> Itera
     """All ranks' entries by our clock; a rank counts once, and on the node whose it is."""
     for member in members:
         answer = sample.answers.get(member.number)
-        if answer is not None and answer.entered is not None and (clock := answer.clock) is not None:
+        if answer is not None and answer.entered is not None and answer.error_ns is not None:
             own = {rank.rank: rank for rank in answer.entered.ranks if rank.rank in member.ranks}
             for rank in own.values():
-                yield timeline(rank, member.number, clock.offset_ns, clock.error_ns)
+                yield Timeline(rank, member.number, answer.offset_ns, answer.error_ns)
 
 
 def _news(
