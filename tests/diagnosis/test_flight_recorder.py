@@ -229,16 +229,10 @@ def test_messages_that_have_not_ended_are_told_with_their_peers() -> None:
     assert said.groups["1"].messages == (Message("recv", 3, 30), Message("send", 7, 40))
 
 
-def test_a_status_is_of_the_group_that_has_its_number_on_this_rank() -> None:
-    """torch numbers only the groups that a rank is in: its third group may be the job's fourth."""
-    entry = {"profiling_name": "gloo:all_reduce", "time_created_ns": 1, "collective_seq_id": 1, "retired": False}
-    status = {"last_enqueued_collective": "1", "last_completed_collective": "0"}
-    trace = {
-        "pg_status": {"2": status, "1": status},
-        "entries": [{**entry, "pg_id": 2, "process_group": ["3", ""]}],
-    }
-    groups = progress_of(trace, {"0": ("", [0, 1, 2]), "2": ("", [1, 2]), "3": ("", [0, 2])})
-    assert {name: group["entered"] for name, group in groups.items()} == {"0": 0, "2": 1, "3": 1}
+def test_a_group_without_entries_has_entered_as_much_as_it_has_begun() -> None:
+    """Torch keeps the last entries of all groups together: those of a group that is seldom used go."""
+    groups = progress_of({"entries": []}, {"0": ("", [0, 1, 2]), "3": ("", [0, 2])}, {"3": 7})
+    assert {name: (group["entered"], group["done"]) for name, group in groups.items()} == {"0": (0, 0), "3": (7, 7)}
 
 
 def test_who_does_not_answer_holds_nobody_up() -> None:
@@ -376,7 +370,7 @@ def test_what_nccl_and_gloo_have_recorded_is_told_of_each_group() -> None:
         "0": ("default_pg", 1, 1),  # NCCL's status has the number of the send
         "1": ("data", 2, 1),
         "0:gloo": ("default_pg (gloo)", 1, 1),
-        "2": ("control", 1, 0),
+        "2": ("control", 0, 0),
     }
     assert {group.ranks for group in groups.values()} == {"0-1"}
     last = {name: [(one.number, one.operation) for one in group.last] for name, group in groups.items()}
@@ -565,13 +559,6 @@ def test_what_nccl_has_ended_is_what_the_device_has_completed(state: str, retire
     entry = recorded("1", 3, "nccl:all_reduce", 1, True, state=state, retired=retired)
     groups = progress_of(dump_of([entry], {"1": (3, 3)}, first=0), {"1": ("data", [0, 1])})
     assert (groups["1"]["entered"], groups["1"]["done"]) == (3, done)
-
-
-def test_a_status_is_of_no_group_where_groups_are_gone() -> None:
-    """A destroyed group keeps its number in torch: the next groups are not in the place of theirs."""
-    trace = dump_of([recorded("1", 4, "nccl:all_reduce", 1, True, pg_id=2)], {"1": (9, 8), "2": (4, 4)}, first=0)
-    groups = progress_of(trace, {"1": ("data", [0, 1]), "2": ("control", [0, 1])})
-    assert {name: group["entered"] for name, group in groups.items()} == {"1": 4, "2": 0}
 
 
 # -- large jobs ----------------------------------------------------------------------------------

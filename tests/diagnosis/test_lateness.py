@@ -6,7 +6,6 @@ from collections.abc import Callable
 from itertools import product
 
 import pytest
-from msgspec.structs import replace
 
 from tests.diagnosis.simulated import END, Job, Op, enter, jitter, receive, send, work
 from trainer_launch.diagnosis.collectives import EnteredGroup, Entries

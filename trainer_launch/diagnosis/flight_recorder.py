@@ -369,30 +369,15 @@ def progress_of(
 ) -> dict[str, dict[str, Any]]:
     """Of each process group: its members, how far this rank is, and its last collectives.
 
-    A collective is [number, operation, sizes, ns since the epoch]. Numbers are the entries': torch's status counts
-    point-to-point operations as well, and two threads of gloo's write it. It is asked only where no entry is left.
+    A collective is [number, operation, sizes, ns since the epoch]. Numbers are the entries': torch's status, and
+    what a group has begun, count point-to-point operations as well. That counts only where no entry is left.
     """
-    groups: dict[str, dict[str, Any]] = {
-        name: {
-            "title": title,
-            "ranks": _spans(ranks),
-            "entered": 0,
-            "done": 0,
-            "begun": (begun or {}).get(name, 0),
-            "last": [],
-        }
-        for name, (title, ranks) in members.items()
-    }
-    entries = trace.get("entries") or ()
-    numbers = {str(entry["pg_id"]): entry["process_group"][0] for entry in entries if "pg_id" in entry}
-    for number, status in (trace.get("pg_status") or {}).items():
-        name = _name_of(number, numbers, [*members])
-        if name in groups:
-            groups[name]["entered"] = max(0, int(status.get("last_enqueued_collective", 0)))
-            groups[name]["done"] = max(0, int(status.get("last_completed_collective", 0)))
-    for name, own in grouped((entry["process_group"][0], entry) for entry in entries).items():
-        if name in groups:
-            _tell_entries(groups[name], own, members[name][1])
+    by_name = grouped((entry["process_group"][0], entry) for entry in trace.get("entries") or ())
+    groups = {}
+    for name, (title, ranks) in members.items():
+        begun_of = (begun or {}).get(name, 0)
+        group = {"title": title, "ranks": _spans(ranks), "begun": begun_of, "entered": begun_of, "done": begun_of}
+        groups[name] = {**group, **_recorded(by_name[name], ranks)} if name in by_name else group
     return groups
 
 
@@ -402,14 +387,16 @@ def _spans(ranks: Sequence[int]) -> str:
     return text if len(text) <= MAX_TEXT else ""
 
 
-def _tell_entries(group: dict[str, Any], entries: Sequence[Mapping[str, Any]], ranks: Sequence[int]) -> None:
-    """How far the group is by its own entries; of operations that were made one, NCCL retires only the last."""
+def _recorded(entries: Sequence[Mapping[str, Any]], ranks: Sequence[int]) -> dict[str, Any]:
+    """How far a group is by its own entries; of operations that were made one, NCCL retires only the last."""
     over: dict[int, bool] = {}
     collectives, messages = list[tuple[int, str, Mapping[str, Any]]](), list[list[Any]]()
     for before, entry in zip(({}, *entries), entries, strict=False):
         operation, number = str(entry["profiling_name"]).rpartition(":")[2], int(entry["collective_seq_id"])
         is_over = bool(entry.get("retired"))
-        if _is_nccl(entry) and "state" in entry:  # retired later than completed; without that it has timed out
+        if (
+            str(entry["profiling_name"]).startswith("nccl:") and "state" in entry
+        ):  # retired later than completed; without that it has timed out
             is_over = entry["state"] == "completed"
         # torch does not always mark the end of sends that were made one as such; it has no new number.
         is_end = operation == "coalesced" and before.get("is_p2p") and before["collective_seq_id"] == number
@@ -421,14 +408,13 @@ def _tell_entries(group: dict[str, Any], entries: Sequence[Mapping[str, Any]], r
             continue
         over[number] = is_over
         collectives.append((number, operation[:_SIZES], entry))
-    group["last"] = [[*what, _sizes(entry), int(entry["time_created_ns"])] for *what, entry in collectives[-MOST:]]
-    group["messages"] = messages[:MAX_MESSAGES]
-    group["entered"] = max(int(entry["collective_seq_id"]) for entry in entries)  # a message has the last one's
-    group["done"] = min((number - 1 for number, is_over in over.items() if not is_over), default=group["entered"])
-
-
-def _is_nccl(entry: Mapping[str, Any]) -> bool:
-    return str(entry["profiling_name"]).startswith("nccl:")
+    entered = max(int(entry["collective_seq_id"]) for entry in entries)  # a message has the last one's
+    return {
+        "last": [[*what, _sizes(entry), int(entry["time_created_ns"])] for *what, entry in collectives[-MOST:]],
+        "messages": messages[:MAX_MESSAGES],
+        "entered": entered,
+        "done": min((number - 1 for number, is_over in over.items() if not is_over), default=entered),
+    }
 
 
 def _sizes(entry: Mapping[str, Any]) -> str:
@@ -439,17 +425,6 @@ def _sizes(entry: Mapping[str, Any]) -> str:
         count = f"{len(shapes)} tensors of {sum(map(math.prod, shapes))} elements"
         text = f"{str([*shapes[:_SHAPES]])[:-1]}, ...] ({count}) {' '.join(dict.fromkeys(types))}"
     return text[:_SIZES]
-
-
-def _name_of(number: str, numbers: Mapping[str, str], names: Sequence[str]) -> str:
-    """The group that a status is of: torch numbers the groups that this rank is in, in the order of their making.
-
-    Unknown where other numbers show that groups are gone.
-    """
-    if number in numbers or not numbers:
-        return numbers.get(number, number)
-    is_counted = all(names[int(each) :][:1] == [name] for each, name in numbers.items())
-    return names[int(number)] if is_counted and number.isdecimal() and int(number) < len(names) else number
 
 
 def entered(recorded: Sequence[Mapping[str, Any]], members: Members, most: int) -> dict[str, Any]:
