@@ -52,21 +52,6 @@ _Heard = TypeVar("_Heard")  # what is said to a server
 _Sent = TypeVar("_Sent")  # what it says itself
 
 
-class Complaints:
-    """Say each one once: a flood of strangers must not become a flood of lines."""
-
-    def __init__(self, whose: str, log: Callable[[str], None]) -> None:
-        self._whose = whose
-        self._log = log
-        self._complaints: set[str] = set()
-
-    def __call__(self, why: str, address: str) -> None:
-        """Say that a connection from this address was dropped, and why, unless the same was said before."""
-        if why not in self._complaints and len(self._complaints) < _MANY_COMPLAINTS:
-            self._complaints.add(why)
-            self._log(f"{self._whose}: dropped a connection from {address}: {why} (logged once)")
-
-
 class Connection:
     """Bytes that are read and not yet a line, bytes that are written and not yet sent."""
 
@@ -94,11 +79,6 @@ class Connection:
         if len(rest) >= MAX_SIGNED_BYTES:
             raise MessageError(f"a line is longer than {MAX_SIGNED_BYTES} bytes")
         return [bytes(line) for line in lines]
-
-    def write(self, line: bytes) -> bool:
-        """Take a line for sending; False when too much is unsent."""
-        self.unsent += line
-        return len(self.unsent) <= MAX_UNSENT_BYTES
 
     def flush(self) -> None:
         """Send what there is room for."""
@@ -132,7 +112,7 @@ class ServerConnections(ABC, Generic[_Heard, _Sent]):
         self._render = render
         self._secret = secret
         self._silence_s = silence_s
-        self._complain = Complaints(name, lambda text: log(text, logging.INFO))
+        self._log, self._complaints = log, set[str]()
         self._selector = selectors.DefaultSelector()
         self._connections: dict[int, Connection] = {}
         self._ungreeted: dict[int, Connection] = {}  # oldest first
@@ -168,9 +148,6 @@ class ServerConnections(ABC, Generic[_Heard, _Sent]):
     def _end(self, defect: str) -> None:
         """Say the last words. After a defect of ours, too: no node may wait for an answer for ever."""
 
-    def _begin(self) -> None:
-        """The server listens, and its thread starts now."""
-
     def _is_over(self) -> bool:
         """Whether all is said, though nobody has stopped the server."""
         return False
@@ -182,7 +159,6 @@ class ServerConnections(ABC, Generic[_Heard, _Sent]):
         self._wake.setblocking(False)
         self._selector.register(self._wake, selectors.EVENT_READ)
         self._accept(True)
-        self._begin()
         self._thread = threading.Thread(target=self._run, name=self._name, daemon=True)
         self._thread.start()
         return int(self._listener.getsockname()[1])
@@ -345,23 +321,18 @@ class ServerConnections(ABC, Generic[_Heard, _Sent]):
         try:
             if mask & selectors.EVENT_WRITE:
                 self._flush(connection)
-            if mask & selectors.EVENT_READ:
-                self._hear(connection)
+            lines = connection.read() if mask & selectors.EVENT_READ else []
+            for line in lines or ():
+                message = self._parse(connection.channel.check(line))
+                if connection.is_closing:
+                    return
+                self._heard(connection, message)
+            if lines is None:
+                self._drop(connection, ended=True)
         except OSError:
             self._drop(connection)
         except MessageError as problem:
             self._drop(connection, str(problem))
-
-    def _hear(self, connection: Connection) -> None:
-        lines = connection.read()
-        if lines is None:
-            return self._drop(connection, ended=True)
-        for line in lines:
-            message = self._parse(connection.channel.check(line))
-            if connection.is_closing:
-                return None
-            self._heard(connection, message)
-        return None
 
     def _send(self, peer: int, message: _Sent | Challenge | Refused) -> None:
         connection = self._connections.get(peer)
@@ -373,9 +344,9 @@ class ServerConnections(ABC, Generic[_Heard, _Sent]):
             except MessageError as problem:  # nodes have told too much; the others are served on
                 self._drop(connection, f"cannot be answered: {problem}")
                 return
-        if connection.write(connection.channel.sign(self._rendered[1])):
-            self._to_flush[peer] = connection
-        else:
+        connection.unsent += connection.channel.sign(self._rendered[1])
+        self._to_flush[peer] = connection
+        if len(connection.unsent) > MAX_UNSENT_BYTES:
             self._drop(connection, "does not read its messages")
 
     def _flush(self, connection: Connection) -> None:
@@ -404,6 +375,12 @@ class ServerConnections(ABC, Generic[_Heard, _Sent]):
         self._gone(connection, ended=ended)
         if why is not None:
             self._complain(why, connection.address)
+
+    def _complain(self, why: str, address: str) -> None:
+        """Say why a connection was dropped, each reason once: a flood of strangers must not flood the log."""
+        if why not in self._complaints and len(self._complaints) < _MANY_COMPLAINTS:
+            self._complaints.add(why)
+            self._log(f"{self._name}: dropped a connection from {address}: {why} (logged once)", logging.INFO)
 
 
 def hang_up(connections: list[Connection], until_s: float) -> None:
@@ -462,8 +439,11 @@ class Coordinator(ServerConnections[msg.Message, msg.FromServer]):
         self._close_reason = reason
         super().stop()
 
-    def _begin(self) -> None:
+    def start(self) -> int:
+        """Listen, or raise NodeError; returns the port."""
+        port = super().start()
         self._candidates.start()
+        return port
 
     def _turn(self) -> None:
         super()._turn()
@@ -568,19 +548,14 @@ def serve(
         _log.warning("%s; so the other nodes cannot continue here without node 0", problem)
         yield None
         return
-    timer = _deadline(hosting.deadline_s, server)
+    deadline_s = hosting.deadline_s or 0.0
+    reason = f"the job took longer than active_deadline_seconds, {deadline_s:g} s"
+    timer = threading.Timer(deadline_s, server.give_up, [reason])
+    timer.daemon = True
+    if hosting.deadline_s is not None:
+        timer.start()
     try:
         yield server
     finally:
         timer.cancel()
         server.stop()
-
-
-def _deadline(deadline_s: float | None, server: Coordinator) -> threading.Timer:
-    """The timer that ends the job; without a deadline it is never started."""
-    reason = f"the job took longer than active_deadline_seconds, {deadline_s or 0:g} s"
-    timer = threading.Timer(deadline_s or 0, server.give_up, [reason])
-    timer.daemon = True
-    if deadline_s is not None:
-        timer.start()
-    return timer

@@ -319,9 +319,11 @@ class PreflightServer(ServerConnections[msg.Message, msg.FromServer]):
         self._settings = settings
         self._tick_at_s = 0.0
 
-    def _begin(self) -> None:
+    def start(self) -> int:
+        """Listen, or raise NodeError; returns the port."""
         # To be read after its verdict.
         self.preflight = ClusterPreflight(self._settings, time.monotonic(), self._say)
+        return super().start()
 
     def _is_over(self) -> bool:
         return self.preflight.phase is PreflightPhase.OVER
