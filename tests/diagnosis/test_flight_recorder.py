@@ -21,6 +21,7 @@ from msgspec.structs import replace
 
 from tests.cli.launching import clean_env
 from tests.waiting import eventually
+from trainer_launch.diagnosis import flight_recorder
 from trainer_launch.diagnosis.collectives import (
     MAX_BYTES,
     Entries,
@@ -231,8 +232,9 @@ def test_messages_that_have_not_ended_are_told_with_their_peers() -> None:
 
 def test_a_group_without_entries_has_entered_as_much_as_it_has_begun() -> None:
     """Torch keeps the last entries of all groups together: those of a group that is seldom used go."""
-    groups = progress_of({"entries": []}, {"0": ("", [0, 1, 2]), "3": ("", [0, 2])}, {"3": 7})
-    assert {name: (group["entered"], group["done"]) for name, group in groups.items()} == {"0": (0, 0), "3": (7, 7)}
+    members, entries = {"1": ("", [0, 1]), "3": ("", [0, 2])}, [recorded("1", 4, "gloo:all_reduce", 1, True)]
+    groups = progress_of({"entries": entries}, members, {"1": 9, "3": 7})
+    assert {name: (group["entered"], group["done"]) for name, group in groups.items()} == {"1": (4, 4), "3": (7, 7)}
 
 
 def test_who_does_not_answer_holds_nobody_up() -> None:
@@ -370,7 +372,7 @@ def test_what_nccl_and_gloo_have_recorded_is_told_of_each_group() -> None:
         "0": ("default_pg", 1, 1),  # NCCL's status has the number of the send
         "1": ("data", 2, 1),
         "0:gloo": ("default_pg (gloo)", 1, 1),
-        "2": ("control", 0, 0),
+        "2": ("control", 1, 0),
     }
     assert {group.ranks for group in groups.values()} == {"0-1"}
     last = {name: [(one.number, one.operation) for one in group.last] for name, group in groups.items()}
@@ -383,6 +385,7 @@ def test_the_events_of_nccls_collectives_are_not_looked_at_when_its_groups_end(
 ) -> None:
     torch = torch_with(nccl=NCCL, fr=GLOO)
     monkeypatch.setitem(sys.modules, "torch", torch)
+    monkeypatch.setattr(flight_recorder, "_operations", lambda torch: {"1": 2})
     at_end = said_to({"at_end": True}).groups
     assert [one.operation for one in at_end["0:gloo"].last] == ["barrier"]
     assert (at_end["1"].entered, at_end["1"].last) == (2, ()), "of NCCL only the numbers are known"

@@ -370,13 +370,16 @@ def progress_of(
     """Of each process group: its members, how far this rank is, and its last collectives.
 
     A collective is [number, operation, sizes, ns since the epoch]. Numbers are the entries': torch's status, and
-    what a group has begun, count point-to-point operations as well. That counts only where no entry is left.
+    what a group has begun, count point-to-point operations as well. That counts only where entries were not asked
+    for, or those of other groups have taken the place of its own. With TORCH_DISTRIBUTED_DEBUG=DETAIL gloo's have
+    no group's name.
     """
     by_name = grouped((entry["process_group"][0], entry) for entry in trace.get("entries") or ())
-    groups = {}
+    counts_begun, groups = "entries" not in trace or not by_name.keys().isdisjoint(members), {}
     for name, (title, ranks) in members.items():
         begun_of = (begun or {}).get(name, 0)
-        group = {"title": title, "ranks": _spans(ranks), "begun": begun_of, "entered": begun_of, "done": begun_of}
+        entered = begun_of if counts_begun else 0
+        group = {"title": title, "ranks": _spans(ranks), "begun": begun_of, "entered": entered, "done": entered}
         groups[name] = {**group, **_recorded(by_name[name], ranks)} if name in by_name else group
     return groups
 
