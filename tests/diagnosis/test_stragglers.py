@@ -24,10 +24,9 @@ from trainer_launch.diagnosis.stragglers import (
 from trainer_launch.membership import protocol as msg
 from trainer_launch.membership import timeouts
 from trainer_launch.membership.notes import opened
-from trainer_launch.membership.state import answer
+from trainer_launch.membership.state import status
 
 EVERY_S = 60.0
-QUERY = msg.StatusQuery(msg.VERSION, "job")
 
 
 @cache
@@ -85,7 +84,7 @@ class Nodes:
         return [one.rank for one in self.table().stragglers]
 
     def table(self):
-        told = answer(QUERY, self.world.state, self.world.now_s)
+        told = status(self.world.state, self.world.now_s)
         assert isinstance(told, msg.JobStatus)
         heard = msg.parse(msg.render(told))
         assert isinstance(heard, msg.JobStatus)

@@ -93,7 +93,7 @@ def test_a_table_fits_beside_all_else_that_nodes_have_told():
     "query", [msg.StatusQuery(msg.VERSION + 1, "job"), msg.StatusQuery(msg.VERSION, "another")]
 )
 def test_who_asks_for_something_else_is_refused(query):
-    assert isinstance(state.answer(query, World(2).state, 0.0), msg.Refused)
+    assert isinstance(state.why_stranger("job", query), msg.Refused)
 
 
 # -- asked of real servers --------------------------------------------------------------------

@@ -53,7 +53,8 @@ class CandidateWatch:
     def _run(self) -> None:
         while not self._over:
             wanted = self._wanted
-            self._change.wait(_pause_s() if wanted else None)
+            jitter = random.uniform(1 - timeouts.LOOK_JITTER, 1 + timeouts.LOOK_JITTER)
+            self._change.wait(timeouts.LOOK_EVERY_S * jitter if wanted else None)
             self._change.clear()
             wanted = self._wanted
             if wanted and not self._over and self._seats is not None:
@@ -87,10 +88,6 @@ class CandidateWatch:
                 status = ask(seats.endpoint(rank), self._job, self._secret, timeouts.LOOK_ANSWER_S)
                 return frozenset({rank}), status.ready
         return frozenset(), True
-
-
-def _pause_s() -> float:
-    return timeouts.LOOK_EVERY_S * random.uniform(1 - timeouts.LOOK_JITTER, 1 + timeouts.LOOK_JITTER)
 
 
 def look(candidates: Mapping[int, Endpoint]) -> tuple[frozenset[int], frozenset[int]]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import signal
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from functools import partial
 from typing import Any
 
@@ -262,8 +262,7 @@ def fail(state: JobState, node: NodeRecord, failed: msg.Failed, now_s: float) ->
         is_only_victim=failed.lost_peer,
         finished=set(failed.finished),
         may_be_asked=failed.may_be_asked,
-        notes=[carried(state, failed.notes)],
-        reported={node.key},
+        notes={node.key: carried(state, failed.notes)},
         before=state.early_failure,
     )
     is_early = _lasted_s(state, now_s) < timeouts.START_S
@@ -272,8 +271,12 @@ def fail(state: JobState, node: NodeRecord, failed: msg.Failed, now_s: float) ->
     state.early_failure = record if is_early else None
     if why_not is not None:
         give_up(state, f"{reason}; not restarted, because {why_not}")
-    else:
-        _suspect(state, suspicion, now_s)
+        return
+    # The generation ends at once. This is charged when its members are back, or in a moment.
+    state.suspicion = suspicion
+    die(state, _with_words(reason, failed.message), now_s, node.key)
+    if state.run is not None and [*state.run.members] == [node.key]:  # who could have been lost?
+        charge(state)
 
 
 def correct(state: JobState, node: NodeRecord, failed: msg.Failed, now_s: float) -> None:
@@ -323,14 +326,6 @@ def _lasted_s(state: JobState, now_s: float) -> float:
     return 0.0 if state.run is None or state.run.go_s is None else now_s - state.run.go_s
 
 
-def _suspect(state: JobState, suspicion: Suspicion, now_s: float) -> None:
-    """End the generation at once, and charge it when its members are back or in a moment."""
-    state.suspicion = suspicion
-    die(state, _with_words(suspicion.reason, suspicion.failed.message), now_s, suspicion.key)
-    if state.run is not None and [*state.run.members] == [suspicion.key]:  # who could have been lost?
-        charge(state)
-
-
 def forgive(state: JobState, lost: NodeRecord) -> None:
     """Another member is lost: it was that what made the worker fail."""
     suspicion, run = state.suspicion, state.run
@@ -371,9 +366,12 @@ def note_loss(state: JobState, node: NodeRecord, now_s: float) -> None:
         return
     losses = (*losses, Loss(node.key, run.number, _lasted_s(state, now_s)))
     state.losses = losses
-    if not _are_at_same_stage(losses):
+    latest = [loss.lasted_s for loss in losses[-timeouts.LOSSES :]]
+    # At one stage: at the start, or after nearly the same time.
+    is_same = max(latest) < timeouts.START_S or max(latest) <= timeouts.SAME_STAGE * min(latest)
+    if len(latest) < timeouts.LOSSES or not is_same:
         return
-    lasted_s = losses[-1].lasted_s
+    lasted_s = latest[-1]
     stage = f"{lasted_s:.0f} s after the workers started" if lasted_s else "before its workers started"
     reason = f"the pod of {node.name} died {len(losses)} times in a row, now {stage}; see whether it was OOMKilled"
     spent = why_spent(state.restarts, state.settings.max_restarts)
@@ -384,13 +382,6 @@ def note_loss(state: JobState, node: NodeRecord, now_s: float) -> None:
     state.say(f"{reason}; this costs a restart")
 
 
-def _are_at_same_stage(losses: tuple[Loss, ...]) -> bool:
-    """Whether the latest losses came at one stage: at the start, or after nearly the same time."""
-    latest = [loss.lasted_s for loss in losses[-timeouts.LOSSES :]]
-    is_early = max(latest) < timeouts.START_S
-    return len(latest) == timeouts.LOSSES and (is_early or max(latest) <= timeouts.SAME_STAGE * min(latest))
-
-
 def _notes_on(state: JobState, failure: msg.GiveUp, suspicion: Suspicion) -> str:
     """The notes on a worker that was killed, and so cannot say why: what the workers were in says more."""
     return "" if failure.signal is None else _explained(state, suspicion)
@@ -398,12 +389,12 @@ def _notes_on(state: JobState, failure: msg.GiveUp, suspicion: Suspicion) -> str
 
 def _explained(state: JobState, suspicion: Suspicion) -> str:
     """The judges' words about the notes of the nodes whose workers have ended."""
-    texts = (judge.explain_end(_bodies(judge, suspicion.notes)) for judge in state.judges.values())
+    texts = (judge.explain_end(_bodies(judge, suspicion)) for judge in state.judges.values())
     return "; ".join(filter(None, texts))
 
 
-def _bodies(judge: Judge, notes: Iterable[Mapping[str, Any]]) -> list[Any]:
-    return [of_node[judge.topic] for of_node in notes if judge.topic in of_node]
+def _bodies(judge: Judge, suspicion: Suspicion) -> list[Any]:
+    return [of_node[judge.topic] for of_node in suspicion.notes.values() if judge.topic in of_node]
 
 
 def give_up(state: JobState, reason: str) -> None:
@@ -434,8 +425,7 @@ def note_ends(state: JobState, key: Key, join: msg.Join, notes: Mapping[str, Any
     suspicion.is_only_victim = suspicion.is_only_victim and not join.failed
     suspicion.finished.update(join.finished)
     suspicion.may_be_asked = suspicion.may_be_asked or join.may_be_asked
-    suspicion.reported.add(key)
-    suspicion.notes.append(notes)
+    suspicion.notes[key] = {**suspicion.notes.get(key, {}), **notes}
 
 
 def _name_cause(state: JobState, suspicion: Suspicion) -> str:
@@ -447,7 +437,7 @@ def _name_cause(state: JobState, suspicion: Suspicion) -> str:
     run, failure, victim = state.run, state.failure, suspicion.failed.rank
     if run is None or failure is None or victim is None:
         return ""
-    if suspicion.finished and {*run.members} <= suspicion.reported:
+    if suspicion.finished and run.members.keys() <= suspicion.notes.keys():
         who, it = named_ranks(suspicion.finished), "it" if len(suspicion.finished) == 1 else "them"
         text = f"{who} finished with exit code 0 while rank {victim} still waited for {it}"
         text = "; ".join(filter(None, (text, _explained(state, suspicion))))
@@ -455,7 +445,7 @@ def _name_cause(state: JobState, suspicion: Suspicion) -> str:
         state.failure = replace(failure, cause=_LEFT if suspicion.may_be_asked else _UNEVEN)
         return text if suspicion.may_be_asked else f"{text}: uneven data, a restart will not help"
     for judge in state.judges.values() if suspicion.failed.timed_out else ():
-        text, ranks = judge.explain_timeout(_bodies(judge, suspicion.notes), victim)
+        text, ranks = judge.explain_timeout(_bodies(judge, suspicion), victim)
         if text:
             named = msg.GiveUp("", rank=next(iter(ranks), None), message=failure.message, cause=_LATE)
             state.failure = _placed(named, _node_of(state, named.rank))

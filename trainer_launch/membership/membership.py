@@ -104,7 +104,10 @@ def hang_up(state: JobState, peer: int, now_s: float, *, ended: bool = True) -> 
     if node is None:
         return
     if not ended and _is_training(state, node):
-        _await(state, node)
+        # A reset says nothing of the node: a firewall may have ended the connection. The node keeps its lease.
+        _unlink(state, node)
+        node.is_away = True
+        _watch_lease(state, node)
     else:
         _lose(state, node, "is gone", now_s, ended=ended)
 
@@ -116,28 +119,33 @@ def close(state: JobState, reason: str) -> None:
 
 
 def _hear(state: JobState, node: NodeRecord, message: msg.Message, now_s: float) -> None:
+    run = state.run
+    if run is None or getattr(message, "generation", None) != run.number or not is_working(state, node.key):
+        run = None  # it is about a generation that is over, or about none
     match message:
         case msg.Join():
             _join(state, node, message, now_s)
-        case msg.Store(generation) if _is_current(state, node, generation):
-            _note_store(state, node, message, now_s)
-        case msg.Took(generation) if _is_current(state, node, generation):
-            _note_taken(state, node, now_s)
-        case msg.Failed(generation) if _is_current(state, node, generation):
-            fail(state, node, message, now_s)
-        case msg.Failed():
+        case msg.Failed() if run is None:
             correct(state, node, message, now_s)
-        case msg.Done(generation) if _is_current(state, node, generation):
-            _note_done(state, node, now_s)
-        case msg.Note(generation) if _is_current(state, node, generation):
-            hear_note(state, node, message, now_s)
+        case msg.Failed():
+            fail(state, node, message, now_s)
         case msg.Leave(reason):
             _leave(state, node, reason, now_s)
-    # Anything else is a Renew, or about a generation that is over.
-
-
-def _is_current(state: JobState, node: NodeRecord, generation: int) -> bool:
-    return state.run is not None and generation == state.run.number and is_working(state, node.key)
+        case msg.Note() if run is not None:
+            hear_note(state, node, message, now_s)
+        case msg.Store() if run is not None and state.phase is JobPhase.FORMED and run.members[node.key] == 0:
+            run.store, state.unopened = message, 0
+            _go(state, run, now_s)
+        case msg.Took() if run is not None and state.phase is JobPhase.FORMED:
+            run.took.add(node.key)
+            if run.claim is not None:
+                node.claims = remember(node.claims, run.claim)
+            _go(state, run, now_s)
+        case msg.Done() if run is not None and state.phase is JobPhase.RUNNING:
+            run.done.setdefault(node.key, now_s)
+            state.admit_at_s = None
+            if len(run.done) == len(run.members):
+                end(state, msg.Finished())
 
 
 def _join(state: JobState, node: NodeRecord, join: msg.Join, now_s: float) -> None:
@@ -168,25 +176,9 @@ def _join(state: JobState, node: NodeRecord, join: msg.Join, now_s: float) -> No
     settle(state, now_s)
 
 
-def _note_store(state: JobState, node: NodeRecord, store: msg.Store, now_s: float) -> None:
-    run = state.run
-    if run is not None and state.phase is JobPhase.FORMED and run.members.get(node.key) == 0:
-        run.store, state.unopened = store, 0
-        _go(state, now_s)
-
-
-def _note_taken(state: JobState, node: NodeRecord, now_s: float) -> None:
-    if state.run is not None and state.phase is JobPhase.FORMED:
-        state.run.took.add(node.key)
-        if state.run.claim is not None:
-            node.claims = remember(node.claims, state.run.claim)
-        _go(state, now_s)
-
-
-def _go(state: JobState, now_s: float) -> None:
+def _go(state: JobState, run: Run, now_s: float) -> None:
     """Workers start when the store is open and, if there are other candidates, all members know of it."""
-    run = state.run
-    if run is None or run.store is None:
+    if run.store is None:
         return
     if run.claim is not None:
         if len(run.took) < len(run.members):
@@ -198,16 +190,6 @@ def _go(state: JobState, now_s: float) -> None:
     state.phase, run.go_s = JobPhase.RUNNING, now_s
     begin_judging(state, members_of(state), now_s)
     send_members(state, msg.Go(run.number, run.store.host, run.store.port))
-
-
-def _note_done(state: JobState, node: NodeRecord, now_s: float) -> None:
-    run = state.run
-    if run is None or state.phase is not JobPhase.RUNNING:
-        return
-    run.done.setdefault(node.key, now_s)
-    state.admit_at_s = None
-    if len(run.done) == len(run.members):
-        end(state, msg.Finished())
 
 
 def _greet(state: JobState, peer: int, hello: msg.Hello, now_s: float) -> None:
@@ -233,7 +215,8 @@ def _greet(state: JobState, peer: int, hello: msg.Hello, now_s: float) -> None:
         label=hello.label,
     )
     old = state.nodes.get(node.key)
-    if old is not None and old.incarnation == node.incarnation and _has_workers(state, old, hello.generation):
+    is_same = old is not None and old.incarnation == node.incarnation and _is_training(state, old)
+    if old is not None and is_same and state.run is not None and state.run.number == hello.generation:
         _resume(state, old, node)
         return
     if old is not None and old.has_lease:
@@ -359,13 +342,6 @@ def _is_training(state: JobState, node: NodeRecord) -> bool:
     return state.phase is JobPhase.RUNNING and is_working(state, node.key)
 
 
-def _await(state: JobState, node: NodeRecord) -> None:
-    """A reset connection says nothing of its node: a firewall may have ended it. The node keeps its lease."""
-    _unlink(state, node)
-    node.is_away = True
-    _watch_lease(state, node)
-
-
 def _unlink(state: JobState, node: NodeRecord) -> None:
     if node.peer is not None:
         del state.peers[node.peer]
@@ -377,13 +353,8 @@ def _watch_lease(state: JobState, node: NodeRecord) -> None:
     state.lease_check_s = ends_s if state.lease_check_s is None else min(ends_s, state.lease_check_s)
 
 
-def _has_workers(state: JobState, node: NodeRecord, generation: int) -> bool:
-    """Whether a node that calls again and names this generation runs the workers of the present one."""
-    return _is_training(state, node) and state.run is not None and generation == state.run.number
-
-
 def _resume(state: JobState, old: NodeRecord, node: NodeRecord) -> None:
-    """The node's new connection takes the place of its old one; nothing restarts."""
+    """The new connection of a node whose workers run takes the place of its old one; nothing restarts."""
     run, peer = state.run, node.peer
     if run is None or run.store is None or peer is None:
         return

@@ -33,9 +33,9 @@ from trainer_launch.membership.protocol import Challenge, Refused
 from trainer_launch.membership.state import (
     CoordinatorSettings,
     Looked,
-    answer,
     deadline_s,
     other_version,
+    status,
     why_stranger,
 )
 from trainer_launch.model import Endpoint, Hosting, Seats
@@ -502,7 +502,7 @@ class Coordinator(ServerConnections[msg.Message, msg.FromServer]):
         if isinstance(message, msg.Hello) and message.listens is None:
             return self._greeted(connection)
         # A node in preflight learns, too, how the job stands: it does not join it yet.
-        self._send(connection.peer, answer(message, self._state, time.monotonic()))
+        self._send(connection.peer, stranger or status(self._state, time.monotonic()))
         return self._close_after_flush(connection.peer)
 
 

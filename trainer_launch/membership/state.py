@@ -129,8 +129,7 @@ class Suspicion(Struct, kw_only=True):
     is_only_victim: bool  # all that is known is who waited for a peer in vain
     finished: set[int]  # ranks that had ended with exit code 0 before
     may_be_asked: bool  # and may have been asked to by a signal
-    notes: list[Mapping[str, Any]]  # of its node and of those that have joined again
-    reported: set[Key]  # the members that have said how their workers ended
+    notes: dict[Key, Mapping[str, Any]]  # of the members that have said how their workers ended
     before: Death | None  # how the attempt before this one failed, if it did so soon after its start
 
 
@@ -315,11 +314,6 @@ _ROW_BYTES = 60  # a row without its host
 _LOST, _MISSING = "lost", "missing"
 
 
-def answer(query: msg.Hello | msg.StatusQuery, state: JobState, now_s: float) -> msg.FromServer:
-    """The answer to a question about the job."""
-    return why_stranger(state.settings.job, query) or status(state, now_s)
-
-
 def why_stranger(job: str, message: msg.Hello | msg.StatusQuery) -> msg.Refused | None:
     """The answer to who is of another job, or of another version of ours."""
     if message.job != job:
@@ -335,7 +329,13 @@ def other_version(message: msg.Hello | msg.StatusQuery) -> msg.Refused | None:
 def status(state: JobState, now_s: float) -> msg.JobStatus:
     """The whole table, or as much of it as fits into a line."""
     nodes = sorted(state.nodes.values(), key=lambda node: node.node_rank)
-    rows = [*(_row(state, node, now_s) for node in nodes), *_never_called(state)]
+    rows: list[msg.Row] = []
+    for node in nodes:
+        word = _state_of(state, node)
+        away_s = None if word != _LOST or node.lost_s is None else round(max(0.0, now_s - node.lost_s), 1)
+        rows.append((node.node_rank, node.host, word, away_s))
+    ranks = range(state.settings.min_nodes + state.settings.spares)  # where nodes have ranks
+    rows += [(rank, "", _MISSING, None) for rank in ranks if rank not in state.nodes]
     ended = state.end
     job_status = msg.JobStatus(
         phase=state.phase.value,
@@ -365,12 +365,6 @@ def _is_ready(state: JobState) -> bool:
     return is_prepared or not is_new or bool(state.unseen)
 
 
-def _row(state: JobState, node: NodeRecord, now_s: float) -> msg.Row:
-    word = _state_of(state, node)
-    away_s = None if word != _LOST or node.lost_s is None else round(max(0.0, now_s - node.lost_s), 1)
-    return node.node_rank, node.host, word, away_s
-
-
 def _state_of(state: JobState, node: NodeRecord) -> str:
     if _is_done(state, node.key):
         return "done"
@@ -387,16 +381,6 @@ def _is_done(state: JobState, key: Key) -> bool:
     if state.phase is JobPhase.OVER:
         return isinstance(state.end, msg.Finished) and state.run is not None and key in state.run.done
     return has_finished(state, key)
-
-
-def _never_called(state: JobState) -> list[msg.Row]:
-    """Rows of the nodes that have not called yet, in a job whose nodes have ranks."""
-    ranks = {node.node_rank for node in state.nodes.values()}
-    return [
-        (rank, "", _MISSING, None)
-        for rank in range(state.settings.min_nodes + state.settings.spares)
-        if rank not in ranks
-    ]
 
 
 def _fitting(rows: list[msg.Row], room: int) -> tuple[msg.Row, ...]:

@@ -87,7 +87,7 @@ def coordinator_talk(data: bytes) -> None:
 def _say(state: states.JobState, peer: int, line: bytes, greeted: set[int], now_s: float) -> None:
     message = attempt(coordination.parse, line, kinds=(MessageError,))
     if isinstance(message, coordination.StatusQuery):
-        coordination.render(states.answer(message, state, now_s))
+        coordination.render(states.why_stranger(state.settings.job, message) or states.status(state, now_s))
     elif isinstance(message, coordination.Hello) or (peer in greeted and not isinstance(message, Refused)):
         greeted.add(peer)
         membership.hear(state, peer, message, now_s)
