@@ -21,7 +21,7 @@ def spent(ledger: Ledger, at_s: float, *, has_succeeded: bool = False) -> dict[s
 
 def until_training(at_s: float = 10.0) -> Ledger:
     """2 s of launcher, 3 s of waiting, 1 s of meeting; workers from 6 on."""
-    ledger = goodput.begin(at_s - 10.0)
+    ledger = goodput.Ledger(at_s=at_s - 10.0)
     for kind, then_s in ((TimeKind.WAITING, 2.0), (TimeKind.MEETING, 5.0), (TimeKind.TRAINING, 6.0)):
         ledger = goodput.enter(ledger, kind, at_s - 10.0 + then_s)
     return ledger
@@ -138,7 +138,7 @@ def test_what_nobody_saw_of_a_job_that_shows_steps_later_was_its_start() -> None
 
 
 def test_who_joins_a_job_goes_on_with_the_longest_ledger() -> None:
-    ledger = goodput.enter(goodput.begin(0.0), TimeKind.WAITING, 2.0)
+    ledger = goodput.enter(goodput.Ledger(at_s=0.0), TimeKind.WAITING, 2.0)
     told = LedgerSummary({TimeKind.TRAINING: 100.0, TimeKind.WAITING: 3.0}, 40)
     joined = goodput.enter(goodput.adopt(ledger, told, 3.0), TimeKind.TRAINING, 4.0)
     joined = goodput.see(joined, Signs(first_s=6.0, last_s=16.0, first_step=31, step=41), 16.0)
@@ -189,7 +189,7 @@ _EVENTS = st.one_of(
 def test_every_second_of_any_history_is_booked_once(
     history: list[tuple[float, tuple[object, ...]]], rest_s: float
 ) -> None:
-    ledger, now_s, saved_s, certain = goodput.begin(5.0), 5.0, 0.0, dict.fromkeys(TimeKind, 0.0)
+    ledger, now_s, saved_s, certain = goodput.Ledger(at_s=5.0), 5.0, 0.0, dict.fromkeys(TimeKind, 0.0)
     for pause_s, event in history:
         now_s += pause_s
         ledger, saved_s = _take(ledger, event, now_s, saved_s)

@@ -40,7 +40,7 @@ def trains_since(keeper: GoodputKeeper, ago_s: float) -> float:
 
 
 def test_reports_tell_when_training_began_and_how_long_checkpoints_took(tmp_path: Path) -> None:
-    keeper = GoodputKeeper(str(tmp_path))
+    keeper = GoodputKeeper(str(tmp_path), PrintedSteps(str(tmp_path)))
     now_s = trains_since(keeper, 100.0)
     reports(tmp_path, 0, now_s, now_s - 90.0, 40)
     reports(tmp_path, 1, now_s - 0.5, now_s - 88.0, 40, checkpoint_s=30.0)
@@ -51,7 +51,7 @@ def test_reports_tell_when_training_began_and_how_long_checkpoints_took(tmp_path
 
 
 def test_reports_of_former_workers_are_no_signs_of_the_present_ones(tmp_path: Path) -> None:
-    keeper = GoodputKeeper(str(tmp_path))
+    keeper = GoodputKeeper(str(tmp_path), PrintedSteps(str(tmp_path)))
     now_s = trains_since(keeper, 100.0)
     reports(tmp_path, 0, now_s - 101.0, now_s - 190.0, 40)
     assert set(keeper.totals()) == {TimeKind.STARTING}
@@ -91,7 +91,7 @@ def test_the_printed_step_is_kept_for_status_now_and_then(tmp_path: Path, monkey
 
 
 def test_a_hang_that_is_suspected_counts_as_detecting_in_status_too(tmp_path: Path) -> None:
-    keeper = GoodputKeeper(str(tmp_path))
+    keeper = GoodputKeeper(str(tmp_path), PrintedSteps(str(tmp_path)))
     observer = Observer(replace(VIEW, run_dir=str(tmp_path)), keeper)
     now_s = trains_since(keeper, 100.0)
     reports(tmp_path, 0, now_s - 20.0, now_s - 90.0, 40)
@@ -116,7 +116,7 @@ def test_status_and_metrics_tell_of_ranks_that_kept_their_state(tmp_path: Path) 
 
 
 def test_metrics_count_up_to_the_last_progress_and_never_back(tmp_path: Path) -> None:
-    keeper = GoodputKeeper(str(tmp_path))
+    keeper = GoodputKeeper(str(tmp_path), PrintedSteps(str(tmp_path)))
     now_s = trains_since(keeper, 100.0)
     reports(tmp_path, 0, now_s - 20.0, now_s - 90.0, 40)
     spent = keeper.certain()

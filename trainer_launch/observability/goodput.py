@@ -58,11 +58,6 @@ class Ledger(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     is_suspect: bool = False  # a hang is suspected since their last sign
 
 
-def begin(at_s: float) -> Ledger:
-    """The launcher has started."""
-    return Ledger(at_s=at_s)
-
-
 def enter(ledger: Ledger, kind: TimeKind, at_s: float, since_s: float | None = None) -> Ledger:
     """From now on the node does this; what ended the workers' training may have gone unnoticed since `since_s`."""
     at_s = max(at_s, ledger.at_s)

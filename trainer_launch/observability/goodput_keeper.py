@@ -26,13 +26,13 @@ _MOST_AGE_S = 60.0  # between the start of this process and here; more is a cloc
 class GoodputKeeper:
     """The ledger of one node; every method may be called from any thread."""
 
-    def __init__(self, run_dir: str, printed: PrintedSteps | None = None) -> None:
+    def __init__(self, run_dir: str, printed: PrintedSteps) -> None:
         self._run_dir = run_dir
         self._printed = printed
         self._lock = threading.Lock()
         self._far: tuple[int, Signs | None] = 0, None
         self._trains_since_s = 0.0
-        self._ledger = goodput.begin(time.monotonic() - _own_age_s())
+        self._ledger = Ledger(at_s=time.monotonic() - _own_age_s())
 
     @property
     def ledger(self) -> Ledger:
@@ -51,8 +51,7 @@ class GoodputKeeper:
             self._ledger = goodput.enter(self._ledger, kind, at_s, since_s)
             if kind is TimeKind.TRAINING:
                 self._far, self._trains_since_s = (0, None), at_s
-                if self._printed is not None:
-                    self._printed.begin()
+                self._printed.begin()
 
     def look(self, collectives: int = 0) -> None:
         """Take in what the workers show now, and how many collectives they have entered and ended."""
@@ -91,18 +90,14 @@ class GoodputKeeper:
         return goodput.certain(self._ledger, time.monotonic())
 
     def _last_step(self) -> int | None:
-        signs = shown(self._trains_since_s, progress.read(self._run_dir), self._printed_signs())
+        signs = shown(self._trains_since_s, progress.read(self._run_dir), self._printed.signs())
         return None if signs is None else signs.step
-
-    def _printed_signs(self) -> Signs | None:
-        return None if self._printed is None else self._printed.signs()
 
     def _look(self, at_s: float) -> None:
         if self._ledger.kind is TimeKind.TRAINING:
-            reported = progress.read(self._run_dir)
-            self._ledger = goodput.see(
-                self._ledger, shown(self._ledger.since_s, reported, self._printed_signs(), self._far[1]), at_s
-            )
+            reported, since_s = progress.read(self._run_dir), self._ledger.since_s
+            signs = shown(since_s, reported, self._printed.signs(), self._far[1])
+            self._ledger = goodput.see(self._ledger, signs, at_s)
 
 
 def shown(

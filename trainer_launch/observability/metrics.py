@@ -27,6 +27,7 @@ _PREFIX = "trainer_launch_"
 _ESCAPES = {"\\": "\\\\", '"': '\\"', "\n": "\\n"}
 _NUMBERS = {"nan": "NaN", "inf": "+Inf", "-inf": "-Inf"}  # Python's words and Prometheus'
 Sample = tuple[Mapping[str, str], float]
+Family = tuple[str, str, Sequence[Sample]]  # a metric: its name, what it is, its samples
 _log = logging.getLogger(__name__)
 
 
@@ -39,10 +40,10 @@ def metrics_text(
 ) -> str:
     """All metrics; `spent` is in seconds, `at_s` the time of the monotonic clock."""
     families = [*_of_node(view), *_of_job(standing, view), *_of_reports(reports, at_s)]
-    return "".join(families if spent is None else [*families, *_of_goodput(spent)])
+    return "".join(map(_shown, families if spent is None else [*families, *_of_goodput(spent)]))
 
 
-def _of_node(view: View) -> Iterable[str]:
+def _of_node(view: View) -> Iterable[Family]:
     about = {
         "version": view.version,
         "contract": view.contract,
@@ -50,46 +51,45 @@ def _of_node(view: View) -> Iterable[str]:
         "host": view.host,
         "node": _number(view.node_rank),
     }
-    yield _gauge("info", "What this launcher runs; always 1.", [(about, 1)])
+    yield "info", "What this launcher runs; always 1.", [(about, 1)]
     phases = [({"phase": phase.value}, float(view.phase == phase.value)) for phase in RunPhase]
-    yield _gauge("phase", "1 for the current phase of this node's launcher.", phases)
-    yield _gauge("start_time_seconds", "When the launcher started, since the epoch.", [({}, view.started_s)])
-    yield _counter("attempts", "Starts of this node's processes by the launcher.", view.attempt)
+    yield "phase", "1 for the current phase of this node's launcher.", phases
+    yield "start_time_seconds", "When the launcher started, since the epoch.", [({}, view.started_s)]
+    yield "attempts_total", "Starts of this node's processes by the launcher.", [({}, view.attempt)]
 
 
-def _of_job(standing: Standing, view: View) -> Iterable[str]:
+def _of_job(standing: Standing, view: View) -> Iterable[Family]:
     workers = standing.workers if standing.workers is not None else len(view.processes)
-    yield _gauge("workers", "Workers of this node in the current generation.", [({}, workers)])
-    yield _gauge("generation", "The job's generation: how many times it was formed.", _single(standing.generation))
-    yield _gauge("nodes", "Nodes in the job's generation.", _single(standing.nodes))
-    yield _counter("restarts", "Worker failures after which the job restarted.", standing.restarts)
+    yield "workers", "Workers of this node in the current generation.", [({}, workers)]
+    yield "generation", "The job's generation: how many times it was formed.", _single(standing.generation)
+    yield "nodes", "Nodes in the job's generation.", _single(standing.nodes)
+    yield "restarts_total", "Worker failures after which the job restarted.", _single(standing.restarts)
     words = "Losses of ranks after which the surviving ones kept their state."
-    yield _counter("state_kept", words, view.times_kept)
+    yield "state_kept_total", words, [({}, view.times_kept)]
     late: list[Sample] = [({"rank": str(rank.rank), "node": _number(rank.node)}, 1) for rank in view.stragglers]
-    yield _gauge("straggler", "1 for each rank of this node that is a straggler.", late)
+    yield "straggler", "1 for each rank of this node that is a straggler.", late
 
 
-def _of_reports(reports: Sequence[Progress], at_s: float) -> Iterable[str]:
+def _of_reports(reports: Sequence[Progress], at_s: float) -> Iterable[Family]:
     ranks = [report.local_rank if report.rank is None else report.rank for report in reports]
     each = [(report, {"rank": str(rank)}) for report, rank in zip(reports, ranks, strict=True)]
     steps = [(labels, report.step) for report, labels in each if report.step is not None]
-    yield _gauge("step", "Finished training steps, as reported.", steps)
+    yield "step", "Finished training steps, as reported.", steps
     parts = [(labels, report.progress) for report, labels in each if report.progress is not None]
-    yield _gauge("progress_ratio", "Finished share of the training, 0 to 1, as reported.", parts)
+    yield "progress_ratio", "Finished share of the training, 0 to 1, as reported.", parts
     ages = [(labels, max(0.0, at_s - report.at_s)) for report, labels in each]
-    yield _gauge("progress_age_seconds", "Seconds since the last report.", ages)
+    yield "progress_age_seconds", "Seconds since the last report.", ages
     etas = [(labels, report.eta_s) for report, labels in each if report.eta_s is not None]
-    yield _gauge("eta_seconds", "Seconds left, as reported.", etas)
+    yield "eta_seconds", "Seconds left, as reported.", etas
     values = [({**labels, "name": n}, value) for report, labels in each for n, value in report.metrics.items()]
-    yield _gauge("metric", "A metric of the training, as reported.", values)
+    yield "metric", "A metric of the training, as reported.", values
 
 
-def _of_goodput(spent: Mapping[TimeKind, float]) -> Iterable[str]:
-    words = "Share of the wall time spent on steps that were kept."
-    yield _gauge("goodput_ratio", words, [({}, goodput.ratio(spent))])
+def _of_goodput(spent: Mapping[TimeKind, float]) -> Iterable[Family]:
+    yield "goodput_ratio", "Share of the wall time spent on steps that were kept.", [({}, goodput.ratio(spent))]
     samples = [({"phase": kind.value}, round(spent.get(kind, 0.0), 3)) for kind in TimeKind]
     words = "Wall time of the job, up to the workers' last progress, by what it was spent on."
-    yield _family("goodput_seconds_total", words, "counter", samples)
+    yield "goodput_seconds_total", words, samples
 
 
 def _number(value: int | None) -> str:
@@ -100,17 +100,10 @@ def _single(value: int | None) -> list[Sample]:
     return [] if value is None else [({}, value)]
 
 
-def _gauge(name: str, words: str, samples: Sequence[Sample]) -> str:
-    return _family(name, words, "gauge", samples)
-
-
-def _counter(name: str, words: str, value: int | None) -> str:
-    return _family(f"{name}_total", words, "counter", _single(value))
-
-
-def _family(name: str, words: str, kind: str, samples: Sequence[Sample]) -> str:
-    """A metric; "" without samples."""
-    name = _PREFIX + name
+def _shown(family: Family) -> str:
+    """A metric, a counter if its name ends so; "" without samples."""
+    short, words, samples = family
+    name, kind = _PREFIX + short, "counter" if short.endswith("_total") else "gauge"
     lines = [f"{name}{_labels(labels)} {_value(value)}\n" for labels, value in samples]
     return f"# HELP {name} {words}\n# TYPE {name} {kind}\n{''.join(lines)}" if lines else ""
 
