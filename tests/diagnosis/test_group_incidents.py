@@ -14,7 +14,7 @@ from trainer_launch.diagnosis.collectives import Collective, Doing, Explanation,
 from trainer_launch.diagnosis.group_incidents import GroupIncidents
 from trainer_launch.diagnosis.hang_detection import Quiet
 from trainer_launch.diagnosis.incident_bundle import HANG, Incident
-from trainer_launch.diagnosis.incident_collection import Collected
+from trainer_launch.diagnosis.incident_collection import Collected, quiet_s
 from trainer_launch.diagnosis.stall import STALL, Ranks, RanksOfAll, ShowRanks, StallJudge
 from trainer_launch.diagnosis.worker_samples import WorkerPlace
 from trainer_launch.membership import protocol as say
@@ -34,7 +34,7 @@ def incident(*states: RankState) -> Collected:
         reason="", ranks=(), restart_helps=None, states=states,
     )  # fmt: skip
     folder = f"/nowhere/{[state.rank for state in states]}"
-    return Collected(folder=folder, incident=found, explanation=None, limit_s=2.0)
+    return Collected(folder=folder, incident=found, limit_s=2.0)
 
 
 def group_of() -> WorkerGroup:
@@ -204,7 +204,7 @@ def test_cpu_work_of_a_backward_pass_is_progress_but_not_that_of_a_wait_in_a_col
 ) -> None:
     groups = {"0": Group(title="pg", ranks="0-2", entered=6 if waits else 5, done=5)}
     state = RankState(rank=0, doing=Doing.COLLECTIVE, place="waits in x", stack=stack, groups=groups)
-    (known,) = incident(state).with_quiet({0: Quiet(sign_s=40.0, work_s=0.5)}).incident.states
+    known = replace(state, quiet_s=quiet_s(state, Quiet(sign_s=40.0, work_s=0.5)))
     assert known.is_active(15.0) == is_at_work
 
 

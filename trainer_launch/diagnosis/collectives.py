@@ -450,6 +450,10 @@ class _Graph:
     def _active(self, ranks: Iterable[int]) -> set[int]:
         return {rank for rank in ranks if rank in self._states and self._states[rank].is_active(self._limit_s)}
 
+    def _where(self, ranks: Iterable[int]) -> list[str]:
+        """Where each of these ranks is, in words."""
+        return _phrases([self._states[rank] for rank in ranks], self._limit_s)
+
     def _never_entered(self, roots: set[int]) -> Explanation:
         """Told from where the hang begins: first the waits for ranks of which none waits, the oldest first."""
         waits = [wait for wait in self._waits if roots & {*wait.missing}]
@@ -476,7 +480,7 @@ class _Graph:
         awaited = {rank for wait in self._waits if behind & wait.inside.keys() for rank in wait.missing}
         texts = [part.text for part in parts]
         texts += [f"{_with_verb(behind, 'waits')} behind {named_ranks(awaited)}"] * bool(behind)
-        texts += _phrases([self._states[rank] for rank in sorted(awaited & beside)], self._limit_s)
+        texts += self._where(sorted(awaited & beside))
         return Explanation(
             text=listed(texts, _NAMED, "; "),
             ranks=tuple(sorted({rank for part in named for rank in part.ranks})),
@@ -495,11 +499,9 @@ class _Graph:
             return Explanation(text=f"{waiting}; nothing is known of {named_ranks(ranks)} here", ranks=tuple(ranks))
         named = [state for state in roots if not state.is_active(self._limit_s)] or roots
         beside = {*ranks} | (self._outside & {*wait.missing})
-        others = [
-            self._states[rank] for rank in sorted(beside - {state.rank for state in named} & self._states.keys())
-        ]
+        others = sorted(beside - {state.rank for state in named} & self._states.keys())
         unknown = sorted({*ranks} - {state.rank for state in roots})
-        phrases = [*_phrases(named, self._limit_s), *_phrases(others, self._limit_s)]
+        phrases = [*_phrases(named, self._limit_s), *self._where(others)]
         phrases += [f"nothing is known of {named_ranks(unknown)}"] * bool(unknown)
         # What a rank has entered of a group that it has left is not known.
         is_proven = wait.number and not any(state.stage is Stage.LEFT for state in named)
@@ -527,10 +529,7 @@ class _Graph:
         ranks = sorted(self._others - self._active(self._others)) or sorted(self._others)
         named, others = [self._states[rank] for rank in ranks], sorted(self._inside | self._outside)
         lead = sentence.format(ranks=named_ranks(ranks), them="it" if len(ranks) == 1 else "them")
-        phrases = [
-            *_phrases(named, self._limit_s),
-            *_phrases([self._states[rank] for rank in others], self._limit_s),
-        ]
+        phrases = [*self._where(ranks), *self._where(others)]
         roots = [self._states[rank] for rank in sorted(self._others)]
         verdict = self._verdict(f"{lead}: {listed(phrases, _NAMED, '; ')}", named, roots)
         is_idle = all(state.life is Life.STOPPED or state.is_idle(self._limit_s) for state in named)
@@ -556,10 +555,7 @@ class _Graph:
             text = f"{lead}, which may be over by now"  # the others were seen before
             return Explanation(text=text, ranks=ranks, accuses=False, active=True)
         if any(not state.is_unproven and not state.is_active(limit_s) for state in inside):
-            if errors := errors_in_words(finished):
-                return _left_after_error(f"{lead}; {errors}", finished)
-            text = f"{lead}: the ranks' data is uneven; a restart will not help"
-            return Explanation(text=text, ranks=ranks, reason="ProgramError", helps=False)
+            return _left_early(lead, finished, ": the ranks' data is uneven")
         active = any(state.is_active(limit_s) for state in inside)
         text = f"{lead}; {listed(_phrases(inside, limit_s), _NAMED, '; ')}"
         return Explanation(text=text, ranks=ranks, accuses=not active, active=active)
@@ -571,9 +567,13 @@ class _Graph:
         return Explanation(text=text, reason="ProgramError", helps=False)
 
 
-def _left_after_error(text: str, finished: Sequence[RankState]) -> Explanation:
-    """Others wait for ranks that have finished, of which some had failed: these are the cause."""
-    return Explanation(text=text, ranks=tuple(state.rank for state in finished if state.error), reason="Hung")
+def _left_early(text: str, finished: Sequence[RankState], why: str = "") -> Explanation:
+    """Others wait for ranks that have finished: the cause is who of them had failed, or else the program."""
+    if errors := errors_in_words(finished):
+        ranks = tuple(state.rank for state in finished if state.error)
+        return Explanation(text=f"{text}; {errors}", ranks=ranks, reason="Hung")
+    ranks, text = tuple(state.rank for state in finished), f"{text}{why}; a restart will not help"
+    return Explanation(text=text, ranks=ranks, reason="ProgramError", helps=False)
 
 
 def unexplained(states: Sequence[RankState], of: int, limit_s: float = 0.0) -> Explanation:
@@ -590,9 +590,7 @@ def unexplained(states: Sequence[RankState], of: int, limit_s: float = 0.0) -> E
         text = f"{named_ranks(ranks)} finished with exit code 0 before {they} joined a process group; {where}"
         if active or any((state.quiet_s or 0.0) < limit_s for state in finished):
             return Explanation(text=text, ranks=ranks, accuses=False, active=True)
-        if errors := errors_in_words(finished):
-            return _left_after_error(f"{text}; {errors}", finished)
-        return Explanation(text=f"{text}; a restart will not help", ranks=ranks, reason="ProgramError", helps=False)
+        return _left_early(text, finished)
     if alive and all(state.doing is Doing.COLLECTIVE for state in alive):
         text = f"all {'' if is_all else 'known '}ranks wait for each other outside recorded collectives: {where}"
         return Explanation(text=text, accuses=is_all and not active, active=active)

@@ -184,8 +184,6 @@ class GroupIncidents:
                 kind, text, is_same = REQUEST, "collected on request", False
             collector = self._collector
             collected = None if collector is None else collector.collect(kind, text, is_same=is_same)
-            if collected is not None and watch is not None:
-                collected = collected.with_quiet(watch.quiet())
         self.tell_ranks(collected, is_request=is_request)
 
     def _complete(self, ranks: RanksOfAll) -> None:

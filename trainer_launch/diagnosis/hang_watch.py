@@ -89,6 +89,8 @@ class Watch:
         self._workers = workers
         self._now = now
         self._collector = collector
+        if collector is not None:
+            collector.quiet = self.quiet
         self._tell = tell  # the coordinator, which asks all nodes; None: there is none
         self._node = hang_detection.begin(now())
         self._last_round: _HangRound | None = None
@@ -239,8 +241,8 @@ class Watch:
             log.error("hang: %s", line)
         if collected is not None and self._collector is not None:
             self._collector.tell(collected)
-        explanation = collected.explanation if collected is not None else None
-        named = explanation.ranks if explanation is not None else ()
+        incident = None if collected is None else collected.incident
+        named = () if incident is None else incident.ranks
         causes = [worker for worker in self._node.tracks if worker.rank in named]
         if not 1 < len(self._node.tracks) == len(hang.workers):  # else nothing tells whose fault it is
             causes = causes or [*hang.workers]
@@ -252,7 +254,7 @@ class Watch:
             local_rank=None if cause is None else cause.local_rank,
             message=text,
             lines=digest,
-            reason=explanation.reason if explanation is not None and explanation.reason else "Hung",
+            reason="Hung" if incident is None else incident.reason or "Hung",
             at_s=now_s - hang.for_s,
         )
 
@@ -276,10 +278,9 @@ class Watch:
             return _Report(hang.text, digest, None)
         sentence = (lambda _: hang.text) if hang.kind is HangKind.STOPPED else hang.text  # that says it all
         report = "".join(f"{line}\n" for line in (hang.text, *digest))
-        collected = self._collector.collect(
-            HANG, sentence, report=report, texts=texts, is_same=self._round(hang).is_reported
-        )
-        collected = collected.with_quiet(self.quiet(), hang.limit_s, is_early=hang.is_early)
+        is_same = self._round(hang).is_reported
+        collected = self._collector.collect(HANG, sentence, report=report, texts=texts, is_same=is_same)
+        collected = replace(collected, limit_s=hang.limit_s, is_early=hang.is_early)
         return _Report(collected.incident.sentence, digest, collected)
 
     def _place(self, worker: WatchedWorker, texts: Mapping[int, str]) -> str:

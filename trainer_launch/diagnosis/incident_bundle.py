@@ -24,7 +24,6 @@ from msgspec.structs import replace
 
 from trainer_launch.diagnosis.collectives import RankState
 from trainer_launch.host import files
-from trainer_launch.host.slow_files import within
 from trainer_launch.model.codec import MAX_TEXT, Count, MessageError, Name, Real, Text, decode, encode
 from trainer_launch.model.errors import UsageError
 from trainer_launch.model.redaction import redact_text
@@ -79,19 +78,12 @@ class Stored(Struct, frozen=True, kw_only=True):
         return [name for name in self.files if name.startswith(f"{part}/")]
 
 
-def new_folder(place: str, name: str, at_s: float, *, first: int = 0, must_be_ours: bool = False) -> str:
+def new_folder(place: str, name: str, at_s: float, first: int = 0, must_be_ours: bool = False) -> str:
     """Make the folder of a new incident, numbered from `first` on.
 
     Raises:
         OSError: it cannot be made, or the place must be ours and is not.
     """
-    folder = within(place, None, _new_folder, place, name, at_s, first, must_be_ours)
-    if folder is None:
-        raise TimeoutError(errno.ETIMEDOUT, "its file server does not answer", place)
-    return folder
-
-
-def _new_folder(place: str, name: str, at_s: float, first: int, must_be_ours: bool) -> str:
     os.makedirs(place, mode=0o700, exist_ok=True)
     if must_be_ours:
         _check_owner(place)
@@ -133,10 +125,6 @@ def finish(folder: str, incident: Incident) -> Incident:
     The largest files go where the disk is full, or the folder is too large: workers write their dumps themselves.
     """
     incident = replace(incident, sentence=redact_text(incident.sentence))
-    return within(folder, incident, _finish, folder, incident)
-
-
-def _finish(folder: str, incident: Incident) -> Incident:
     if not os.path.isdir(folder):  # it was dropped meanwhile
         return incident
     others = sorted((size, name) for name, size in _sizes(folder).items() if name not in (ABOUT, SENTENCE))
@@ -166,10 +154,6 @@ def _save(folder: str, incident: Incident) -> OSError | None:
 
 def drop(folder: str) -> None:
     """Remove the folder of what was no incident; who still writes to it finds nothing at its path."""
-    within(folder, None, _drop, folder)
-
-
-def _drop(folder: str) -> None:
     with contextlib.suppress(OSError):
         os.rename(folder, f"{folder}~")
     shutil.rmtree(f"{folder}~", ignore_errors=True)
@@ -177,10 +161,6 @@ def _drop(folder: str) -> None:
 
 def remove_old(folder: str) -> None:
     """Keep the last incidents of this node of this job, up to this one: newer ones may not be any yet."""
-    within(folder, None, _remove_old, folder)
-
-
-def _remove_old(folder: str) -> None:
     place, last = os.path.split(folder)
     own = [name for name in _ids(place) if _order(name) <= _order(last) and _name_of(name) == _name_of(last)]
     for old in own[:-KEPT]:

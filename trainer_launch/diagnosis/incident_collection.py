@@ -44,6 +44,7 @@ from trainer_launch.diagnosis.incident_bundle import (
 from trainer_launch.diagnosis.worker_samples import WatchedGroup, WatchedWorkers
 from trainer_launch.host import incident_facts, process_tree, runtime_directory
 from trainer_launch.host.deadline_subprocess import NO_THREAD, begin_thread
+from trainer_launch.host.slow_files import within
 from trainer_launch.model import Failure
 from trainer_launch.model.units import spans
 from trainer_launch.supervisor import error_lines
@@ -75,26 +76,20 @@ class Collected(Struct, frozen=True, kw_only=True):
 
     folder: str  # "": nothing could be saved
     incident: Incident
-    explanation: Explanation | None
     limit_s: float = 0.0  # for how long no progress was seen; 0: another node has seen none
     is_early: bool = False  # before it is known which pauses are usual
 
-    def with_quiet(self, quiet: Mapping[int, Quiet], limit_s: float = 0.0, *, is_early: bool = False) -> Collected:
-        """With the last progress of each rank; who waits in a collective may spin there.
 
-        Calls that torch makes around a collective, such as a backward pass, compute as well.
-        """
-        states = []
-        for state in self.incident.states:
-            times = quiet.get(state.rank, Quiet(None, None))
-            innermost = state.stack.partition("\n")[0]
-            waits = state.doing is Doing.COLLECTIVE and (state.waits or "/torch/distributed/" in innermost)
-            waits = waits or (times.may_spin and state.waits)
-            signs = (times.sign_s, None if waits else times.work_s)
-            quiet_s = min((since_s for since_s in signs if since_s is not None), default=state.quiet_s)
-            states.append(replace(state, quiet_s=quiet_s))
-        incident = replace(self.incident, states=tuple(states))
-        return replace(self, incident=incident, limit_s=limit_s, is_early=is_early)
+def quiet_s(state: RankState, times: Quiet) -> float | None:
+    """Since the last progress of a rank, which may spin where it waits in a collective.
+
+    Calls that torch makes around a collective, such as a backward pass, compute as well.
+    """
+    innermost = state.stack.partition("\n")[0]
+    waits = state.doing is Doing.COLLECTIVE and (state.waits or "/torch/distributed/" in innermost)
+    waits = waits or (times.may_spin and state.waits)
+    signs = (times.sign_s, None if waits else times.work_s)
+    return min((since_s for since_s in signs if since_s is not None), default=state.quiet_s)
 
 
 class Collector:
@@ -114,6 +109,7 @@ class Collector:
         """
         self._about, self._workers, self._last_lines = about, workers, last_lines
         self._group, self._saving = group, saving
+        self.quiet: Callable[[], Mapping[int, Quiet]] = dict  # by rank; a watch that collects with this has it
         self._count = 0  # so that no folder has the name of one that was dropped
         # And whose output counted, and whether all that was taken is written.
         self._last: tuple[Collected, Sequence[str], threading.Event] | None = None
@@ -162,10 +158,11 @@ class Collector:
         ]
         with_process = {state.rank for state in states}
         states += [state for state in (group.ended() if group else ()) if state.rank not in with_process]
+        quiet = {} if kind == FAILURE else self.quiet()
+        states = [replace(each, quiet_s=quiet_s(each, quiet.get(each.rank, Quiet(None, None)))) for each in states]
         states.sort(key=lambda state: state.rank)
         is_kept, sentence = (kind != HANG, sentence) if isinstance(sentence, str) else (True, sentence(states))
-        explanation = explain(states, time.time_ns())
-        verdict = explanation or Explanation(text=sentence)
+        verdict = explain(states, time.time_ns()) or Explanation(text=sentence)
         names = tuple(dict.fromkeys([*names, *(worker.name for worker in alive)]))
         # A worker that is about to be stopped for another one's failure has told enough by its Python stacks.
         silent = {worker for worker in alive if kind != FAILURE or not texts.get(worker.pid)}
@@ -188,7 +185,7 @@ class Collector:
         if before is not None:
             names_before = ("kind", "sentence", "time_s", "reason", "ranks", "restart_helps")
             incident = replace(incident, **{name: getattr(before.incident, name) for name in names_before})
-        collected = Collected(folder=folder, incident=incident, explanation=explanation)
+        collected = Collected(folder=folder, incident=incident)
         is_written = self._begin_writing(collected, {REPORT: report, **texts_by_file})
         if kind != FAILURE:  # no restart waits for it, and who looks next finds all of it
             is_written.wait(HANG_S)
@@ -228,7 +225,7 @@ class Collector:
         is_kept = collected.incident.kind == REQUEST or collected.folder in self._announced
         if collected.folder and not is_kept:
             with self._lock:
-                incident_bundle.drop(collected.folder)
+                within(collected.folder, None, incident_bundle.drop, collected.folder)
 
     def tell(self, collected: Collected) -> None:
         """Tell `status` and the event log, once, and people where it is; it may take the place of an old one."""
@@ -237,7 +234,7 @@ class Collector:
         if collected.folder:
             self._announced.append(collected.folder)
             self._last_announced = self._last_announced if collected.incident.kind == REQUEST else collected
-            incident_bundle.remove_old(collected.folder)
+            within(collected.folder, None, incident_bundle.remove_old, collected.folder)
         incident, where = collected.incident, os.path.basename(collected.folder)
         runtime_directory.tell(
             self._about.run_dir,
@@ -333,17 +330,18 @@ class Collector:
 
     def _folder(self, at_s: float) -> tuple[str, Sequence[str]]:
         """A new folder, or "" and why there is none."""
-        node = self._about.node_rank
-        name = f"{self._about.job or 'run'}{'' if node is None else f'-node{node}'}"
+        about, node, why = self._about, self._about.node_rank, "its file server does not answer"
+        name = f"{about.job or 'run'}{'' if node is None else f'-node{node}'}"
         first, self._count = self._count, self._count + 1
         try:
-            return incident_bundle.new_folder(
-                self._about.place, name, at_s, first=first, must_be_ours=self._about.is_default
-            ), ()
+            made = incident_bundle.new_folder, about.place, name, at_s, first, about.is_default
+            if folder := within(about.place, "", *made):
+                return folder, ()
         except OSError as problem:
-            why = f"cannot save an incident in {self._about.place}: {problem.strerror}"
-            log.warning("%s; set --incident-dir to a writable directory, or to none", why)
-            return "", (why,)
+            why = problem.strerror or str(problem)
+        why = f"cannot save an incident in {about.place}: {why}"
+        log.warning("%s; set --incident-dir to a writable directory, or to none", why)
+        return "", (why,)
 
     def _outputs(self, names: Sequence[str]) -> dict[str, str]:
         lines = {name: self._last_lines(name) for name in names}
@@ -390,7 +388,8 @@ class Collector:
                 kept = [word for word in before.missing if word != NO_FACTS_YET]
                 changes["missing"] = (*kept, *missing)
             now = replace(before, **changes)
-            collected = replace(collected, incident=incident_bundle.finish(collected.folder, now))
+            now = within(collected.folder, now, incident_bundle.finish, collected.folder, now)
+            collected = replace(collected, incident=now)
             if self._last_announced is not None and self._last_announced.folder == collected.folder:
                 self._last_announced = collected
         return collected

@@ -87,11 +87,7 @@ class _StallRound(Struct, frozen=True, kw_only=True):
 
     asked_s: float
     waiting: frozenset[int]  # the members that have not answered
-    states: tuple[RankState, ...] = ()  # so far, of those that have
-    at_ns: int = 0
-    limit_s: float = 0.0
-    is_early: bool = False  # for all that have seen no progress
-    is_request: bool = False
+    known: Ranks = Ranks((), 0)  # so far, of those that have
 
 
 class StallJudge(Judge, frozen=True, kw_only=True):
@@ -120,16 +116,16 @@ class StallJudge(Judge, frozen=True, kw_only=True):
             others = frozenset(member.number for member in members() if member.answers) - {number}
             before = _StallRound(asked_s=now_s, waiting=others)
             asked = (Tell(sorted(others), ShowRanks(body.is_request)),)
-        is_early = before.is_early and (body.is_early or not body.limit_s)
-        now = _StallRound(
-            asked_s=before.asked_s,
-            waiting=before.waiting - {number},
-            states=(*before.states, *body.states)[:MAX_STATES],
-            at_ns=max(before.at_ns, body.at_ns),
-            limit_s=max(before.limit_s, body.limit_s),
-            is_early=is_early if before.limit_s else body.is_early,
-            is_request=before.is_request or body.is_request,
+        known = before.known
+        is_early = known.is_early and (body.is_early or not body.limit_s)
+        known = Ranks(
+            states=(*known.states, *body.states)[:MAX_STATES],
+            at_ns=max(known.at_ns, body.at_ns),
+            limit_s=max(known.limit_s, body.limit_s),
+            is_early=is_early if known.limit_s else body.is_early,  # all that have seen no progress say so
+            is_request=known.is_request or body.is_request,
         )
+        now = replace(before, waiting=before.waiting - {number}, known=known)
         judge = replace(self, question=now, due_s=now.asked_s + SHOW_RANKS_S)
         if now.waiting:
             return judge, asked
@@ -138,12 +134,12 @@ class StallJudge(Judge, frozen=True, kw_only=True):
 
     def tick(self, members: Members, now_s: float) -> Judgement:
         """Explain to all members what is known."""
-        now = self.question
-        if now is None:
+        question = self.question
+        if question is None:
             return self, ()
-        everybody = members()
-        names = [member.name for member in everybody if member.number in now.waiting]
-        finished = _finished(everybody, now.asked_s - SHOW_RANKS_S / 2)
+        everybody, now = members(), question.known
+        names = [member.name for member in everybody if member.number in question.waiting]
+        finished = _finished(everybody, question.asked_s - SHOW_RANKS_S / 2)
         ranks = tuple({state.rank: state for state in (*now.states, *finished)}.values())
         of = sum(max(1, len(member.ranks)) for member in everybody)
         why = explain(ranks, now.at_ns, now.limit_s, of)

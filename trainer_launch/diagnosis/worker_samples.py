@@ -25,6 +25,7 @@ from trainer_launch.host.process_tree import CallKind, SystemCall
 from trainer_launch.host.slow_files import within
 from trainer_launch.model.codec import MessageError, decode
 from trainer_launch.model.errors import MALFORMED
+from trainer_launch.model.units import grouped
 from trainer_launch.supervisor.processes import Processes
 
 _TICK_S = 1 / os.sysconf("SC_CLK_TCK")
@@ -36,7 +37,7 @@ _READ_BYTES = 65536
 _OFTEN = 1 / 20  # of the looks at a worker; a rank is late by a tenth of its steps
 _FAR_S = 0.1  # for all to say how far they are; who is stopped does not
 _T = TypeVar("_T")
-Below = Mapping[int, tuple[process_tree.ProcessEntry, ...]]  # children by parent
+Below = Mapping[int, Sequence[process_tree.ProcessEntry]]  # children by parent
 
 
 def _renamed(values: Mapping[str, _T], names: Mapping[str, str]) -> dict[str, _T]:
@@ -240,7 +241,7 @@ class WatchedWorkers:
 
     def look(self) -> dict[WatchedWorker, Sample]:
         """Take one sample of each."""
-        below = _by_parent(process_tree.descendants(os.getpid()))
+        below = grouped((entry.parent, entry) for entry in process_tree.descendants(os.getpid()))
         far = {} if self._group is None else self._group.recorders.how_far()
         own = {entry.pid: entry for entry in below.get(os.getpid(), ())}
         there = {entry.pid for entries in below.values() for entry in entries}
@@ -269,7 +270,7 @@ class WatchedWorkers:
         self, workers: Iterable[WatchedWorker]
     ) -> dict[WatchedWorker, tuple[process_tree.ProcessEntry, ...]]:
         """Everything alive below each worker, such as its data loaders."""
-        below = _by_parent(process_tree.descendants(os.getpid()))
+        below = grouped((entry.parent, entry) for entry in process_tree.descendants(os.getpid()))
         return {worker: _subtree(worker.pid, below) for worker in workers}
 
     def ask_all(self, children: Mapping[WatchedWorker, Collection[process_tree.ProcessEntry]]) -> dict[int, str]:
@@ -325,13 +326,6 @@ class WatchedWorkers:
         report = stacks.status_of(runtime_directory.progress_file(self._run_dir, worker.local_rank or 0))
         signs = (self._output_of(name), 0 if report is None else report.st_mtime_ns, far)
         return Sample(processes=tuple(processes), signs=signs, has_joined=far > 0)
-
-
-def _by_parent(entries: Iterable[process_tree.ProcessEntry]) -> Below:
-    below: dict[int, tuple[process_tree.ProcessEntry, ...]] = {}
-    for entry in entries:
-        below[entry.parent] = (*below.get(entry.parent, ()), entry)
-    return below
 
 
 def _subtree(pid: int, below: Below) -> tuple[process_tree.ProcessEntry, ...]:
@@ -418,9 +412,7 @@ def wait_in_kernel(
     if 0 in call.fds and call.kind is not CallKind.EPOLL:
         return Doing.INPUT
     remote = {link for link, port in connections.items() if port not in own_ports}
-    by_parent: dict[int, list[int]] = {}
-    for entry in below:
-        by_parent.setdefault(entry.parent, []).append(entry.pid)
+    by_parent = grouped((entry.parent, entry.pid) for entry in below)
     calls = [call]
     if call.kind in (CallKind.LOCK, *_POLLS) and not has_joined:
         # It may wait for its other threads. Those of gloo and NCCL poll other ranks all the time.
