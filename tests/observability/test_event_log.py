@@ -151,7 +151,7 @@ def test_what_was_left_in_the_folder_comes_before_the_last_line(tmp_path: Path) 
     runtime_directory.tell(str(tmp_path), "worker_failed")
     for name in ("started", "spawned", "exited"):
         events.add((name, {}))
-    events.close(10.0, ("finished", {}))
+    events.end(10.0, ("finished", {}))
     file.close()
     assert names(path) == ["started", "spawned", "exited", "worker_failed", "finished"]
 
@@ -178,7 +178,7 @@ def test_a_writer_that_hangs_is_left_behind(tmp_path: Path) -> None:
     started_s = time.monotonic()
     for _ in range(1000):
         events.add(("started", {}))
-    events.close(0.2, ("finished", {}))
+    events.end(0.2, ("finished", {}))
     assert time.monotonic() - started_s < 10
     hang.set()
-    events.close(10.0)
+    events.end(10.0)

@@ -17,7 +17,7 @@ from typing import Any, TypeAlias
 
 from msgspec import Struct
 
-from trainer_launch.host import files, runtime_directory
+from trainer_launch.host import files, logs, runtime_directory
 from trainer_launch.model import Outcome, codec
 from trainer_launch.model.exit_codes import retryable
 from trainer_launch.model.redaction import redact_text
@@ -39,10 +39,11 @@ _Line: TypeAlias = dict[str, str | codec.Whole | float | bool | None]
 _log = logging.getLogger(__name__)
 
 
-class EventLog:
-    """Lines as things happened, also of what others leave in the run's directory; the last look has all of it."""
+class EventLog(logging.Handler):
+    """Lines as things happened, also the launcher's warnings, and what others leave in the run's directory."""
 
     def __init__(self, write: Callable[[bytes], None], node: int | None, run_dir: str) -> None:
+        super().__init__(logging.WARNING)
         self._write = write
         self._node = node
         self._run_dir = run_dir
@@ -50,19 +51,27 @@ class EventLog:
         self._reported: Progress | None = None
         self._reported_at_s = -PROGRESS_S
         self._queue: Queue[News | None] = Queue()
+        self._is_ended = False
         self._last: News | None = None
         self._thread = threading.Thread(target=self._run, name="events", daemon=True)
         self._thread.start()
+        logging.getLogger(logs.NAME).addHandler(self)
 
     def add(self, event: Event) -> None:
         """Take an event; never waits."""
         self._queue.put(News(time.time(), event))
 
-    def close(self, wait_s: float, last: Event | None = None) -> None:
-        """Write what is left, then `last`; a reader that hangs is left after `wait_s`."""
-        self._last = None if last is None else News(time.time(), last)
-        self._queue.put(None)
-        self._thread.join(wait_s)
+    def emit(self, record: logging.LogRecord) -> None:
+        """Take a warning of the launcher itself."""
+        self.add(("warning", {"text": record.getMessage()}))
+
+    def end(self, wait_s: float, last: Event | None = None) -> None:
+        """Write what is left, then `last`; a reader that hangs is left after `wait_s`. Once is enough."""
+        if not self._is_ended:
+            self._is_ended, self._last = True, None if last is None else News(time.time(), last)
+            logging.getLogger(logs.NAME).removeHandler(self)
+            self._queue.put(None)
+            self._thread.join(wait_s)
 
     def _run(self) -> None:
         look_s, is_over = time.monotonic() + LOOK_S, False

@@ -19,11 +19,10 @@ from msgspec.structs import replace
 
 from trainer_launch import __version__
 from trainer_launch.diagnosis.lateness import Lateness
-from trainer_launch.host import logs as our_log
 from trainer_launch.host import process_tree
 from trainer_launch.host.files import LiveFiles
 from trainer_launch.host.slow_files import within
-from trainer_launch.model import Outcome, Plan, StatusEndpoint, Verdict
+from trainer_launch.model import Outcome, Plan, Verdict
 from trainer_launch.model.errors import LaunchError
 from trainer_launch.model.redaction import redact_command
 from trainer_launch.model.settings import Settings
@@ -37,7 +36,6 @@ from trainer_launch.supervisor.run_observer import RunObserver, RunPhase, StateK
 from trainer_launch.supervisor.system import System
 
 if TYPE_CHECKING:
-    from trainer_launch.observability.metrics import MetricsServer
     from trainer_launch.observability.trainjob_status import Poster
 
 _PATIENCE_S = 2.0  # at the end, with whoever reads or listens; kubelet's own SIGKILL must not come first
@@ -56,10 +54,8 @@ class Observer(RunObserver):
         self.early = ""  # the termination message from a request to stop on
         self.view = view = view if keeper is None else replace(view, ledger=keeper.ledger)
         self.goodput = keeper  # None: what runs here trains nothing
-        self._events: EventLog | None = None
-        self._warnings = _Warnings(self.tell_all)
-        self._poster: Poster | None = None
-        self._server: MetricsServer | None = None
+        self.events: EventLog | None = None
+        self.poster: Poster | None = None
         node_view.write(view)
 
     def latest(self) -> progress.Progress | None:
@@ -74,35 +70,13 @@ class Observer(RunObserver):
         age_s = max(0.0, time.monotonic() - latest.at_s)
         return goodput.TrainingStatus(progress=latest.progress, progress_age_s=age_s, goodput=spent)
 
-    def write_events(self, write: Callable[[bytes], None], started: Mapping[str, event_log.Value]) -> None:
-        """Tell everything to an event log, from now on."""
-        self._events = EventLog(write, self.view.node_rank, self.view.run_dir)
-        self.tell_all("started", started)
-        logging.getLogger(our_log.NAME).addHandler(self._warnings)
-
-    def serve_metrics(self, port: int) -> None:
-        """Answer Prometheus."""
-        from trainer_launch.observability.metrics import MetricsServer
-
-        self._server = MetricsServer(port, self.metrics)
-        self._note(metrics_port=self._server.start())
-
-    def post_to(self, endpoint: StatusEndpoint) -> None:
-        """Post progress to the TrainJob's status."""
-        from trainer_launch.observability.trainjob_status import Poster
-
-        self._poster = Poster(endpoint, self.latest)
-        self._poster.start()
-
     def metrics(self) -> str:
         """The metrics of this node for Prometheus; called by the server's threads."""
         from trainer_launch.observability.metrics import metrics_text
 
-        folder = self.view.run_dir
+        folder, now_s = self.view.run_dir, time.monotonic()
         spent = None if self.goodput is None else self.goodput.certain()
-        return metrics_text(
-            self.view, event_log.standing(folder), event_log.reports(folder), spent, time.monotonic()
-        )
+        return metrics_text(self.view, event_log.standing(folder), event_log.reports(folder), spent, now_s)
 
     def tell(self, event: str, **values: str | float | bool | tuple[str, ...] | None) -> None:
         """Something has happened, in the words of the event log."""
@@ -111,14 +85,14 @@ class Observer(RunObserver):
         others = tuple(entry for entry in view.processes if entry[0] != name)
         match event, values:
             case "spawned", {"pid": int(pid)}:
-                self._note(processes=(*others, (name, pid)))
+                self.note(processes=(*others, (name, pid)))
             case "exited" | "spawn_failed", {"exit_code": code}:
                 exits = (*view.exits, (name, code))[-_LAST_EXITS:]
-                self._note(processes=others, exits=exits)
+                self.note(processes=others, exits=exits)
             case "restarting", {"restart": int(number)}:
-                self._note(attempt=1 + number)
+                self.note(attempt=1 + number)
             case "state_kept", _:
-                self._note(kept=convert(values, StateKept), times_kept=view.times_kept + 1)
+                self.note(kept=convert(values, StateKept), times_kept=view.times_kept + 1)
 
     def enter(self, phase: RunPhase, use: TimeKind, since_s: float | None = None) -> None:
         """Where the run is from now on, and what its seconds are spent on."""
@@ -126,11 +100,11 @@ class Observer(RunObserver):
             self.goodput.enter(use, time.monotonic(), since_s)
             before, now = self.view.ledger, self.goodput.ledger
             trains_again = now.kind is TimeKind.TRAINING and now.has_trained
-            if trains_again and (before is None or before.kind is not now.kind) and self._events is not None:
+            if trains_again and (before is None or before.kind is not now.kind) and self.events is not None:
                 self.tell_all("goodput", event_log.of_goodput(self.goodput.totals()))
-            self._note(ledger=now)
+            self.note(ledger=now)
         if phase.value != self.view.phase:
-            self._note(phase=phase.value, since_s=time.time())
+            self.note(phase=phase.value, since_s=time.time())
 
     def asked_to_stop(self, number: int) -> None:
         """A signal asks the run to stop, or says that nothing is to be started again."""
@@ -138,7 +112,7 @@ class Observer(RunObserver):
             view = self.view
             self.early = outcome.while_stopping(number, view.node_rank, view.host, time.time() - view.started_s)
             outcome.write_termination_message(self.early, self._termination_log)
-        self._note(asked_to_stop_by=self.view.asked_to_stop_by or number)
+        self.note(asked_to_stop_by=self.view.asked_to_stop_by or number)
 
     def look(self, collectives: int) -> None:
         """The workers have come so far."""
@@ -149,7 +123,7 @@ class Observer(RunObserver):
         """A hang is suspected."""
         if self.goodput is not None:
             self.goodput.suspect()
-            self._note(ledger=self.goodput.ledger)
+            self.note(ledger=self.goodput.ledger)
 
     def adopt(self, notes: Mapping[str, Any]) -> None:
         """Take in the coordinator's notes of the job, by topic: what other nodes have spent their time on."""
@@ -165,7 +139,7 @@ class Observer(RunObserver):
 
     def stragglers(self, ranks: Sequence[Lateness]) -> None:
         """Note which of this node's ranks are stragglers now."""
-        self._note(stragglers=tuple(ranks))
+        self.note(stragglers=tuple(ranks))
 
     def coordinator_spoke(self, text: str) -> None:
         """The coordinator that this node hosts has said this; called by its thread."""
@@ -175,50 +149,23 @@ class Observer(RunObserver):
         """The run is over: the termination message to everybody who asked, within a short time for all."""
         patience_s = _PATIENCE_S / 2 if self.view.asked_to_stop_by else _PATIENCE_S
         end_s = time.monotonic() + patience_s
-        if self._poster is not None:
-            self._poster.close(patience_s / 2, succeeded=ended.verdict is Verdict.SUCCEEDED)
-        self._end_event_log(max(0.1, end_s - time.monotonic()), ended)
-        self.close()
-
-    def refused(self, message: str, code: int) -> None:
-        """Nothing could be started."""
-        self.tell_all("finished", {"verdict": "NotStarted", "exit_code": code, "message": message})
-
-    def close(self) -> None:
-        """End the threads and give the port back; nothing after `finished`."""
-        self._end_event_log(_PATIENCE_S, None)
-        if self._server is not None:
-            self._server.close()
-            self._server = None
-
-    def _end_event_log(self, wait_s: float, ended: Outcome | None) -> None:
-        events, self._events = self._events, None
-        if events is not None:
-            logging.getLogger(our_log.NAME).removeHandler(self._warnings)
-            events.close(wait_s, None if ended is None else event_log.of_outcome(ended))
+        if self.poster is not None:
+            self.poster.close(patience_s / 2, succeeded=ended.verdict is Verdict.SUCCEEDED)
+        if self.events is not None:
+            self.events.end(max(0.1, end_s - time.monotonic()), event_log.of_outcome(ended))
 
     def tell_all(self, name: str, values: Mapping[str, event_log.Value]) -> None:
         """Add an event to the event log."""
-        events = self._events
+        events = self.events
         if events is not None:
             events.add((name, values))
 
-    def _note(self, **changes: object) -> None:
+    def note(self, **changes: object) -> None:
+        """Change the view of this node."""
         view = replace(self.view, **changes)
         if view != self.view:
             self.view = view
             node_view.write(view)
-
-
-class _Warnings(logging.Handler):
-    """The warnings of the launcher itself, as events."""
-
-    def __init__(self, tell: Callable[[str, Mapping[str, event_log.Value]], None]) -> None:
-        super().__init__(logging.WARNING)
-        self._tell = tell
-
-    def emit(self, record: logging.LogRecord) -> None:
-        self._tell("warning", {"text": record.getMessage()})
 
 
 @contextlib.contextmanager
@@ -228,23 +175,28 @@ def observed(
     """The observer of a run that is about to begin; without a keeper of its goodput it trains nothing."""
     observer = Observer(first_view(task, plan), keeper, settings.termination_log)
     with contextlib.ExitStack() as stack:
-        if settings.events == STDOUT:
-            observer.write_events(system.print, _started(observer.view, task))
-        elif settings.events is not None:
-            from trainer_launch.observability.event_log import File
-
-            file = stack.enter_context(contextlib.closing(File(settings.events)))
-            observer.write_events(file.write, _started(observer.view, task))
-        stack.callback(observer.close)
+        if settings.events is not None:
+            write: Callable[[bytes], None] = system.print
+            if settings.events != STDOUT:
+                write = stack.enter_context(contextlib.closing(event_log.File(settings.events))).write
+            observer.events = EventLog(write, observer.view.node_rank, observer.view.run_dir)
+            stack.callback(observer.events.end, _PATIENCE_S)
+            observer.tell_all("started", _started(observer.view, task))
         if settings.metrics_port:
-            observer.serve_metrics(settings.metrics_port)
-        endpoint = task.job.status if task.job.should_report_progress else None
-        if endpoint is not None:
-            observer.post_to(endpoint)
+            from trainer_launch.observability.metrics import MetricsServer
+
+            server = MetricsServer(settings.metrics_port, observer.metrics)
+            observer.note(metrics_port=server.start())
+            stack.callback(server.close)
+        if task.job.status is not None and task.job.should_report_progress:
+            from trainer_launch.observability.trainjob_status import Poster
+
+            observer.poster = Poster(task.job.status, observer.latest)
+            observer.poster.start()
         try:
             yield observer
         except LaunchError as problem:
-            observer.refused(str(problem), problem.exit_code)
+            observer.tell("finished", verdict="NotStarted", exit_code=problem.exit_code, message=str(problem))
             raise
 
 
