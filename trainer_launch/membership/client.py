@@ -206,11 +206,9 @@ def inquire(
             lines.challenged(until_s, "its first message is not a challenge")
             lines.introduce(msg.StatusQuery(msg.VERSION, job), msg.render)
             return lines.next(until_s)
-    except (OSError, UnicodeError) as problem:
+    except (OSError, UnicodeError, LostError) as problem:
         why = "no answer in time" if isinstance(problem, TimeoutError) else getattr(problem, "strerror", None)
         raise NodeError(f"the coordinator at {endpoint} cannot be asked: {why or problem}") from None
-    except LostError as problem:
-        raise NodeError(f"the coordinator at {endpoint} cannot be asked: {problem}") from None
 
 
 class ReconnectingClient(ABC, Generic[_M, _Sent, _News]):
@@ -420,14 +418,12 @@ class Client(ReconnectingClient[msg.Message, msg.FromNode, News]):
                 signal=message.signal,
                 message=message.message or None,
             )
-        if isinstance(message, msg.Join):
-            with self._lock:
+        with self._lock:
+            if isinstance(message, msg.Join):
                 if message.generation < self._hello.generation:
                     return  # it has been granted meanwhile
-                self._wish = message
-                self._joined_after = message.generation
-        if isinstance(message, msg.Failed | msg.Done | msg.Leave):
-            with self._lock:
+                self._wish, self._joined_after = message, message.generation
+            elif isinstance(message, msg.Failed | msg.Done | msg.Leave):
                 self._end = message
         super().send(message)
 

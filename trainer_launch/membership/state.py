@@ -97,12 +97,9 @@ class NodeRecord(Struct, kw_only=True, eq=False):
     @property
     def place(self) -> tuple[Any, ...]:
         """Its place among the ranks: by label, part by part, so that who is near is next to it; the others last."""
-        return (not self.label, [_natural(part) for part in self.label.split("/")], self.node_rank)
-
-
-def _natural(text: str) -> tuple[str | int, ...]:
-    """The sort key of a text with numbers: rack-2 comes before rack-10."""
-    return tuple(int(part) if i % 2 else part for i, part in enumerate(re.split(r"(\d+)", text)))
+        parts = [re.split(r"(\d+)", part) for part in self.label.split("/")]  # rack-2 comes before rack-10
+        natural = [[int(word) if i % 2 else word for i, word in enumerate(part)] for part in parts]
+        return not self.label, natural, self.node_rank
 
 
 class Run(Struct, kw_only=True):
@@ -366,7 +363,8 @@ def _is_ready(state: JobState) -> bool:
 
 
 def _state_of(state: JobState, node: NodeRecord) -> str:
-    if _is_done(state, node.key):
+    is_well = runs(state) or isinstance(state.end, msg.Finished)
+    if is_well and state.run is not None and node.key in state.run.done:
         return "done"
     if not node.has_lease:
         return _LOST
@@ -375,12 +373,6 @@ def _state_of(state: JobState, node: NodeRecord) -> str:
     if node.joined:
         return "spare" if runs(state) and not room(state) else "joined"
     return "connected"
-
-
-def _is_done(state: JobState, key: Key) -> bool:
-    if state.phase is JobPhase.OVER:
-        return isinstance(state.end, msg.Finished) and state.run is not None and key in state.run.done
-    return has_finished(state, key)
 
 
 def _fitting(rows: list[msg.Row], room: int) -> tuple[msg.Row, ...]:
