@@ -231,17 +231,13 @@ class RankState(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
 
 def brief(state: RankState, most: int) -> RankState:
     """With so many collectives of each group, around the first that has not ended; 0: only the groups that wait."""
-    groups = {
-        name: replace(group, last=_around(group, most))
-        for name, group in state.groups.items()
-        if most or group.entered > group.done
-    }
+    groups = {}
+    for name, group in state.groups.items():
+        if most or group.entered > group.done:
+            until = min(group.entered, group.done + max(1, most // 2))
+            last = tuple(each for each in group.last if each.number <= until)[-most:] if most else ()
+            groups[name] = replace(group, last=last)
     return replace(state, groups=groups)
-
-
-def _around(group: Group, most: int) -> tuple[Collective, ...]:
-    until = min(group.entered, group.done + max(1, most // 2))
-    return tuple(each for each in group.last if each.number <= until)[-most:] if most else ()
 
 
 def errors_in_words(states: Iterable[RankState]) -> str:
@@ -585,7 +581,8 @@ def unexplained(states: Sequence[RankState], of: int, limit_s: float = 0.0) -> E
     active = any(state.is_active(limit_s) for state in states)
     where = listed(_phrases([state for state in alive if state.place], limit_s), _NAMED, "; ")
     is_all, finished = len(states) >= of, [state for state in states if state.life is Life.FINISHED]
-    if finished and alive and is_all and all(_waits_to_join(state) for state in alive):
+    joining = [state for state in alive if state.stage is Stage.OUTSIDE and state.doing is Doing.COLLECTIVE]
+    if finished and alive and is_all and joining == alive:
         ranks, they = tuple(state.rank for state in finished), "they" if finished[1:] else "it"
         text = f"{named_ranks(ranks)} finished with exit code 0 before {they} joined a process group; {where}"
         if active or any((state.quiet_s or 0.0) < limit_s for state in finished):
@@ -596,10 +593,6 @@ def unexplained(states: Sequence[RankState], of: int, limit_s: float = 0.0) -> E
         return Explanation(text=text, accuses=is_all and not active, active=active)
     text = f"no progress, but none of {len(states)} known ranks waits in a recorded collective"
     return Explanation(text=f"{text}: {where}" if where else text, accuses=False, active=active)
-
-
-def _waits_to_join(state: RankState) -> bool:
-    return state.stage is Stage.OUTSIDE and state.doing is Doing.COLLECTIVE
 
 
 def _in_collectives(

@@ -17,7 +17,7 @@ import signal
 import sys
 import threading
 import time
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from functools import partial
 from types import FrameType
 from typing import Any, TypeAlias
@@ -40,7 +40,8 @@ _DEEPEST = 100  # calls of a thread; faulthandler has as many
 _STACKS_CHARS = 200_000  # of all threads; the last is the main thread's
 _SHARED = "gloo"  # whose recorder other backends share
 _P2P = re.compile(r"(send|recv) \d+(?:->|<-)(\d+)$")
-_asking = threading.Lock()  # held while a thread of ours is in torch
+# Held while a thread of ours is in torch; also while groups are taken down: their last reference must not be ours.
+asking = threading.Lock()
 _begun_before: dict[str, int] = {}  # operations of each of gloo's groups, when entries were asked for last
 _since_ns = 0  # when this process has entered its present generation; 0: it has had no other
 Dump: TypeAlias = Callable[..., bytes]  # of one of torch's recorders
@@ -81,13 +82,6 @@ def _serve(fd: int, rank: Callable[[], int]) -> None:
             _reply(fd, question, rank())
 
 
-@contextlib.contextmanager
-def nobody_asking() -> Iterator[None]:
-    """While groups are taken down in another thread: their last reference must not be ours."""
-    with _asking:
-        yield
-
-
 def tell_at_end(fd: int, rank: int) -> None:
     """Tell PID 1 unasked, at the program's end, which collectives it entered last: nobody can ask it any more.
 
@@ -96,7 +90,7 @@ def tell_at_end(fd: int, rank: int) -> None:
     with contextlib.suppress(OSError):  # the program may have closed it
         os.set_blocking(fd, False)  # it may not be read for long
         _reply(fd, {"number": 0, "at_end": True}, rank)
-    _asking.acquire(timeout=_LAST_ANSWER_S)  # and not released
+    asking.acquire(timeout=_LAST_ANSWER_S)  # and not released
 
 
 def _newest(data: bytes) -> list[dict[str, Any]]:
@@ -111,16 +105,14 @@ def _newest(data: bytes) -> list[dict[str, Any]]:
 
 def _reply(fd: int, question: dict[str, Any], rank: int) -> None:
     try:
-        with _asking:
-            reply = {**answer(question, rank), "handles": _handles_requests()}
+        with asking:
+            handlers = [signal.getsignal(number) for number in _REQUESTS]
+            handles = any(handler not in (signal.SIG_DFL, signal.SIG_IGN) for handler in handlers)
+            reply = {**answer(question, rank), "handles": handles}
     except Exception as problem:  # noqa: BLE001  whatever it is, PID 1 is told, and the program is not
         reply = {"number": question.get("number", 0), "why": f"{type(problem).__name__}: {problem}"[:MAX_TEXT]}
     with contextlib.suppress(OSError):  # a path may have bytes that are no UTF-8, which PID 1 would refuse
         _send(fd, json.dumps(reply, ensure_ascii=False).encode(errors="replace") + b"\n")
-
-
-def _handles_requests() -> bool:
-    return any(signal.getsignal(number) not in (signal.SIG_DFL, signal.SIG_IGN) for number in _REQUESTS)
 
 
 def answer(question: dict[str, Any], rank: int) -> dict[str, Any]:

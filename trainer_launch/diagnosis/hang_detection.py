@@ -206,7 +206,12 @@ def observe(node: WatchedNode, samples: Mapping[WatchedWorker, Sample], at_s: fl
     has_others = any(worker not in node.tracks for worker in samples)
     if has_others or at_s - node.at_s > max(5.0, 4 * rules.pace_s):
         fresh = {worker: _begun(sample, at_s) for worker, sample in samples.items()}
-        return WatchedNode(fresh, at_s, pauses_s=node.pauses_s) if has_others else _resumed(node, fresh, at_s)
+        if has_others:
+            return WatchedNode(fresh, at_s, pauses_s=node.pauses_s)
+        first_s, last_s = node.first_sign_at_s, node.sign_at_s
+        if first_s is not None and last_s is not None:  # it stays known for how long there was progress before
+            first_s, last_s = at_s - (last_s - first_s), at_s
+        return replace(node, tracks=fresh, at_s=at_s, first_sign_at_s=first_s, sign_at_s=last_s)
     tracks = {
         worker: _follow(node.tracks[worker], sample, at_s, rules.pace_s, is_program=worker.rank is None)
         for worker, sample in samples.items()
@@ -217,14 +222,6 @@ def observe(node: WatchedNode, samples: Mapping[WatchedWorker, Sample], at_s: fl
     first_s = at_s if node.first_sign_at_s is None else node.first_sign_at_s
     pauses_s = node.pauses_s if node.sign_at_s is None else (*node.pauses_s, at_s - node.sign_at_s)[-REMEMBER:]
     return replace(node_now, first_sign_at_s=first_s, sign_at_s=at_s, pauses_s=pauses_s)
-
-
-def _resumed(node: WatchedNode, fresh: Mapping[WatchedWorker, Track], at_s: float) -> WatchedNode:
-    """After a gap everybody starts anew, but it stays known for how long there was progress before."""
-    if node.first_sign_at_s is None or node.sign_at_s is None:
-        return replace(node, tracks=fresh, at_s=at_s)
-    first_s = at_s - (node.sign_at_s - node.first_sign_at_s)
-    return replace(node, tracks=fresh, at_s=at_s, first_sign_at_s=first_s, sign_at_s=at_s)
 
 
 def limit_s(node: WatchedNode, rules: Rules) -> float | None:
@@ -245,15 +242,14 @@ def judge(node: WatchedNode, rules: Rules, *, is_explained: bool = False) -> Han
 
 def quiet(node: WatchedNode, all_rules: Sequence[Rules]) -> dict[WatchedWorker, Quiet]:
     """The last signs of each worker."""
-    limits = [(rules, limit_s(node, rules)) for rules in all_rules]
-    busy = [(rules, _busy(node, rules, limit)) for rules, limit in limits if limit is not None]
-    spinning = {worker for _, hang in busy if hang is not None for worker in hang.workers}
-    endless = {
-        worker
-        for rules, hang in busy
-        if hang is not None and hang.for_s >= (rules.unlearned_s or 0.0)
-        for worker in hang.workers
-    }
+    spinning, endless = set[WatchedWorker](), set[WatchedWorker]()
+    for rules in all_rules:
+        limit = limit_s(node, rules)
+        hang = None if limit is None else _busy(node, rules, limit)
+        if hang is not None:
+            spinning.update(hang.workers)
+            if hang.for_s >= (rules.unlearned_s or 0.0):
+                endless.update(hang.workers)
     return {
         worker: Quiet(
             None if track.sign_at_s is None else node.at_s - track.sign_at_s,

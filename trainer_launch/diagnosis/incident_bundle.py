@@ -64,7 +64,7 @@ class Incident(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     took_s: Real = 0.0
 
 
-class Stored(Struct, frozen=True, kw_only=True):
+class Stored(Struct, frozen=True):
     """An incident and where it is."""
 
     id: str
@@ -188,16 +188,13 @@ def stored(place: str) -> list[Stored]:
     if os.path.isfile(f"{place}/{ABOUT}"):
         place, name = os.path.split(os.path.abspath(place))
         names = [name]
-    read_all = ((name, read(f"{place}/{name}")) for name in names)
-    return [_stored(place, name, incident) for name, incident in read_all if incident is not None]
-
-
-def _stored(place: str, name: str, incident: Incident) -> Stored:
-    folder = f"{place}/{name}"
-    sizes = _sizes(folder)
-    return Stored(
-        id=name, folder=folder, incident=incident, files=tuple(sorted(sizes)), size_bytes=sum(sizes.values())
-    )
+    entries = []
+    for name in names:
+        folder = f"{place}/{name}"
+        incident, sizes = read(folder), _sizes(folder)
+        if incident is not None:
+            entries.append(Stored(name, folder, incident, tuple(sorted(sizes)), sum(sizes.values())))
+    return entries
 
 
 def moments(entries: Sequence[Stored]) -> list[list[Stored]]:

@@ -114,15 +114,14 @@ class Recorders:
 
         With `stacks` each answers with those of its threads as well. Return the question's number.
         """
-        question = {"folder": folder, "until_s": until_s, "only_far": only_far, "stacks": stacks}
-        return self._ask(dict.fromkeys(self._able(), question))
+        return self._ask({"folder": folder, "until_s": until_s, "only_far": only_far, "stacks": stacks})
 
     def entries(self, most: int, until_s: float) -> dict[str, Recorded]:
         """Ask all when they entered their last collectives; the answers that come until then.
 
         The waits of those that often wait through the store are not known.
         """
-        answers = self.answers(self._ask({name: {"entries": most} for name in self._able()}), until_s)
+        answers = self.answers(self._ask({"entries": most}), until_s)
         often = {name for name, count in self._waits.items() if count >= _OFTEN * self._looks[name]}
         return {
             name: replace(answer, entries=replace(answer.entries, hides_messages=True))
@@ -162,12 +161,13 @@ class Recorders:
             self._read(name)
         return [name for name in self._connections if name in self._bytes]
 
-    def _ask(self, questions: Mapping[str, Mapping[str, object]]) -> int:
+    def _ask(self, question: Mapping[str, object]) -> int:
         self._number += 1
         self._answers = {self._number: {}}
-        for name, question in questions.items():
+        line = json.dumps({"number": self._number, **question}).encode() + b"\n"
+        for name in self._able():
             with contextlib.suppress(OSError):  # it has ended, or has not read for long
-                self._connections[name].send(json.dumps({"number": self._number, **question}).encode() + b"\n")
+                self._connections[name].send(line)
         return self._number
 
     def _read(self, name: str) -> bool | None:

@@ -245,7 +245,7 @@ class _Channel:
         """The block has ended: leave all process groups, and say so."""
         time.sleep(_QUIET_S)  # see `_end_waiting`
         self._groups.shut()  # ranks that wait for this one have to notice
-        with flight_recorder.nobody_asking():
+        with flight_recorder.asking:
             _forget_groups()
         reports: Any = sys.modules.get("trainer_launch.observability.report")  # of a program that reports its steps
         if reports is not None:
@@ -418,7 +418,7 @@ def _abort_groups() -> None:
     """End the collectives of backends that can be aborted, as NCCL's; gloo's cannot."""
     torch = sys.modules.get("torch")
     world = getattr(getattr(getattr(torch, "distributed", None), "distributed_c10d", None), "_world", None)
-    with flight_recorder.nobody_asking():
+    with flight_recorder.asking:
         for group in [*getattr(world, "pg_map", ())]:
             for device in getattr(group, "_device_types", ()):
                 with contextlib.suppress(Exception):
