@@ -85,7 +85,6 @@ def test_every_history_keeps_the_promises(nodes, with_ranks, script):
         assert due_s is None or due_s >= world.now_s - 1, "no deadline is left behind"
         assert world.state.n_joined == sum(node.joined for node in world.state.nodes.values())
         if world.phase in (JobPhase.FORMED, JobPhase.RUNNING):
-            assert world.state.run is not None
             members = world.state.run.members
             assert nodes[0] <= len(members) <= nodes[1]
             assert all(is_there(world.state.nodes[k]) or k in world.state.run.done for k in members)

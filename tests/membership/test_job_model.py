@@ -208,7 +208,7 @@ def looking(*looks, unseen_s=40.0, calls_at_s=None, **changes):
             hear(state, 2, replace(hello, node_rank=1, host="pod-1"), at_s)
             hang_up(state, 2, at_s)
         look(state, Looked(frozenset(), frozenset(absent), *took_s), at_s)
-    return state.run is not None or may_form(state)
+    return bool(state.run.members) or may_form(state)
 
 
 def every(seconds, until_s, absent=(1, 2)):

@@ -144,7 +144,6 @@ class Play:
     def check_formed(self, formed: msg.Formed) -> None:
         """The coordinator counts the states that are there, and none that others have trained beyond."""
         workers = {rank: node.worker for rank, node in self.nodes.items() if node.worker is not None}
-        assert self.world.state.run is not None
         members = self.world.state.run.members
         assert formed.kept == sum(worker.is_whole for rank, worker in workers.items() if rank in members)
         for rank in workers.keys() - members:
@@ -153,7 +152,7 @@ class Play:
     def running(self) -> list[Node]:
         """The nodes of a generation that runs, by their ranks."""
         run = self.world.state.run
-        if self.world.phase is not JobPhase.RUNNING or run is None:
+        if self.world.phase is not JobPhase.RUNNING:
             return []
         members = [self.nodes[rank] for rank in run.members if rank in self.nodes]
         is_all = len(members) == len(run.members)

@@ -43,7 +43,7 @@ def fails(world, peers, rank, proof=ECC):
 
 
 def members(world):
-    return world.state.run and tuple(world.state.run.members)
+    return tuple(world.state.run.members)
 
 
 def listed(world):

@@ -13,7 +13,7 @@ from trainer_launch.membership.state import JobPhase, status
 
 
 def members(world):
-    return world.state.run and tuple(world.state.run.members)
+    return tuple(world.state.run.members)
 
 
 def words(world):

@@ -80,7 +80,6 @@ class World:
         return peers
 
     def open_store(self):
-        assert self.state.run is not None
         host = self.state.nodes[next(iter(self.state.run.members))].peer
         self.say(host, msg.Store(self.number, "10.0.0.1", 4000))
 
@@ -102,7 +101,7 @@ class World:
 
     @property
     def number(self):
-        return self.state.run.number if self.state.run else 0
+        return self.state.run.number
 
     @property
     def phase(self):

@@ -47,7 +47,7 @@ def choose(state: JobState) -> list[NodeRecord]:
     joined = state.joined
     claim = max(state.claims, key=lambda claim: claim.generation, default=None)
     last: Collection[Key] = {node.key for node in joined if node.returning}  # a new coordinator is told
-    if state.run is not None and (claim is None or claim.generation <= state.run.number):
+    if state.run.members and (claim is None or claim.generation <= state.run.number):
         last = state.run.members
     elif claim is not None:
         last = ranks_of(claim)

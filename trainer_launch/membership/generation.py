@@ -97,7 +97,7 @@ def _form(state: JobState, now_s: float) -> None:
 
 def _say_replaced(state: JobState, members: Mapping[Key, int]) -> None:
     """Say which nodes take the places of which."""
-    before = () if state.run is None else state.run.members
+    before = state.run.members
     lost = [state.nodes[key].name if key in state.nodes else f"node {key}" for key in before if key not in members]
     new = [state.nodes[key].name for key in members if key not in before]
     if state.settings.spares and lost and new:
@@ -154,24 +154,23 @@ def _ranks(chosen: list[NodeRecord]) -> Iterator[tuple[int, int, int, int]]:
 
 def _form_at_s(state: JobState) -> float | None:
     """At once when nobody can be missed; else after a moment for others, if fewer than max are allowed."""
-    settings, begun_s = state.settings, state.gather_from_s
+    settings, begun_s, is_first = state.settings, state.gather_from_s, not state.run.members
     if state.n_joined < settings.min_nodes or begun_s is None or not may_form(state):
         return None
-    if state.run is not None and all(key in state.nodes and state.nodes[key].joined for key in state.run.members):
+    if state.run.members and all(key in state.nodes and state.nodes[key].joined for key in state.run.members):
         return state.joined_s
     if state.n_joined >= settings.max_nodes:
         ready_s = state.joined_s
-        if state.run is None and settings.spares and state.generation:  # more members are about to come back
+        if is_first and settings.spares and state.generation:  # more members are about to come back
             ready_s += timeouts.GATHER_S
-        elif state.run is None and _has_spare(state):  # the job's own nodes are about to come
+        elif is_first and _has_spare(state):  # the job's own nodes are about to come
             ready_s = max(ready_s, begun_s + timeouts.WINDOW_S)
     elif settings.shrink_after_s is None:
         return None
     else:
         ready_s = max(state.joined_s + timeouts.GATHER_S, begun_s + settings.shrink_after_s)
-        if (
-            settings.candidate == 0 or settings.by_arrival
-        ) and state.run is None:  # more pods are about to start, or to come back
+        if is_first and (settings.candidate == 0 or settings.by_arrival):
+            # More pods are about to start, or to come back.
             ready_s = max(ready_s, begun_s + timeouts.WINDOW_S)
     return max(ready_s, begun_s + timeouts.SETTLE_S) if _is_anyone_late(state) else ready_s
 
@@ -184,16 +183,16 @@ def _has_spare(state: JobState) -> bool:
 
 def _is_anyone_late(state: JobState) -> bool:
     """Whether a live member of the last generation still stops its workers; no spare takes its place meanwhile."""
-    last = state.run.members if state.run else None
+    last = state.run.members
     return any(
-        node.returning and not node.joined and node.peer is not None and (last is None or key in last)
+        node.returning and not node.joined and node.peer is not None and (not last or key in last)
         for key, node in state.nodes.items()
     )
 
 
 def _admit_at_s(state: JobState) -> float | None:
     """A moment after the latest newcomer, while there is room and nobody has finished; at once if no more fit."""
-    if not runs(state) or state.run is None or state.run.done:
+    if not runs(state) or state.run.done:
         return None
     if room(state) <= 0 or state.n_joined == 0:
         return None
@@ -213,7 +212,7 @@ def die(
 ) -> None:
     """The generation is over, unnoticed since `since_s`; its other members are told, once."""
     run = state.run
-    if run is None or not runs(state):
+    if not runs(state):
         return
     begin_judging(state, (), now_s)
     state.phase, state.gather_from_s, state.admit_at_s = JobPhase.GATHERING, now_s, None
@@ -228,7 +227,7 @@ def die(
 
 def send_members(state: JobState, message: msg.FromServer, but: Key | None = None) -> None:
     """Send a message to all members of the present generation that are connected, but one."""
-    for key in () if state.run is None else state.run.members:
+    for key in state.run.members:
         node = state.nodes.get(key)
         if node is not None and node.peer is not None and key != but:
             state.send(node.peer, message)
@@ -275,14 +274,14 @@ def fail(state: JobState, node: NodeRecord, failed: msg.Failed, now_s: float) ->
     # The generation ends at once. This is charged when its members are back, or in a moment.
     state.suspicion = suspicion
     die(state, _with_words(reason, failed.message), now_s, node.key)
-    if state.run is not None and [*state.run.members] == [node.key]:  # who could have been lost?
+    if [*state.run.members] == [node.key]:  # who could have been lost?
         charge(state)
 
 
 def correct(state: JobState, node: NodeRecord, failed: msg.Failed, now_s: float) -> None:
     """Charge a failure that came first, though the news of it comes later."""
     suspicion, run = state.suspicion, state.run
-    if suspicion is None or run is None or failed.generation != run.number or node.key not in run.members:
+    if suspicion is None or failed.generation != run.number or node.key not in run.members:
         return
     before = suspicion.failed
     if node.key == suspicion.key or failed.lost_peer or _order(failed, now_s) >= _order(before, suspicion.at_s):
@@ -323,13 +322,13 @@ def _with_words(reason: str, message: str | None) -> str:
 
 def _lasted_s(state: JobState, now_s: float) -> float:
     """How long the workers of the present generation have been there."""
-    return 0.0 if state.run is None or state.run.go_s is None else now_s - state.run.go_s
+    return 0.0 if state.run.go_s is None else now_s - state.run.go_s
 
 
 def forgive(state: JobState, lost: NodeRecord) -> None:
     """Another member is lost: it was that what made the worker fail."""
     suspicion, run = state.suspicion, state.run
-    if suspicion is None or run is None or lost.key == suspicion.key or lost.key not in run.members:
+    if suspicion is None or lost.key == suspicion.key or lost.key not in run.members:
         return
     state.suspicion = state.failure = state.early_failure = None
     state.say(f"{suspicion.reason} because {lost.name} was lost, which costs no restart")
@@ -359,7 +358,7 @@ def charge(state: JobState) -> None:
 def note_loss(state: JobState, node: NodeRecord, now_s: float) -> None:
     """Charge a pod that dies at one stage again and again: with memory.oom.group, memory ends the launcher, too."""
     run = state.run
-    if run is None or node.key not in run.members or not node.returning or state.end is not None:
+    if node.key not in run.members or not node.returning or state.end is not None:
         return
     losses = tuple(loss for loss in state.losses if loss.key == node.key)
     if losses and losses[-1].generation == run.number:
@@ -420,7 +419,7 @@ def end(state: JobState, word: msg.GiveUp | msg.Finished) -> None:
 def note_ends(state: JobState, key: Key, join: msg.Join, notes: Mapping[str, Any]) -> None:
     """Take in what a member of the last generation says of its workers when it joins again."""
     suspicion, run = state.suspicion, state.run
-    if suspicion is None or run is None or key == suspicion.key or key not in run.members:
+    if suspicion is None or key == suspicion.key or key not in run.members:
         return
     suspicion.is_only_victim = suspicion.is_only_victim and not join.failed
     suspicion.finished.update(join.finished)
@@ -435,7 +434,7 @@ def _name_cause(state: JobState, suspicion: Suspicion) -> str:
     cause only if every node has told how its workers ended; a late rank only if all members of its group reported.
     """
     run, failure, victim = state.run, state.failure, suspicion.failed.rank
-    if run is None or failure is None or victim is None:
+    if failure is None or victim is None:
         return ""
     if suspicion.finished and run.members.keys() <= suspicion.notes.keys():
         who, it = named_ranks(suspicion.finished), "it" if len(suspicion.finished) == 1 else "them"
@@ -459,7 +458,7 @@ def _placed(end: msg.GiveUp, node: NodeRecord | None) -> msg.GiveUp:
 
 def _node_of(state: JobState, rank: int | None) -> NodeRecord | None:
     """The node whose worker has a rank; None: it is not known."""
-    if state.run is None or rank is None:
+    if rank is None:
         return None
     for key in state.run.members:
         node = state.nodes.get(key)
@@ -483,7 +482,7 @@ def hear_note(state: JobState, node: NodeRecord, note: msg.Note, now_s: float) -
         ignore(note.topic, "this coordinator has no use for it")
         return
     body = opened(judge.hears, note.body, note.topic)
-    if body is not None and run is not None:
+    if body is not None:
         judge, news = judge.hear(run.members[node.key], body, partial(members_of, state), now_s)
         _judged(state, judge, news)
 
@@ -503,11 +502,11 @@ def tick_judges(state: JobState, now_s: float) -> None:
 def _judged(state: JobState, judge: Judge, news: Sequence[Tell | str]) -> None:
     """Keep the judge as it is now, and send its notes on their way."""
     state.judges[judge.topic] = judge
-    keys = [] if state.run is None else [*state.run.members]
+    keys = [*state.run.members]
     for item in news:
         if isinstance(item, str):
             state.say(item)
-        elif state.run is not None:
+        elif keys:
             note = msg.Note(state.run.number, judge.topic, item.body)
             nodes = [state.nodes.get(keys[number]) for number in item.numbers]
             for node in nodes:

@@ -120,32 +120,32 @@ def close(state: JobState, reason: str) -> None:
 
 def _hear(state: JobState, node: NodeRecord, message: msg.Message, now_s: float) -> None:
     run = state.run
-    if run is None or getattr(message, "generation", None) != run.number or not is_working(state, node.key):
-        run = None  # it is about a generation that is over, or about none
+    is_current = is_working(state, node.key) and getattr(message, "generation", None) == run.number
     match message:
         case msg.Join():
             _join(state, node, message, now_s)
-        case msg.Failed() if run is None:
-            correct(state, node, message, now_s)
-        case msg.Failed():
+        case msg.Failed() if is_current:
             fail(state, node, message, now_s)
+        case msg.Failed():
+            correct(state, node, message, now_s)
         case msg.Leave(reason):
             _leave(state, node, reason, now_s)
-        case msg.Note() if run is not None:
+        case msg.Note() if is_current:
             hear_note(state, node, message, now_s)
-        case msg.Store() if run is not None and state.phase is JobPhase.FORMED and run.members[node.key] == 0:
+        case msg.Store() if is_current and state.phase is JobPhase.FORMED and run.members[node.key] == 0:
             run.store, state.unopened = message, 0
-            _go(state, run, now_s)
-        case msg.Took() if run is not None and state.phase is JobPhase.FORMED:
+            _go(state, now_s)
+        case msg.Took() if is_current and state.phase is JobPhase.FORMED:
             run.took.add(node.key)
             if run.claim is not None:
                 node.claims = remember(node.claims, run.claim)
-            _go(state, run, now_s)
-        case msg.Done() if run is not None and state.phase is JobPhase.RUNNING:
+            _go(state, now_s)
+        case msg.Done() if is_current and state.phase is JobPhase.RUNNING:
             run.done.setdefault(node.key, now_s)
             state.admit_at_s = None
             if len(run.done) == len(run.members):
                 end(state, msg.Finished())
+    # Anything else is a Renew, or about a generation that is over.
 
 
 def _join(state: JobState, node: NodeRecord, join: msg.Join, now_s: float) -> None:
@@ -155,11 +155,11 @@ def _join(state: JobState, node: NodeRecord, join: msg.Join, now_s: float) -> No
         state.send(node.peer, state.end)
         return
     node_notes = carried(state, join.notes)
-    if is_working(state, node.key) and state.run is not None:
+    if is_working(state, node.key):
         if join.generation < state.run.number:  # said before it heard of this generation
             return
         die(state, f"{node.name} starts again", now_s, but=node.key)
-    if state.run is not None and join.generation == state.run.number:
+    if state.run.members and join.generation == state.run.number:
         note_ends(state, node.key, join, node_notes)
         quarantine.hear(state, node, join)
     if runs(state) or not node.joined:  # else it only tells that it can start workers now
@@ -176,8 +176,9 @@ def _join(state: JobState, node: NodeRecord, join: msg.Join, now_s: float) -> No
     settle(state, now_s)
 
 
-def _go(state: JobState, run: Run, now_s: float) -> None:
+def _go(state: JobState, now_s: float) -> None:
     """Workers start when the store is open and, if there are other candidates, all members know of it."""
+    run = state.run
     if run.store is None:
         return
     if run.claim is not None:
@@ -216,7 +217,7 @@ def _greet(state: JobState, peer: int, hello: msg.Hello, now_s: float) -> None:
     )
     old = state.nodes.get(node.key)
     is_same = old is not None and old.incarnation == node.incarnation and _is_training(state, old)
-    if old is not None and is_same and state.run is not None and state.run.number == hello.generation:
+    if old is not None and is_same and state.run.number == hello.generation:
         _resume(state, old, node)
         return
     if old is not None and old.has_lease:
@@ -300,7 +301,7 @@ def _elsewhere(state: JobState, hello: msg.Hello, now_s: float) -> msg.Refused |
     """The refusal by a coordinator that yields, or by a standby while no node here has been in a generation."""
     if state.yielding_until_s is not None and now_s < state.yielding_until_s:
         return msg.Refused("a node with a lower index is there again", retry=True)
-    if state.settings.candidate != 0 and state.run is None and not (hello.claims or state.claims):
+    if state.settings.candidate != 0 and not state.run.members and not (hello.claims or state.claims):
         return msg.Refused("this is a standby, and no generation has run here", retry=True)
     return None
 
@@ -323,7 +324,7 @@ def look(state: JobState, looked: Looked, now_s: float) -> None:
         state.send(peer, msg.Refused(reason, retry=True))
         state.disconnect(peer)
     state.yielding_until_s = now_s + timeouts.YIELD_S
-    state.run = state.suspicion = state.gather_from_s = None
+    state.run, state.suspicion, state.gather_from_s = Run(), None, None
 
 
 def _replace_old(state: JobState, old: NodeRecord, node: NodeRecord, now_s: float) -> None:
@@ -356,7 +357,7 @@ def _watch_lease(state: JobState, node: NodeRecord) -> None:
 def _resume(state: JobState, old: NodeRecord, node: NodeRecord) -> None:
     """The new connection of a node whose workers run takes the place of its old one; nothing restarts."""
     run, peer = state.run, node.peer
-    if run is None or run.store is None or peer is None:
+    if run.store is None or peer is None:
         return
     if old.peer is not None:
         state.disconnect(old.peer)
@@ -432,7 +433,7 @@ def tick(state: JobState, now_s: float) -> None:
     charge_s = charge_at_s(state)
     if charge_s is not None and now_s >= charge_s:
         charge(state)
-    if state.admit_at_s is not None and now_s >= state.admit_at_s and state.run is not None:
+    if state.admit_at_s is not None and now_s >= state.admit_at_s:
         names = ", ".join(node.name for node in newcomers(state))
         die(state, f"{names[:500]} may join", now_s, grows=True)
     tick_judges(state, now_s)
@@ -442,7 +443,7 @@ def tick(state: JobState, now_s: float) -> None:
 
 
 def _stop_waiting(state: JobState, now_s: float) -> None:
-    if state.phase is JobPhase.FORMED and state.run is not None:
+    if state.phase is JobPhase.FORMED:
         host = state.nodes[next(iter(state.run.members))]
         if not host.prepared:
             _wait_for_start(state, host, state.run, now_s)

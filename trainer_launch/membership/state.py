@@ -103,11 +103,11 @@ class NodeRecord(Struct, kw_only=True, eq=False):
 
 
 class Run(Struct, kw_only=True):
-    """A generation: the one that runs or, while nodes gather, the last one."""
+    """A generation: the one that runs or, while nodes gather, the last one; without members: none is known here."""
 
-    number: int
-    members: Mapping[Key, int]  # their numbers, in their order
-    formed_s: float
+    number: int = 0
+    members: Mapping[Key, int] = field(default_factory=dict)  # their numbers, in their order
+    formed_s: float = 0.0
     late_s: float = 0.0  # how long it has waited for its store's node, which still starts
     claim: Claim | None = None  # None: only node 0 is a candidate, or it is too long
     go_s: float | None = None
@@ -167,7 +167,7 @@ class JobState(Struct, kw_only=True, eq=False):
     nodes: dict[Key, NodeRecord] = field(default_factory=dict)
     n_joined: int = 0  # of them wait for a generation
     peers: dict[int, NodeRecord] = field(default_factory=dict)
-    run: Run | None = None
+    run: Run = field(default_factory=Run)
     hosts: dict[Key, str] = field(default_factory=dict)  # who had each rank last
     refused: dict[Key, str] = field(default_factory=dict)  # why who claims this rank is not of this job
     claims: tuple[Claim, ...] = ()  # the last sure generation that anyone has told, and the unsure ones after it
@@ -219,7 +219,7 @@ def deadline_s(state: JobState) -> float | None:
 
 def give_up_at_s(state: JobState) -> float | None:
     """When the present phase has lasted too long."""
-    if state.phase is JobPhase.FORMED and state.run is not None:
+    if state.phase is JobPhase.FORMED:
         return state.run.formed_s + state.run.late_s + state.settings.store_timeout_s
     if state.phase is JobPhase.GATHERING and state.gather_from_s is not None:
         return state.gather_from_s + state.settings.rejoin_timeout_s
@@ -241,19 +241,19 @@ def runs(state: JobState) -> bool:
 
 def is_working(state: JobState, key: Key) -> bool:
     """Whether a node is a member of the generation that runs, and has not finished."""
-    return runs(state) and state.run is not None and key in state.run.members and key not in state.run.done
+    return runs(state) and key in state.run.members and key not in state.run.done
 
 
 def has_finished(state: JobState, key: Key) -> bool:
     """Whether a node is done in the generation that runs."""
-    return runs(state) and state.run is not None and key in state.run.done
+    return runs(state) and key in state.run.done
 
 
 def members_of(state: JobState) -> list[MemberView]:
     """The members of the generation, as judges see them."""
     run, members, first = state.run, [], 0
-    for number, key in enumerate(() if run is None else run.members):
-        node, done_s = state.nodes[key], None if run is None else run.done.get(key)
+    for number, key in enumerate(run.members):
+        node, done_s = state.nodes[key], run.done.get(key)
         ranks = range(first, first + node.workers)
         first = ranks.stop
         members.append(
@@ -271,20 +271,19 @@ def members_of(state: JobState) -> list[MemberView]:
 
 def room(state: JobState) -> int:
     """For how many more nodes the generation that runs has room."""
-    return 0 if state.run is None else state.settings.max_nodes - len(state.run.members)
+    return state.settings.max_nodes - len(state.run.members)
 
 
 def newcomers(state: JobState) -> tuple[NodeRecord, ...]:
     """Nodes that could enter the generation that runs: it does not stop for a node that still imports."""
-    members = state.run.members if state.run is not None else ()
     waiting = (node for node in state.joined if node.prepared and not node.is_faulty)
-    return tuple(node for node in waiting if node.key not in members)
+    return tuple(node for node in waiting if node.key not in state.run.members)
 
 
 def waiting(state: JobState) -> msg.Waiting:
     """The message to the nodes that wait."""
     low, high = state.settings.min_nodes, state.settings.max_nodes
-    if runs(state) and state.run is not None:
+    if runs(state):
         return msg.Waiting(len(state.run.members), high, (), running=True)
     present = state.n_joined
     return msg.Waiting(present, low if present < low else high, missing(state))
@@ -358,13 +357,13 @@ def _is_ready(state: JobState) -> bool:
     """Whether nodes that train elsewhere are taken: not while this one still imports, unless it may begin alone."""
     own = state.nodes.get(state.settings.candidate or 0)
     is_prepared = own is not None and own.joined and own.prepared
-    is_new = state.phase is JobPhase.GATHERING and state.run is None
+    is_new = state.phase is JobPhase.GATHERING and not state.run.members
     return is_prepared or not is_new or bool(state.unseen)
 
 
 def _state_of(state: JobState, node: NodeRecord) -> str:
     is_well = runs(state) or isinstance(state.end, msg.Finished)
-    if is_well and state.run is not None and node.key in state.run.done:
+    if is_well and node.key in state.run.done:
         return "done"
     if not node.has_lease:
         return _LOST
