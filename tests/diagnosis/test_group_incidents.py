@@ -73,7 +73,7 @@ class Collecting:
             self.sentences.append(sentence(self.states))
             return incident(*self.states)
         made = incident(waits(len(self.collected)))
-        return replace(made, incident=replace(made.incident, time_s=time.time()))
+        return replace(made, incident=replace(made.incident, time_s=time.time()), limit_s=0.0)
 
     def complete(self, collected: Collected, states: tuple[RankState, ...], sentence: str) -> None:
         self.shown.append((RanksOfAll(states, sentence), collected))

@@ -280,7 +280,7 @@ class Watch:
         report = "".join(f"{line}\n" for line in (hang.text, *digest))
         is_same = self._round(hang).is_reported
         collected = self._collector.collect(HANG, sentence, report=report, texts=texts, is_same=is_same)
-        collected = replace(collected, limit_s=hang.limit_s, is_early=hang.is_early)
+        collected.limit_s, collected.is_early = hang.limit_s, hang.is_early
         return _Report(collected.incident.sentence, digest, collected)
 
     def _place(self, worker: WatchedWorker, texts: Mapping[int, str]) -> str:

@@ -10,11 +10,10 @@ import logging
 import os
 import threading
 import time
-from collections import deque
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from typing import Any
 
-from msgspec import Struct
+from msgspec import Struct, field
 from msgspec.structs import replace
 
 from trainer_launch.diagnosis import incident_bundle, stacks
@@ -71,11 +70,14 @@ class About(Struct, frozen=True, kw_only=True):
     run_dir: str = ""  # where `status` and the event log look for news
 
 
-class Collected(Struct, frozen=True, kw_only=True):
-    """An incident, and what its ranks show."""
+class Collected(Struct, kw_only=True):
+    """An incident, as far as it is known now."""
 
     folder: str  # "": nothing could be saved
     incident: Incident
+    names: Sequence[str] = ()  # processes whose output counts
+    is_announced: bool = False  # people were told of it
+    is_written: threading.Event = field(default_factory=threading.Event)  # all that was taken
     limit_s: float = 0.0  # for how long no progress was seen; 0: another node has seen none
     is_early: bool = False  # before it is known which pauses are usual
 
@@ -111,10 +113,8 @@ class Collector:
         self._group, self._saving = group, saving
         self.quiet: Callable[[], Mapping[int, Quiet]] = dict  # by rank; a watch that collects with this has it
         self._count = 0  # so that no folder has the name of one that was dropped
-        # And whose output counted, and whether all that was taken is written.
-        self._last: tuple[Collected, Sequence[str], threading.Event] | None = None
-        self._announced: deque[str] = deque(maxlen=incident_bundle.KEPT)  # folders that people were told of
-        self._last_announced: Collected | None = None  # the last of these but for what a person asked for
+        self._last: Collected | None = None
+        self._last_announced: Collected | None = None  # the last of which people were told unasked
         self._threads: list[threading.Thread] = []
         self._is_over = threading.Event()  # the run: nothing is put off any more
         self._lock = threading.Lock()
@@ -182,14 +182,17 @@ class Collector:
             missing=(*why, *self._silent(alive, texts, recorded)),
             took_s=round(time.monotonic() - begun_s, 3),
         )
+        collected = before or Collected(folder=folder, incident=incident)
         if before is not None:
             names_before = ("kind", "sentence", "time_s", "reason", "ranks", "restart_helps")
-            incident = replace(incident, **{name: getattr(before.incident, name) for name in names_before})
-        collected = Collected(folder=folder, incident=incident)
-        is_written = self._begin_writing(collected, {REPORT: report, **texts_by_file})
+            same = {name: getattr(before.incident, name) for name in names_before}
+            collected.incident, collected.is_written = replace(incident, **same), threading.Event()
+            collected.limit_s, collected.is_early = 0.0, False
+        collected.names = names
+        self._begin_writing(collected, {REPORT: report, **texts_by_file})
         if kind != FAILURE:  # no restart waits for it, and who looks next finds all of it
-            is_written.wait(HANG_S)
-        self._last = collected, names, is_written
+            collected.is_written.wait(HANG_S)
+        self._last = collected
         return collected
 
     @property
@@ -199,40 +202,40 @@ class Collector:
     def explained(self, collected: Collected, why: Explanation) -> None:
         """All nodes have told what they know: the sentence of the job in place of this node's own."""
         changes: dict[str, Any] = {"sentence": why.text, "reason": why.reason, "ranks": why.ranks}
-        self.tell(self._save(collected, kind=HANG, restart_helps=why.helps, **changes))
+        self._save(collected, kind=HANG, restart_helps=why.helps, **changes)
+        self.tell(collected)
 
     def complete(self, collected: Collected, others: Sequence[RankState], sentence: str) -> None:
         """Add what all ranks show, as far as a message has room; a `sentence`: an answer to a person's request."""
         own = collected.incident.states
         ranks = {state.rank for state in own}
         states = (*own, *(state for state in others if state.rank not in ranks))
-        collected = self._save(collected, states=states, **({"sentence": sentence} if sentence else {}))
+        self._save(collected, states=states, **({"sentence": sentence} if sentence else {}))
         if sentence:
             self.tell(collected)
 
     def recovered(self, text: str) -> None:
         """Survivors of a generation that is over have kept their state: its last incident says so."""
-        collected = None if self._last is None else self._last[0]
+        collected = self._last
         if collected is None or collected.incident.kind == REQUEST or self._is_present(collected):
             return
         self._last = None
-        if collected.incident.kind == FAILURE or collected.folder in self._announced:
+        if collected.incident.kind == FAILURE or collected.is_announced:
             sentence = (incident_bundle.read(collected.folder) or collected.incident).sentence
             self._save(collected, sentence=f"{sentence}; {text}")
 
     def drop(self, collected: Collected) -> None:
         """Remove what was no incident, unless people asked for it or were told of it."""
-        is_kept = collected.incident.kind == REQUEST or collected.folder in self._announced
-        if collected.folder and not is_kept:
+        if collected.folder and collected.incident.kind != REQUEST and not collected.is_announced:
             with self._lock:
                 within(collected.folder, None, incident_bundle.drop, collected.folder)
 
     def tell(self, collected: Collected) -> None:
         """Tell `status` and the event log, once, and people where it is; it may take the place of an old one."""
-        if collected.folder in self._announced:
+        if collected.is_announced:
             return
+        collected.is_announced = collected.folder != ""
         if collected.folder:
-            self._announced.append(collected.folder)
             self._last_announced = self._last_announced if collected.incident.kind == REQUEST else collected
             within(collected.folder, None, incident_bundle.remove_old, collected.folder)
         incident, where = collected.incident, os.path.basename(collected.folder)
@@ -266,14 +269,12 @@ class Collector:
         if (hang := self.announced_hang(failure.message)) is not None:
             self._save(hang, **ended)
             return
-        if self._last is None:
+        collected = self._last
+        if collected is None or collected.incident.kind != FAILURE or not self._is_present(collected):
             return
-        collected, names, is_written = self._last
-        if collected.incident.kind != FAILURE or not self._is_present(collected):
-            return
-        is_written.wait(_FACTS_S)
+        collected.is_written.wait(_FACTS_S)
         if collected.folder:
-            for name, text in self._outputs(names).items():
+            for name, text in self._outputs(collected.names).items():
                 incident_bundle.add(collected.folder, name, text)
         ranks = () if failure.rank is None else (failure.rank,)
         self._save(collected, sentence=failure.message, ranks=ranks, **ended)
@@ -288,13 +289,10 @@ class Collector:
     def _state(
         self, worker: WatchedWorker, state: str, text: str, answer: Recorded | None, *, is_hang: bool
     ) -> RankState:
-        silence = "it did not answer in time" if self._group else ""
-        frames = stacks.main_thread(text)
-        groups = {} if answer is None else answer.groups
-        calls = "" if answer is None else answer.calls
-        waits_in_torch, shown = calls in _WAITS, stacks.doing(frames)
-        doing = shown
-        place, stage = stacks.where(frames) if frames else "", Stage.JOINED if answer is None else answer.stage
+        answer = answer or Recorded(why="it did not answer in time" if self._group else "")
+        frames, groups, stage = stacks.main_thread(text), answer.groups, answer.stage
+        doing = shown = stacks.doing(frames)
+        place, waits_in_torch = stacks.where(frames) if frames else "", answer.calls in _WAITS
         if is_hang:
             has_joined = waits_in_torch or any(group.entered > group.done for group in groups.values())
             doing = self._workers.doing(worker, text, has_joined=has_joined)
@@ -305,7 +303,7 @@ class Collector:
         elif doing is Doing.UNKNOWN and worker.pid in self._saving():
             doing = Doing.CHECKPOINT
         elif doing is Doing.UNKNOWN and waits_in_torch:  # for other ranks
-            method = "work.wait" if calls == "wait" else calls
+            method = "work.wait" if answer.calls == "wait" else answer.calls
             doing, place = Doing.COLLECTIVE, f"waits in {method}, called from {place.removeprefix('in ')}"
         if self._group is not None and worker.name in self._group.recorders.at_end:
             stage = Stage.ENDED
@@ -318,7 +316,7 @@ class Collector:
             stage=stage,
             stack=stacks.calls(frames),
             groups=groups,
-            why=silence if answer is None else answer.why,
+            why=answer.why,
         )
 
     def _at_exit(self, worker: WatchedWorker, text: str) -> str:
@@ -380,7 +378,7 @@ class Collector:
             elif answer.why:
                 yield f"{worker.name}: no flight recorder: {answer.why}"
 
-    def _save(self, collected: Collected, missing: Sequence[str] | None = None, **changes: Any) -> Collected:
+    def _save(self, collected: Collected, missing: Sequence[str] | None = None, **changes: Any) -> None:
         """Write incident.json anew, where its folder still is; `missing` are the facts that are."""
         with self._lock:
             before = incident_bundle.read(collected.folder) or collected.incident
@@ -388,23 +386,17 @@ class Collector:
                 kept = [word for word in before.missing if word != NO_FACTS_YET]
                 changes["missing"] = (*kept, *missing)
             now = replace(before, **changes)
-            now = within(collected.folder, now, incident_bundle.finish, collected.folder, now)
-            collected = replace(collected, incident=now)
-            if self._last_announced is not None and self._last_announced.folder == collected.folder:
-                self._last_announced = collected
-        return collected
+            collected.incident = within(collected.folder, now, incident_bundle.finish, collected.folder, now)
 
-    def _begin_writing(self, collected: Collected, texts: Mapping[str, str]) -> threading.Event:
+    def _begin_writing(self, collected: Collected, texts: Mapping[str, str]) -> None:
         """Write what was taken, should we be killed, then collect what stays; nobody waits for either."""
-        is_written = threading.Event()
         self._threads = [thread for thread in self._threads if thread.is_alive()]
-        thread = begin_thread("incident", self._write, collected, texts, is_written)
+        thread = begin_thread("incident", self._write, collected, texts, collected.is_written)
         if thread is not None:
             self._threads.append(thread)
         else:
             self._write_taken(collected, texts, f"{HOST}/: {NO_THREAD}")
-            is_written.set()
-        return is_written
+            collected.is_written.set()
 
     def _write(self, collected: Collected, texts: Mapping[str, str], is_written: threading.Event) -> None:
         try:
