@@ -113,7 +113,7 @@ def test_a_running_job_can_be_asked(cluster):  # noqa: F811
 def test_an_answer_that_is_too_long_ends_the_connection_of_who_asked_alone(cluster, monkeypatch):  # noqa: F811
     clients = cluster.running(2)
     with monkeypatch.context() as patched:
-        patched.setattr(server, "answer", lambda *_: msg.Waiting(1, 9999, ("x" * 200,) * 9999))
+        patched.setattr(server, "status", lambda *_: msg.Waiting(1, 9999, ("x" * 200,) * 9999))
         with pytest.raises(NodeError):
             ask(at(cluster), "job")
     assert ask(at(cluster), "job").phase == "running"
