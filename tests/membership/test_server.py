@@ -325,7 +325,8 @@ def test_a_join_that_was_granted_meanwhile_is_not_said(cluster):
 
 def test_the_last_word_arrives_although_the_server_stops_at_once(cluster):
     clients = cluster.running(3)
-    cluster.server.stop("told to end")
+    cluster.server.give_up("told to end")
+    cluster.server.stop()
     assert {await_(client, msg.GiveUp).reason for client in clients} == {"told to end"}
 
 

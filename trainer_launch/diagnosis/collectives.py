@@ -14,7 +14,7 @@ from typing import Annotated, NamedTuple, TypeAlias
 from msgspec import Meta, Struct, field
 from msgspec.structs import replace
 
-from trainer_launch.model.codec import Amount, Count, Tagged, Text
+from trainer_launch.model.codec import Amount, Count, Rank, Tagged, Text
 from trainer_launch.model.units import grouped, listed, named_ranks, numbers_in, printable
 
 MAX_BYTES = 1 << 20  # of one rank's answer
@@ -31,7 +31,6 @@ _PAST = {"is": "was", "has": "had", "waits": "waited"}
 # Their tensors have the same sizes on all ranks.
 _EVEN = frozenset({"all_reduce", "broadcast", "reduce", "all_reduce_coalesced", "reduce_scatter"})
 _ROOTED = frozenset({"broadcast", "reduce", "gather", "scatter"})  # which rank is the root, is not recorded
-Rank: TypeAlias = Annotated[int, Meta(ge=0, le=2**31 - 1)]
 Ns: TypeAlias = Annotated[int, Meta(ge=0, le=2**63 - 1)]  # since the epoch
 _Us: TypeAlias = Annotated[int, Meta(ge=0, le=2**40)]  # twelve days
 

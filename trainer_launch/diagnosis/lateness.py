@@ -15,7 +15,7 @@ from typing import Annotated, NamedTuple, TypeAlias, TypeVar
 from msgspec import Meta, Struct
 
 from trainer_launch.diagnosis.collectives import Entries
-from trainer_launch.model.codec import Amount, Count
+from trainer_launch.model.codec import Amount, Count, Rank
 from trainer_launch.model.units import ranges_in
 
 LATE = 0.1  # of a step; what is less is no matter
@@ -26,7 +26,6 @@ _WAITED = 0.5  # of its lateness, in the step before: then it is not the cause
 _ROUNDED_NS = 2_000  # a difference of two times that are told in µs
 _Key: TypeAlias = "tuple[str, str]"  # a group's name and its members
 _N = TypeVar("_N", int, float)
-_Rank: TypeAlias = Annotated[int, Meta(ge=0, le=2**31 - 1)]
 
 
 class Entry(NamedTuple):
@@ -40,7 +39,7 @@ class Entry(NamedTuple):
 class Lateness(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """How late one rank was in one sample."""
 
-    rank: _Rank
+    rank: Rank
     node: Count | None = None
     steps: Count = 0  # in which it entered collectives that are known of all members
     late: Count = 0  # of these, in which it was late, and not because it waited for others

@@ -106,12 +106,12 @@ def _say_replaced(state: JobState, members: Mapping[Key, int]) -> None:
 
 def _say_places(state: JobState, number: int, chosen: list[NodeRecord]) -> None:
     """Where the nodes are, and who has the last ranks because it did not say so."""
-    places = [f"{node.name} at {node.label}" for node in chosen if node.label]
+    places = [f"{node.name} at {node.hello.label}" for node in chosen if node.hello.label]
     if not places:
         return
     level = logging.WARNING if number > 1 else logging.INFO
     state.say(f"generation {number}: ranks by topology: {listed(places, _MOST_NAMED)}", level)
-    names = [node.name for node in chosen if not node.label]
+    names = [node.name for node in chosen if not node.hello.label]
     if names:
         who = f"{listed(names, _MOST_NAMED)} {'has' if len(names) == 1 else 'have'}"
         state.say(f"{who} no topology label, and the last ranks; set --topology-label there, too")
@@ -139,17 +139,17 @@ def _notes_for(state: JobState, chosen: list[NodeRecord], now_s: float) -> dict[
 
 def _ranks(chosen: list[NodeRecord]) -> Iterator[tuple[int, int, int, int]]:
     """Each node's first rank and the world size, then both within its role: numbered by node, as torchrun does."""
-    if any(node.workers == 0 for node in chosen):
+    if any(node.hello.workers == 0 for node in chosen):
         yield from [(0, 0, 0, 0)] * len(chosen)
         return
     of_role, before_of_role = Counter[str](), Counter[str]()
     for node in chosen:
-        of_role[node.role] += node.workers
+        of_role[node.hello.role] += node.hello.workers
     before, all_workers = 0, of_role.total()
     for node in chosen:
-        yield before, all_workers, before_of_role[node.role], of_role[node.role]
-        before += node.workers
-        before_of_role[node.role] += node.workers
+        yield before, all_workers, before_of_role[node.hello.role], of_role[node.hello.role]
+        before += node.hello.workers
+        before_of_role[node.hello.role] += node.hello.workers
 
 
 def _form_at_s(state: JobState) -> float | None:
@@ -453,7 +453,7 @@ def _name_cause(state: JobState, suspicion: Suspicion) -> str:
 
 
 def _placed(end: msg.GiveUp, node: NodeRecord | None) -> msg.GiveUp:
-    return end if node is None else replace(end, node=node.name, node_rank=node.node_rank, host=node.host)
+    return end if node is None else replace(end, node=node.name, node_rank=node.node_rank, host=node.hello.host)
 
 
 def _node_of(state: JobState, rank: int | None) -> NodeRecord | None:
@@ -462,9 +462,9 @@ def _node_of(state: JobState, rank: int | None) -> NodeRecord | None:
         return None
     for key in state.run.members:
         node = state.nodes.get(key)
-        if node is None or rank < node.workers:
+        if node is None or rank < node.hello.workers:
             return node
-        rank -= node.workers
+        rank -= node.hello.workers
     return None
 
 

@@ -149,7 +149,7 @@ def _hear(state: JobState, node: NodeRecord, message: msg.Message, now_s: float)
 
 
 def _join(state: JobState, node: NodeRecord, join: msg.Join, now_s: float) -> None:
-    if join.incarnation != node.incarnation or node.peer is None:
+    if join.incarnation != node.hello.incarnation or node.peer is None:
         return
     if state.end is not None:
         state.send(node.peer, state.end)
@@ -167,7 +167,7 @@ def _join(state: JobState, node: NodeRecord, join: msg.Join, now_s: float) -> No
     state.set_joined(node, True)
     node.prepared, node.notes, node.joined_s = join.prepared, node_notes, now_s
     node.kept, node.last_generation = join.kept, join.generation
-    node.is_faulty = quarantine.why_not(state, node.host, node.machine) is not None
+    node.is_faulty = quarantine.why_not(state, node.hello) is not None
     if node.node_rank != (state.settings.candidate or 0):
         quarantine.evict(state, node)
     elif join.device_fault and node.is_faulty:  # who ends takes the coordinator, and with it this list, along
@@ -204,19 +204,14 @@ def _greet(state: JobState, peer: int, hello: msg.Hello, now_s: float) -> None:
         return
     node = NodeRecord(
         node_rank=hello.node_rank or 0,
-        host=hello.host,
-        incarnation=hello.incarnation,
+        hello=hello,
         peer=peer,
         heard_s=now_s,
         returning=hello.generation > 0,
         claims=hello.claims,
-        workers=hello.workers,
-        role=hello.role,
-        machine=hello.machine,
-        label=hello.label,
     )
     old = state.nodes.get(node.key)
-    is_same = old is not None and old.incarnation == node.incarnation and _is_training(state, old)
+    is_same = old is not None and old.hello.incarnation == hello.incarnation and _is_training(state, old)
     if old is not None and is_same and state.run.number == hello.generation:
         _resume(state, old, node)
         return
@@ -224,7 +219,7 @@ def _greet(state: JobState, peer: int, hello: msg.Hello, now_s: float) -> None:
         _replace_old(state, old, node, now_s)
     finished = has_finished(state, node.key)
     state.nodes[node.key] = state.peers[peer] = node
-    state.hosts[node.key] = node.host
+    state.hosts[node.key] = hello.host
     state.unseen.pop(node.node_rank, None)
     note_claims(state, hello.claims)
     state.generation = max(state.generation, hello.generation)
@@ -251,7 +246,8 @@ def _with_rank(state: JobState, hello: msg.Hello) -> msg.Hello:
         return hello
     hosts, taken = state.hosts, set()
     for rank, node in state.nodes.items():
-        is_back = node.incarnation == hello.incarnation or (node.is_away and node.host == hello.host)
+        before = node.hello
+        is_back = before.incarnation == hello.incarnation or (node.is_away and before.host == hello.host)
         if node.has_lease and not is_back:
             taken.add(rank)
     all_nodes = state.settings.all_nodes
@@ -277,7 +273,7 @@ def _refusal(state: JobState, peer: int, hello: msg.Hello, now_s: float) -> msg.
     if peer in state.peers:
         return msg.Refused("a connection is for one node", retry=False)
     old = state.nodes.get(rank)
-    if old is None or old.peer is None or old.host == hello.host:
+    if old is None or old.peer is None or old.hello.host == hello.host:
         return None
     # Who renews is heard every third of the lease: silence for half of it may well be the end of that node.
     silent = now_s - old.heard_s > settings.granted_lease_s / 2
@@ -329,7 +325,7 @@ def look(state: JobState, looked: Looked, now_s: float) -> None:
 
 def _replace_old(state: JobState, old: NodeRecord, node: NodeRecord, now_s: float) -> None:
     """A node's new connection ends its old one; another process of it also ends the old process."""
-    is_another = old.incarnation != node.incarnation
+    is_another = old.hello.incarnation != node.hello.incarnation
     if old.peer is not None:
         if is_another:
             state.send(old.peer, msg.RefusedHere(f"a newer process has taken the place of {old.name}", retry=False))
@@ -495,7 +491,7 @@ def _say(state: JobState) -> None:
 def _sentence(state: JobState, now: msg.Waiting) -> str:
     more = now.wanted - now.present - len(now.missing)
     names = ", ".join(now.missing) + (f" and {more} more" if more > 0 else "")
-    hosts = [node.host for node in state.joined] if state.settings.by_arrival else []
+    hosts = [node.hello.host for node in state.joined] if state.settings.by_arrival else []
     here = f" ({listed(hosts, MAX_NAMED)})" if hosts else ""  # whose names nobody has written down before
     at_most_s = state.settings.rejoin_timeout_s
     return f"{now.present} of {now.wanted} nodes{here}, waiting up to {at_most_s:g} s for {names}"

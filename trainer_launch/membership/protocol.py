@@ -22,6 +22,7 @@ from trainer_launch.model.codec import (
     Count,
     Name,
     Port,
+    Rank,
     Tagged,
     Text,
 )
@@ -53,8 +54,7 @@ _Role: TypeAlias = Annotated[str, Meta(max_length=MAX_NAME)]  # any text, as tor
 _Highest: TypeAlias = Annotated[int, Meta(ge=0, le=2**31 - 1)]  # there are always numbers above it
 _Workers: TypeAlias = Annotated[int, Meta(ge=0, le=MAX_RANKS)]  # of one node
 _AllWorkers: TypeAlias = Annotated[int, Meta(ge=0, le=MAX_NODES * MAX_RANKS)]
-_Rank: TypeAlias = Annotated[int, Meta(ge=0, le=2**31 - 1)]
-_Ranks: TypeAlias = Annotated[tuple[_Rank, ...], Meta(max_length=MAX_RANKS)]
+_Ranks: TypeAlias = Annotated[tuple[Rank, ...], Meta(max_length=MAX_RANKS)]
 _Notes: TypeAlias = Annotated[Mapping[Name, Any], Meta(max_length=MAX_TOPICS)]  # their bodies
 _Code: TypeAlias = Annotated[int, Meta(ge=-(2**31), le=2**32 - 1)]
 _Lease: TypeAlias = Annotated[float, Meta(ge=1e-6, le=1e6)]  # seconds
@@ -175,7 +175,7 @@ class Failed(Tagged, frozen=True):
     """A worker of this node failed, and no other node's loss was known here."""
 
     generation: Count
-    rank: _Rank | None
+    rank: Rank | None
     exit_code: _Code | None
     signal: _Code | None
     message: Text = ""
@@ -304,7 +304,7 @@ class GiveUp(Tagged, frozen=True):
 
     reason: Text
     node: Text | None = None
-    rank: _Rank | None = None
+    rank: Rank | None = None
     exit_code: _Code | None = None
     signal: _Code | None = None
     message: Text | None = None

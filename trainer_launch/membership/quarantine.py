@@ -10,7 +10,7 @@ import re
 from trainer_launch.membership import protocol as msg
 from trainer_launch.membership import timeouts
 from trainer_launch.membership.protocol import MAX_QUARANTINED, Quarantine
-from trainer_launch.membership.state import JobPhase, JobState, Key, NodeRecord
+from trainer_launch.membership.state import JobPhase, JobState, NodeRecord
 from trainer_launch.model.units import printable
 
 FAILING_NODES = "failing_nodes.txt"  # preflight's list of faulty nodes: `HOST`, or `HOST\tMACHINE`, on each line
@@ -21,20 +21,24 @@ _WHY_CHARS = 200
 
 def hear(state: JobState, node: NodeRecord, join: msg.Join) -> None:
     """A member joins again: its worker's death may prove that a device of its machine failed."""
-    if join.device_fault and state.settings.all_nodes > 1 and _entry(state, node.host, node.machine) is None:
-        _add(state, node.key, node.host, node.machine, _short(join.device_fault))
+    if join.device_fault and state.settings.all_nodes > 1 and _entry(state, node.hello) is None:
+        _add(state, node.hello, join.device_fault)
 
 
-def _add(state: JobState, key: Key, host: str, machine: str, why: str) -> None:
+def _add(state: JobState, hello: msg.Hello, why: str) -> Quarantine:
     """Put a node's machine on the list, or only the node where others share its machine; the oldest gives way."""
-    is_shared = any(node.machine == machine and node.key != key for node in state.nodes.values())
-    entry = Quarantine(host, "" if is_shared else machine, why)
+    others = (node.hello for node in state.nodes.values() if node.node_rank != hello.node_rank)
+    is_shared = any(other.machine == hello.machine for other in others)
+    # So short, on one line, that the whole list fits into each message.
+    short = printable(why, " ").encode("ascii", "replace").decode()[:_WHY_CHARS]
+    entry = Quarantine(hello.host, "" if is_shared else hello.machine, short)
     state.quarantined = (*state.quarantined, entry)[-MAX_QUARANTINED:]
+    return entry
 
 
 def evict(state: JobState, node: NodeRecord) -> None:
     """Tell a node that waits for a generation that it is not admitted; one that stops its workers hears later."""
-    reason = why_not(state, node.host, node.machine)
+    reason = why_not(state, node.hello)
     if reason is None or not node.joined or node.peer is None:
         return
     state.set_joined(node, False)
@@ -47,18 +51,17 @@ def evict(state: JobState, node: NodeRecord) -> None:
 _IS = "this node is quarantined: "
 
 
-def why_not(state: JobState, host: str, machine: str) -> str | None:
+def why_not(state: JobState, hello: msg.Hello) -> str | None:
     """Why a node is not admitted, as it is told; None: it is."""
-    entry = _entry(state, host, machine)
+    entry = _entry(state, hello)
     return None if entry is None else f"{_IS}{entry.why}"
 
 
 def greet(state: JobState, hello: msg.Hello, now_s: float) -> msg.Refused | None:
     """Note what a node's first words prove; why it is not admitted."""
-    entry = _entry(state, hello.host, hello.machine)
+    entry = _entry(state, hello)
     if hello.fault and state.generation and entry is None:
-        _add(state, hello.node_rank or 0, hello.host, hello.machine, _short(f"its preflight failed: {hello.fault}"))
-        entry = _entry(state, hello.host, hello.machine)
+        entry = _add(state, hello, f"its preflight failed: {hello.fault}")
     if entry is None or hello.node_rank == (state.settings.candidate or 0):  # it is this launcher's own node
         return None
     if _is_last_resort(state, now_s):
@@ -79,14 +82,9 @@ def named(lines: tuple[str, ...]) -> tuple[Quarantine, ...]:
     return tuple(Quarantine(host, of, "preflight found it faulty (failing_nodes.txt)") for host, _, of in split)
 
 
-def _short(text: str) -> str:
-    """A text on one line, so short that the whole list fits into each message."""
-    return printable(text, " ").encode("ascii", "replace").decode()[:_WHY_CHARS]
-
-
-def _entry(state: JobState, host: str, machine: str) -> Quarantine | None:
+def _entry(state: JobState, hello: msg.Hello) -> Quarantine | None:
     for entry in state.quarantined:
-        if entry.machine == machine if entry.machine else entry.host == host:
+        if entry.machine == hello.machine if entry.machine else entry.host == hello.host:
             return entry
     return None
 

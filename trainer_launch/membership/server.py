@@ -427,17 +427,11 @@ class Coordinator(ServerConnections[msg.Message, msg.FromServer]):
         )
         self._candidates = CandidateWatch(seats, settings.job, secret, self._looked)
         self._state = membership.begin(settings, self._send, self._close_after_flush, log, judges)
-        self._close_reason: str | None = None
 
     def give_up(self, reason: str) -> None:
         """The job has failed; nodes that call later hear it, too. From any thread."""
         self._events.append(lambda _: membership.close(self._state, reason))
         self._nudge()
-
-    def stop(self, reason: str | None = None) -> None:
-        """End the connections and the thread. With a reason the job is given up; without, its nodes wait for us."""
-        self._close_reason = reason
-        super().stop()
 
     def start(self) -> int:
         """Listen, or raise NodeError; returns the port."""
@@ -456,10 +450,10 @@ class Coordinator(ServerConnections[msg.Message, msg.FromServer]):
         membership.tick(self._state, now_s)
 
     def _end(self, defect: str) -> None:
-        if defect or self._close_reason is not None:
-            membership.close(self._state, defect or self._close_reason or "")
-        for peer in self._connections.keys() - self._state.peers.keys() if defect else ():
-            self._close_after_flush(peer)  # it comes again, and hears of it
+        if defect:
+            membership.close(self._state, defect)
+            for peer in self._connections.keys() - self._state.peers.keys():
+                self._close_after_flush(peer)  # it comes again, and hears of it
 
     def _close(self) -> None:
         self._candidates.close()

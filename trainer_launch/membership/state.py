@@ -59,8 +59,7 @@ class NodeRecord(Struct, kw_only=True, eq=False):
     """A node that has called."""
 
     node_rank: int
-    host: str
-    incarnation: str
+    hello: msg.Hello  # its first words
     peer: int | None  # its connection, None: lost
     heard_s: float = 0.0  # when its last line came
     is_away: bool = False  # its connection was reset, and its lease is not over
@@ -70,14 +69,10 @@ class NodeRecord(Struct, kw_only=True, eq=False):
     is_faulty: bool = False  # it is quarantined, and here only because it serves the coordinator
     lost_s: float | None = None  # when its connection ended
     claims: tuple[Claim, ...] = ()  # the generations that it has taken
-    workers: int = 0  # 0: it has not said
-    kept: int = 0  # of them that have kept their state of the last generation that the node was in
+    kept: int = 0  # workers that have kept their state of the last generation that the node was in
     last_generation: int = 0
     notes: Mapping[str, Any] = field(default_factory=dict)  # of its last Join, by topic
     joined_s: float = 0.0  # when that came
-    role: str = ""
-    machine: str = ""
-    label: str = ""
 
     @property
     def key(self) -> Key:
@@ -87,7 +82,7 @@ class NodeRecord(Struct, kw_only=True, eq=False):
     @property
     def name(self) -> str:
         """How messages name it."""
-        return f"node {self.node_rank} ({self.host})"
+        return f"node {self.node_rank} ({self.hello.host})"
 
     @property
     def has_lease(self) -> bool:
@@ -97,9 +92,9 @@ class NodeRecord(Struct, kw_only=True, eq=False):
     @property
     def place(self) -> tuple[Any, ...]:
         """Its place among the ranks: by label, part by part, so that who is near is next to it; the others last."""
-        parts = [re.split(r"(\d+)", part) for part in self.label.split("/")]  # rack-2 comes before rack-10
+        parts = [re.split(r"(\d+)", part) for part in self.hello.label.split("/")]  # rack-2 comes before rack-10
         natural = [[int(word) if i % 2 else word for i, word in enumerate(part)] for part in parts]
-        return not self.label, natural, self.node_rank
+        return not self.hello.label, natural, self.node_rank
 
 
 class Run(Struct, kw_only=True):
@@ -254,7 +249,7 @@ def members_of(state: JobState) -> list[MemberView]:
     run, members, first = state.run, [], 0
     for number, key in enumerate(run.members):
         node, done_s = state.nodes[key], run.done.get(key)
-        ranks = range(first, first + node.workers)
+        ranks = range(first, first + node.hello.workers)
         first = ranks.stop
         members.append(
             MemberView(
@@ -329,7 +324,7 @@ def status(state: JobState, now_s: float) -> msg.JobStatus:
     for node in nodes:
         word = _state_of(state, node)
         away_s = None if word != _LOST or node.lost_s is None else round(max(0.0, now_s - node.lost_s), 1)
-        rows.append((node.node_rank, node.host, word, away_s))
+        rows.append((node.node_rank, node.hello.host, word, away_s))
     ranks = range(state.settings.min_nodes + state.settings.spares)  # where nodes have ranks
     rows += [(rank, "", _MISSING, None) for rank in ranks if rank not in state.nodes]
     ended = state.end

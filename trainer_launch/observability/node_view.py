@@ -7,22 +7,21 @@ import glob
 import os
 import tempfile
 from collections.abc import Mapping, Sequence
-from typing import Annotated, TypeAlias
+from typing import TypeAlias
 
-from msgspec import Meta, Struct
+from msgspec import Struct
 from msgspec.structs import replace
 
 from trainer_launch.diagnosis.lateness import Lateness
 from trainer_launch.host import files, process_tree, runtime_directory
 from trainer_launch.host.slow_files import within
 from trainer_launch.model import codec
-from trainer_launch.model.codec import MAX_TEXT, Count, Port, Text, Whole
+from trainer_launch.model.codec import MAX_TEXT, Count, Port, Seconds, Text, Whole
 from trainer_launch.observability.goodput import Ledger
 from trainer_launch.supervisor.run_observer import StateKept
 
 _MAX_BYTES = 262_144
 _NONE: list[str] = []
-_Seconds: TypeAlias = Annotated[float, Meta(ge=0, le=1e15)]
 _Place: TypeAlias = tuple[Text, Port]
 
 
@@ -38,8 +37,8 @@ class View(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     contract: Text
     engine: Text
     phase: Text
-    since_s: _Seconds  # in this phase
-    started_s: _Seconds
+    since_s: Seconds  # in this phase
+    started_s: Seconds
     attempt: Count = 1
     processes: tuple[tuple[Text, Count], ...] = ()  # name and pid of those that run
     exits: tuple[tuple[Text, Whole], ...] = ()  # name and exit code of the last that ended

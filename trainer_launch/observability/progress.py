@@ -20,7 +20,7 @@ from trainer_launch.host import files
 from trainer_launch.host.runtime_directory import PRINTED, PROGRESS, PROGRESS_END
 from trainer_launch.host.slow_files import within
 from trainer_launch.model import codec
-from trainer_launch.model.codec import Count
+from trainer_launch.model.codec import Count, Seconds
 from trainer_launch.model.value_parsers import MAX_LINE
 from trainer_launch.observability.goodput import Signs
 from trainer_launch.observability.report import MAX_METRICS, MAX_NAME
@@ -43,7 +43,6 @@ _BAR = re.compile(
 _EPOCH = re.compile(rb"epoch *(?P<number>[0-9]{1,6})(?P<of>/[0-9]+)?:?", re.IGNORECASE)
 _TRAINS = re.compile(rb"|.*\b(train|training|steps?|iterations?|iters?)\b.*", re.IGNORECASE)  # names of bars
 _TAG = re.compile(rb"\[[^\]\n]{1,80}\] ")  # in front of a line: whose it is
-_Seconds: TypeAlias = Annotated[float, Meta(ge=0, le=1e15)]
 _Metric: TypeAlias = Annotated[str, Meta(min_length=1, max_length=MAX_NAME)]
 
 
@@ -53,18 +52,18 @@ class Progress(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     rank: Count | None  # None: the process has no rank in a job
     local_rank: Count
     pid: Count
-    at_s: _Seconds  # this machine's monotonic clock
-    time_s: _Seconds  # since the epoch
+    at_s: Seconds  # this machine's monotonic clock
+    time_s: Seconds  # since the epoch
     step: Count | None = None  # how many are done; older versions of `report()` say none
     progress: Annotated[float, Meta(ge=0, le=1)] | None  # 0.0 to 1.0
-    eta_s: _Seconds | None
+    eta_s: Seconds | None
     metrics: Annotated[Mapping[_Metric, float], Meta(max_length=MAX_METRICS)]
     not_finite: Mapping[_Metric, Literal["nan", "inf", "-inf"]] = field(
         default_factory=dict
     )  # JSON has no such numbers
-    first_at_s: _Seconds | None = None  # its first report, monotonic
+    first_at_s: Seconds | None = None  # its first report, monotonic
     first_step: Count | None = None  # the first step that it told
-    checkpoint_s: _Seconds = 0.0  # in checkpoints so far
+    checkpoint_s: Seconds = 0.0  # in checkpoints so far
     checkpointing: bool = False  # now
 
 
@@ -226,7 +225,7 @@ class PrintedStep(Struct, frozen=True, kw_only=True):
     """The step that a node's workers have printed last."""
 
     step: Count
-    at_s: _Seconds  # this machine's monotonic clock
+    at_s: Seconds  # this machine's monotonic clock
 
 
 def printed(folder: str) -> PrintedStep | None:
