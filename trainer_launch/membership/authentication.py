@@ -41,18 +41,10 @@ class SignatureError(MessageError):
     """A line is not signed as the other end would sign its next one."""
 
 
-class _Direction:
-    """The lines that go one way."""
-
-    def __init__(self, key: bytes) -> None:
-        self._key = key
-        self._number = 0
-
-    def signature(self, line: bytes) -> bytes:
-        """The signature of the next line."""
-        self._number += 1
-        digest = hmac.digest(self._key, self._number.to_bytes(8, "big") + line, "sha256")
-        return digest[:_SIGNATURE_BYTES].hex().encode()
+def _signature(key: bytes, number: int, line: bytes) -> bytes:
+    """The signature of the line of this number in its direction."""
+    digest = hmac.digest(key, number.to_bytes(8, "big") + line, "sha256")
+    return digest[:_SIGNATURE_BYTES].hex().encode()
 
 
 class Channel:
@@ -62,8 +54,7 @@ class Channel:
         self._secret = secret
         self._nonce = ""
         self.has_proved_itself = False  # the other end has signed a line
-        self._out: _Direction | None = None
-        self._in: _Direction | None = None
+        self._out = self._in = b""  # the keys of the two directions; empty: lines are not signed
 
     def challenge(self) -> str:
         """The server's demand of a proof; "" without a secret."""
@@ -101,7 +92,10 @@ class Channel:
 
     def sign(self, line: bytes) -> bytes:
         """A line with its newline, as it goes out."""
-        return line if self._out is None else self._out.signature(line) + b" " + line
+        if not self._out:
+            return line
+        self._n_out += 1
+        return _signature(self._out, self._n_out, line) + b" " + line
 
     def check(self, line: bytes) -> bytes:
         """A line that has come, without its signature.
@@ -109,10 +103,11 @@ class Channel:
         Raises:
             SignatureError: the other end did not send it as its next one.
         """
-        if self._in is None:
+        if not self._in:
             return line
         shown, _, text = line.partition(b" ")
-        if not hmac.compare_digest(self._in.signature(text.rstrip(b"\n") + b"\n"), shown):
+        self._n_in += 1
+        if not hmac.compare_digest(_signature(self._in, self._n_in, text.rstrip(b"\n") + b"\n"), shown):
             raise SignatureError("a message was changed, repeated or lost on the way: its signature is wrong")
         self.has_proved_itself = True
         return text
@@ -123,7 +118,8 @@ class Channel:
         return self._derived(_PROOF, nonce, type(message).__name__, text).hex()
 
     def _begin(self, nonce: str, *, out: str, into: str) -> None:
-        self._out, self._in = _Direction(self._derived(out, nonce)), _Direction(self._derived(into, nonce))
+        self._out, self._in = self._derived(out, nonce), self._derived(into, nonce)
+        self._n_out = self._n_in = 0  # signed lines so far
 
     def _derived(self, *parts: Any) -> bytes:
         text = json.dumps([self._nonce, *parts])  # without doubt where a part ends; ASCII, whatever strangers send

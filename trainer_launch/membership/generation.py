@@ -69,8 +69,9 @@ def _form(state: JobState, now_s: float) -> None:
     chosen, number = choose(state), state.generation + 1
     members = {node.key: i for i, node in enumerate(chosen)}
     _say_replaced(state, members)
-    claim = _claim(state, chosen, number)
-    if claim is not None:
+    ranks, claim = in_ranges(node.node_rank for node in chosen), None
+    if state.settings.candidate is not None and len(ranks) <= MAX_TEXT:
+        claim = Claim(number, state.settings.candidate, ranks, sure=False)
         state.formed.add(claim)
     note_bodies = _notes_for(state, chosen, now_s)
     for node in chosen:
@@ -115,13 +116,6 @@ def _say_places(state: JobState, number: int, chosen: list[NodeRecord]) -> None:
     if names:
         who = f"{listed(names, _MOST_NAMED)} {'has' if len(names) == 1 else 'have'}"
         state.say(f"{who} no topology label, and the last ranks; set --topology-label there, too")
-
-
-def _claim(state: JobState, chosen: list[NodeRecord], number: int) -> Claim | None:
-    if state.settings.candidate is None:
-        return None
-    ranks = in_ranges(node.node_rank for node in chosen)
-    return Claim(number, state.settings.candidate, ranks, sure=False) if len(ranks) <= MAX_TEXT else None
 
 
 def _notes_for(state: JobState, chosen: list[NodeRecord], now_s: float) -> dict[int, dict[str, object]]:
