@@ -81,18 +81,14 @@ class GroupIncidents:
         states: tuple[RankState, ...] = ()
         limit_s, is_early = 0.0, False
         if collected is not None:
-            states = fitting((*collected.incident.states, *self._ending(collected)))
+            reported = {state.rank for state in collected.incident.states}
+            ranks = [place.rank for place in self._group.places.values() if place.rank not in reported]
+            # Their processes are gone, and the group has not heard of their ends yet: they hang nowhere.
+            ending = [RankState(rank=rank, node=self._group.node_rank, quiet_s=0.0) for rank in ranks]
+            states = fitting((*collected.incident.states, *ending))
             limit_s, is_early = collected.limit_s, collected.is_early
-        ranks = Ranks(states, time.time_ns(), limit_s, is_early=is_early, is_request=is_request)
-        self._send(say.Note(self._group.generation, STALL, ranks))
-
-    def _ending(self, collected: Collected) -> list[RankState]:
-        """Ranks whose processes are gone, while the group has not heard of their ends yet: they hang nowhere."""
-        reported = {state.rank for state in collected.incident.states}
-        ranks = [place.rank for place in self._group.places.values()]
-        return [
-            RankState(rank=rank, node=self._group.node_rank, quiet_s=0.0) for rank in ranks if rank not in reported
-        ]
+        body = Ranks(states, time.time_ns(), limit_s, is_early=is_early, is_request=is_request)
+        self._send(say.Note(self._group.generation, STALL, body))
 
     def failed(self, sentence: str, *, was_killed: bool, timed_out: int | None = None) -> frozenset[str]:
         """Collect an incident: this generation ends for that, and nobody was stopped for it yet.
@@ -164,8 +160,10 @@ class GroupIncidents:
                 self.show_ranks(watch, is_request=is_request)
                 if watch is not None and not is_request:
                     watch.reported()
-            case RanksOfAll() as ranks:
-                self._complete(ranks)
+            case RanksOfAll(states, sentence):  # other nodes' ranks are part of our incident
+                collected = self._last_stall.collected
+                if self._collector is not None and collected is not None:
+                    self._collector.complete(collected, states, sentence)
             case Explanation() as explanation:
                 self._explain(explanation)
                 if watch is not None:
@@ -185,12 +183,6 @@ class GroupIncidents:
             collector = self._collector
             collected = None if collector is None else collector.collect(kind, text, is_same=is_same)
         self.tell_ranks(collected, is_request=is_request)
-
-    def _complete(self, ranks: RanksOfAll) -> None:
-        """Other nodes' ranks are part of our incident."""
-        collected = self._last_stall.collected
-        if self._collector is not None and collected is not None:
-            self._collector.complete(collected, ranks.states, ranks.sentence)
 
     def _drop(self, collected: Collected | None) -> None:
         """Remove what was no incident, unless people know of it."""

@@ -202,28 +202,26 @@ def moments(entries: Sequence[Stored]) -> list[list[Stored]]:
 
     A node may have only the hang that led to a failure.
     """
-    groups: list[tuple[list[Stored], set[object]]] = []
+    groups: list[list[Stored]] = []
     for entry in entries:
-        about = entry.incident.node_rank, entry.incident.kind
-        fitting = (
-            each for each in reversed(groups) if _is_same(each[0][0].incident, entry.incident, about in each[1])
-        )
-        group = next(fitting, None)
+        group = next((group for group in reversed(groups) if _is_same(group, entry.incident)), None)
         if group is None:
-            groups.append(group := ([], set()))
-        group[0].append(entry)
-        group[1].add(about)
-    return [group for group, _ in groups]
+            groups.append([entry])
+        else:
+            group.append(entry)
+    return groups
 
 
-def _is_same(first: Incident, now: Incident, has_own: bool) -> bool:
-    """Whether an incident belongs to one that begins so; `has_own`: that has such an incident of this node."""
+def _is_same(group: Sequence[Stored], now: Incident) -> bool:
+    """Whether an incident belongs to these, which have none of this kind of its node."""
+    first = group[0].incident
     if None in (first.node_rank, now.node_rank) or not now.job:
         return False
-    if (now.job, now.generation) != (first.job, first.generation):
+    if (now.job, now.generation) != (first.job, first.generation) or now.time_s - first.time_s > _MOMENT_S:
         return False
     is_kind = first.kind == now.kind or REQUEST not in (first.kind, now.kind)
-    return is_kind and not has_own and now.time_s - first.time_s <= _MOMENT_S
+    own = (now.node_rank, now.kind)
+    return is_kind and all((entry.incident.node_rank, entry.incident.kind) != own for entry in group)
 
 
 def chosen(groups: Sequence[Sequence[Stored]], wanted: str | None) -> list[Stored]:

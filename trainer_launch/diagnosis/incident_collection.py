@@ -184,9 +184,8 @@ class Collector:
         )
         collected = before or Collected(folder=folder, incident=incident)
         if before is not None:
-            names_before = ("kind", "sentence", "time_s", "reason", "ranks", "restart_helps")
-            same = {name: getattr(before.incident, name) for name in names_before}
-            collected.incident, collected.is_written = replace(incident, **same), threading.Event()
+            shown = {"states": incident.states, "missing": incident.missing, "took_s": incident.took_s}
+            collected.incident, collected.is_written = replace(before.incident, **shown), threading.Event()
             collected.limit_s, collected.is_early = 0.0, False
         collected.names = names
         self._begin_writing(collected, {REPORT: report, **texts_by_file})
