@@ -124,7 +124,6 @@ def finish(folder: str, incident: Incident) -> Incident:
 
     The largest files go where the disk is full, or the folder is too large: workers write their dumps themselves.
     """
-    incident = replace(incident, sentence=redact_text(incident.sentence))
     if not os.path.isdir(folder):  # it was dropped meanwhile
         return incident
     others = sorted((size, name) for name, size in _sizes(folder).items() if name not in (ABOUT, SENTENCE))

@@ -45,6 +45,7 @@ from trainer_launch.host import incident_facts, process_tree, runtime_directory
 from trainer_launch.host.deadline_subprocess import NO_THREAD, begin_thread
 from trainer_launch.host.slow_files import within
 from trainer_launch.model import Failure
+from trainer_launch.model.redaction import redact_text
 from trainer_launch.model.units import spans
 from trainer_launch.supervisor import error_lines
 
@@ -385,6 +386,7 @@ class Collector:
                 kept = [word for word in before.missing if word != NO_FACTS_YET]
                 changes["missing"] = (*kept, *missing)
             now = replace(before, **changes)
+            now = replace(now, sentence=redact_text(now.sentence))
             collected.incident = within(collected.folder, now, incident_bundle.finish, collected.folder, now)
 
     def _begin_writing(self, collected: Collected, texts: Mapping[str, str]) -> None:
