@@ -18,7 +18,7 @@ from __future__ import annotations
 
 import signal
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from enum import Enum
 
 from msgspec import Struct
@@ -44,7 +44,7 @@ from trainer_launch.planning.task import Task
 from trainer_launch.supervisor import failure
 from trainer_launch.supervisor.failure import Evidence
 from trainer_launch.supervisor.processes import Processes, Rung
-from trainer_launch.supervisor.run_loop import AnyWatch, RunLoop
+from trainer_launch.supervisor.run_loop import AnyWatch, Due, RunLoop
 from trainer_launch.supervisor.run_observer import RunPhase, TimeKind
 from trainer_launch.supervisor.system import System
 
@@ -133,6 +133,10 @@ def _dialect(process: Process, version: RunningCommand) -> Dialect:
     return dialect
 
 
+def _in_each_turn(_now_s: float) -> None:
+    """Do nothing: `on_time` and `settle` look at it whenever the loop turns."""
+
+
 class MpiJob(RunLoop):
     """The run of an mpirun, or of a horovodrun, on the job's hosts."""
 
@@ -180,32 +184,24 @@ class MpiJob(RunLoop):
         """Wait for the hosts."""
         self._wait_for_hosts(now_s)
 
-    def times(self) -> tuple[float | None, ...]:
-        """When something is due; None: never."""
-        times = (*super().times(), self._hosts.due_s, self._admission_s)
+    def due(self) -> Iterator[Due]:
+        """What is due, but for what `Processes` does."""
+        yield self._hosts.due_s, _in_each_turn
+        if self._processes.is_running and not self._processes.is_draining:
+            yield self._admit_at_s, self._admit
+        yield from super().due()
         if self.phase is MpiPhase.WAITING:
-            return (*times, self._wait.due_s)
-        if self._death is None:
-            return times
-        bounds = (self._death.at_s + LINGER_S, self._sweep_until_s, self._ask_until_s)
-        return (*times, *(at_s for at_s in bounds if at_s > self._system.now()))
-
-    @property
-    def _admission_s(self) -> float | None:
-        """When the job is interrupted for hosts that have come."""
-        may_end = self._processes.is_running and not self._processes.is_draining
-        return self._admit_at_s if may_end else None
+            yield self._wait.due_s, _in_each_turn
+        elif self._death is not None:
+            bounds = (self._death.at_s + LINGER_S, self._sweep_until_s, self._ask_until_s)
+            yield from ((at_s, _in_each_turn) for at_s in bounds if at_s > self._system.now())
 
     def on_time(self, now_s: float) -> None:
-        """Do what is due, but for what `Processes` does."""
+        """Do what is due, and take in what was found out of the hosts."""
         self._hosts.tick(now_s)
         self._on_hosts(now_s)
         if self._program.lost is not None and self.phase is MpiPhase.RUNNING:
             self._on_lost(self._program.lost, now_s)
-        if self._admission_s is not None and now_s >= self._admission_s:
-            before = {member.host for member in self._running}
-            come = ", ".join(member.host for member in self._wait.there() if member.host not in before)
-            self._resize(f"{come} joins; restarting the ranks on all hosts", now_s)
         super().on_time(now_s)
 
     def on_child(self, pid: int, status: int, now_s: float) -> None:
@@ -297,6 +293,12 @@ class MpiJob(RunLoop):
             self._admit_at_s = None
         elif self._admit_at_s is None:
             self._admit_at_s = now_s + GATHER_S
+
+    def _admit(self, now_s: float) -> None:
+        """The job is interrupted for hosts that have come."""
+        before = {member.host for member in self._running}
+        come = ", ".join(member.host for member in self._wait.there() if member.host not in before)
+        self._resize(f"{come} joins; restarting the ranks on all hosts", now_s)
 
     def _wait_for_hosts(self, now_s: float, *afresh: str, lost: str | None = None) -> None:
         self.phase = MpiPhase.WAITING

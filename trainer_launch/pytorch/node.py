@@ -21,7 +21,7 @@ from __future__ import annotations
 import logging
 import math
 import signal
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from enum import Enum
 from typing import TYPE_CHECKING
 
@@ -47,7 +47,7 @@ from trainer_launch.pytorch.worker_processes import LogFolders, worker_places, w
 from trainer_launch.supervisor import error_lines
 from trainer_launch.supervisor.failure import how
 from trainer_launch.supervisor.processes import Rung
-from trainer_launch.supervisor.run_loop import RunLoop
+from trainer_launch.supervisor.run_loop import Due, RunLoop
 from trainer_launch.supervisor.run_observer import RunPhase, StateKept, TimeKind
 
 if TYPE_CHECKING:
@@ -145,25 +145,21 @@ class TorchNode(RunLoop):
         """Join the job, once the coordinator is in reach."""
         self._join()
 
-    def times(self) -> tuple[float | None, ...]:
-        """When something is due; None: never."""
-        says_at_s = self._says_at_s if self._is_waiting else None
-        own = self._away_until_s, self._ending.stops_at_s, self._lost_until_s
-        return (*super().times(), says_at_s, *own)
+    def due(self) -> Iterator[Due]:
+        """What is due, but for what `Processes` does."""
+        yield from super().due()
+        yield self._away_until_s, self._on_lost_coordinator
+        if self.phase is NodePhase.JOINING and self._away_until_s is not None:
+            yield self._says_at_s, self._say_awaited
+        yield self._ending.stops_at_s, self._stop
+        if self.phase is NodePhase.RUNNING and self._lost_peer is not None:
+            yield self._lost_peer.at_s + timeouts.PATIENCE_S, self._on_lost_peer
 
     def on_time(self, now_s: float) -> None:
-        """Do what is due, but for what `Processes` does."""
+        """Do what is due, and let observers see how far the workers are."""
         super().on_time(now_s)
         if self._processes.is_running:
             self._observer.look(self._group.recorders.farthest)
-        self._hear_survivors(now_s)
-        if self._away_until_s is not None and now_s >= self._away_until_s:
-            self._on_lost_coordinator(now_s)
-        if self._is_waiting and self._away_until_s is not None and now_s >= self._says_at_s:
-            self._says_at_s = now_s + self._say_again_s
-            _log.info("%s; giving up in %.0f s", self._awaited(), self._away_until_s - now_s)
-        if self._ending.stops_at_s is not None and now_s >= self._ending.stops_at_s:
-            self._stop(now_s)
 
     def on_news(self, now_s: float) -> None:
         """Hear the fork server, then the coordinator: behind a Formed it would answer what that asks for.
@@ -216,10 +212,11 @@ class TorchNode(RunLoop):
     def _say_again_s(self) -> float:
         return max(1.0, min(timeouts.SAY_AGAIN_S, self._membership.patience_s / 4))
 
-    @property
-    def _is_waiting(self) -> bool:
-        """Whether this node waits for a coordinator, which would log what else it waits for."""
-        return self.phase is NodePhase.JOINING and self._away_until_s is not None
+    def _say_awaited(self, now_s: float) -> None:
+        """Log what this node waits for, in place of a coordinator that would."""
+        self._says_at_s = now_s + self._say_again_s
+        left_s = (self._away_until_s or now_s) - now_s
+        _log.info("%s; giving up in %.0f s", self._awaited(), left_s)
 
     @property
     def _away_until_s(self) -> float | None:
@@ -552,17 +549,10 @@ class TorchNode(RunLoop):
                     self._stop(now_s)  # as any other worker
                 case SharedState() if self.phase is NodePhase.RUNNING:
                     self._on_shared(message, now_s)
-        death = self._lost_peer
-        if death is not None and self._lost_until_s is not None and now_s >= self._lost_until_s:
-            # Connections broke, and nobody has ended: the ranks meet again.
-            self._end_generation(Ending(death), now_s)
 
-    @property
-    def _lost_until_s(self) -> float | None:
-        """When a lost peer is reported although nobody is known to have ended."""
-        lost = self._lost_peer
-        is_open = lost is not None and self.phase is NodePhase.RUNNING
-        return lost.at_s + timeouts.PATIENCE_S if lost is not None and is_open else None
+    def _on_lost_peer(self, now_s: float) -> None:
+        """Connections broke, and nobody is known to have ended: the ranks meet again."""
+        self._end_generation(Ending(self._lost_peer), now_s)
 
     def _keep_waiting(self, now_s: float) -> None:
         """Workers that have left a generation which ends are kept for the next one."""

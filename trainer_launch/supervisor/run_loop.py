@@ -5,8 +5,8 @@ from __future__ import annotations
 import logging
 import signal
 from abc import ABC, abstractmethod
-from collections.abc import Callable
-from typing import Protocol
+from collections.abc import Callable, Iterator
+from typing import Protocol, TypeAlias
 
 from msgspec.structs import replace
 
@@ -21,6 +21,7 @@ from trainer_launch.supervisor.run_observer import RunPhase, TimeKind
 _BY_ITSELF = (0, -signal.SIGKILL, -signal.SIGTERM)
 DRAIN_S = 1.0  # for the last output, once nothing of ours runs any more
 LAST_DRAIN_S = 0.2  # the same when the grace period is over
+Due: TypeAlias = tuple[float | None, Callable[[float], None]]  # when, None: never; and what to do then
 log = logging.getLogger(__name__)
 
 
@@ -64,7 +65,8 @@ class RunLoop(ABC):
             if self.is_done:
                 break
             self._observe()
-            happened = self._system.wait(min((at_s for at_s in self.times() if at_s is not None), default=None))
+            times = (self._processes.deadline_s, *(at_s for at_s, _ in self.due()))
+            happened = self._system.wait(min((at_s for at_s in times if at_s is not None), default=None))
             now_s = self._system.now()
             for number in happened.signals:  # first: a worker that had the same SIGTERM as we has not failed
                 self.on_signal(number, now_s)
@@ -81,17 +83,21 @@ class RunLoop(ABC):
         is_late = self._processes.asked and self._processes.rung is Rung.KILL
         self._system.drain(LAST_DRAIN_S if is_late else DRAIN_S)
 
-    def times(self) -> tuple[float | None, ...]:
-        """When something is due; None: never."""
-        watch_s = self._watch.due_s if self._watch is not None and self._processes.is_running else None
-        return self._processes.deadline_s, watch_s
+    def due(self) -> Iterator[Due]:
+        """What is due, but for what `Processes` does; each is asked for when what was due before it is done."""
+        if self._watch is not None and self._processes.is_running:
+            yield self._watch.due_s, self._look
 
     def on_time(self, now_s: float) -> None:
-        """Do what is due, but for what `Processes` does."""
-        if self._watch is not None and self._processes.is_running and now_s >= self._watch.due_s:
-            hang = self._watch.look(now_s)
-            if hang is not None:
-                self.on_hang(hang, now_s)
+        """Do what is due."""
+        for at_s, act in self.due():
+            if at_s is not None and now_s >= at_s:
+                act(now_s)
+
+    def _look(self, now_s: float) -> None:
+        hang = None if self._watch is None else self._watch.look(now_s)
+        if hang is not None:
+            self.on_hang(hang, now_s)
 
     def on_signal(self, number: int, now_s: float) -> None:
         """Note a request to stop or a drain, in every phase alike, and pass it on to the processes that live.
