@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import pickle
 import shutil
 import signal
 import sys
@@ -19,31 +20,30 @@ from trainer_launch.model.errors import LaunchError, UsageError
 from trainer_launch.model.settings import JOB_FLAGS, Settings, flag_of, load
 from trainer_launch.planning.reading import live_pod
 from trainer_launch.pytorch import function_launch
-from trainer_launch.pytorch.function_launch import PATIENCE_S, Elastic, FunctionLaunchSpec, LauncherReport
+from trainer_launch.pytorch.function_launch import PATIENCE_S, Elastic, LauncherReport
 from trainer_launch.supervisor import inherited
 
 
-def main(folder: str, task: str) -> None:
-    """Carry out the task, a FunctionLaunchSpec, and leave the report in this directory."""
+def main(folder: str, program: str, parent: int, task: bytes) -> None:
+    """Run the workers' program as the Elastic says that `parent` has pickled; leave a report in the folder."""
     inherited.end_on_stop()
     inherited.open_streams()
-    spec = codec.parsed_spec(FunctionLaunchSpec, task)
     process_attributes.die_with_parent(signal.SIGTERM)  # the workers have their grace
-    if os.getppid() != spec.parent:
+    if os.getppid() != parent:
         sys.exit(exit_codes.STOPPED)
     try:
-        report = _report_of(_carry_out(spec))
+        report = _report_of(_carry_out(pickle.loads(task), program))
     except LaunchError as problem:
         report = LauncherReport(refused=type(problem).__name__, message=in_callers_words(str(problem)))
-    if os.getppid() == spec.parent:
+    if os.getppid() == parent:
         files.replace(f"{folder}/{function_launch.REPORT}", codec.encode(report))
     else:  # it was killed: nobody is left to read, and to remove the directory
         within(folder, None, shutil.rmtree, folder, True)
     os._exit(exit_codes.SUCCEEDED)  # as the launcher in a pod, without an end of the interpreter
 
 
-def _carry_out(spec: FunctionLaunchSpec) -> Outcome:
-    settings = settings_of(spec)
+def _carry_out(elastic: Elastic, program: str) -> Outcome:
+    settings = settings_of(elastic, program)
     logs.set_up(settings.log_level)
 
     def adjust(plan: Plan) -> Plan:
@@ -51,36 +51,36 @@ def _carry_out(spec: FunctionLaunchSpec) -> Outcome:
             raise UsageError(
                 f"launch starts the workers itself, which is impossible here: {'; '.join(plan.reasons)}"
             )
-        hosting = plan.hosting and replace(plan.hosting, deadline_s=spec.deadline_s)
+        hosting = plan.hosting and replace(plan.hosting, deadline_s=elastic.deadline_s)
         return replace(plan, hosting=hosting)
 
-    return run.to_the_end(settings, (sys.executable, spec.program), adjust=adjust)
+    return run.to_the_end(settings, (sys.executable, program), adjust=adjust)
 
 
-def settings_of(spec: FunctionLaunchSpec) -> Settings:
+def settings_of(elastic: Elastic, program: str) -> Settings:
     """The settings of this pod under what the caller said explicitly.
 
     Raises:
         LaunchError: they do not fit, or this process is a worker itself.
     """
     given = load({})
-    job = read_job(live_pod((sys.executable, spec.program)), given.contract)
+    job = read_job(live_pod((sys.executable, program)), given.contract)
     if job.role == "rank":
         raise UsageError(
             "this process is already a worker of a torchrun job; call the function directly, without launch"
         )
-    options = spec.options
+    options = elastic.options()
     flags: dict[str, Any] = {
         **{name: options[option] for name, option in JOB_FLAGS.items() if option in options},
         "engine": "torch",
-        "start_method": "exec" if spec.start_method == "spawn" else "auto",
+        "start_method": "exec" if elastic.start_method == "spawn" else "auto",
         "termination_log": os.devnull,  # the caller may go on after a failure
     }
     if job.max_restarts is None and given.max_restarts is None:
         flags.setdefault("max_restarts", "0")
-    if spec.patience_s is not None or "wait_timeout" not in given.model_fields_set:
-        flags["wait_timeout"] = PATIENCE_S if spec.patience_s is None else spec.patience_s
-    if not spec.increase_shared_mem:
+    if elastic.patience_s is not None or "wait_timeout" not in given.model_fields_set:
+        flags["wait_timeout"] = PATIENCE_S if elastic.patience_s is None else elastic.patience_s
+    if not elastic.increase_shared_mem:
         flags["shm_size"] = "keep"
     if "log_level" not in given.model_fields_set:
         flags["log_level"] = "warning"

@@ -14,8 +14,6 @@ from typing import Annotated, Any, Generic, NoReturn, TypeAlias, TypeVar
 import msgspec
 from msgspec import Meta, Struct
 
-from trainer_launch.model.errors import InternalError
-
 MAX_LINE_BYTES = 65536  # with its newline
 MAX_FILE_BYTES = 1 << 20
 MAX_TEXT = 2000  # characters; escaped at their worst they take 12 KB
@@ -148,15 +146,3 @@ def _cut(value: Any, most: int | None) -> Any:
     if isinstance(value, dict):
         return {key: _cut(part, most) for key, part in value.items()}
     return [_cut(part, most) for part in value] if isinstance(value, list | tuple) else value
-
-
-def parsed_spec(kind: type[_T], text: str) -> _T:
-    """The spec that `encode` wrote.
-
-    Raises:
-        InternalError: it is none of this kind.
-    """
-    try:
-        return decode(kind, text)
-    except MessageError as problem:
-        raise InternalError(f"this process was started with an invalid launch spec: {problem}") from None

@@ -23,6 +23,7 @@ from types import FrameType
 from typing import Annotated, Any, Literal, NoReturn, TypeAlias
 
 from msgspec import Meta, Struct, ValidationError, convert, field
+from msgspec.structs import replace
 
 from trainer_launch.host import files, runtime_directory
 from trainer_launch.model import Failure, GivenUp, Verdict, codec, errors, exit_codes
@@ -57,7 +58,7 @@ class RunPolicy(Struct, frozen=True):
 
     clean_pod_policy: Any = None
     ttl_seconds_after_finished: int | None = None
-    active_deadline_seconds: int | None = None
+    active_deadline_seconds: float | None = None
     backoff_limit: int | None = None
 
 
@@ -83,7 +84,7 @@ class Elastic(Struct, frozen=True):
 
     @classmethod
     def of(cls, given: object) -> Elastic:
-        """`given` itself, or an Elastic with the values of any object that has its fields, such as Flyte's.
+        """An Elastic with the values of any object that has its fields, such as Flyte's, and nothing for others.
 
         The launcher checks what is an option of its own.
 
@@ -105,7 +106,9 @@ class Elastic(Struct, frozen=True):
         for name, value in numbers.items():
             if not isinstance(value, int | float) or value < 0:
                 raise UsageError(f"{name} of Elastic is {str(value)[:60]!r}; expected a number from 0")
-        return elastic
+        configs = {name: value for name, value in elastic.rdzv_configs.items() if name in _OURS}
+        policy = elastic.run_policy and RunPolicy(active_deadline_seconds=elastic.deadline_s)
+        return replace(elastic, rdzv_configs=configs, run_policy=policy)
 
     @property
     def deadline_s(self) -> float | None:
@@ -168,25 +171,6 @@ def launch(fn: Callable[..., Any], elastic: Elastic | Any = None, /, *args: Any,
         return {rank: _load(rank, data) for rank, data in results(folder).items()}
 
 
-class FunctionLaunchSpec(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """The launcher's task."""
-
-    program: str  # of the workers
-    parent: int  # the calling process
-    options: Mapping[str, str]  # torchrun's, by name
-    patience_s: float | None
-    start_method: str
-    increase_shared_mem: bool
-    deadline_s: float | None
-
-    @classmethod
-    def of(cls, elastic: Elastic, program: str) -> FunctionLaunchSpec:
-        """Return the task that `launch` got; this process is its caller."""
-        same = ("patience_s", "start_method", "increase_shared_mem", "deadline_s")
-        values = {name: getattr(elastic, name) for name in same}
-        return cls(program=program, parent=os.getpid(), options=elastic.options(), **values)
-
-
 def _start(
     fn: Callable[..., Any], args: tuple[Any, ...], kwargs: Mapping[str, Any], elastic: Elastic, folder: str
 ) -> int:
@@ -196,8 +180,8 @@ def _start(
     files.replace(f"{folder}/{_CALL}", pickle.dumps(data))
     program, launcher = f"{folder}/{_WORKER}", f"{folder}/{_LAUNCHER}"
     _write_program(program, "trainer_launch.pytorch.function_launch", folder)
-    spec = codec.encode(FunctionLaunchSpec.of(elastic, program)).decode()
-    _write_program(launcher, "trainer_launch.commands.function_launcher", folder, spec)
+    words = folder, program, os.getpid(), pickle.dumps(elastic)
+    _write_program(launcher, "trainer_launch.commands.function_launcher", *words)
     argv, env = (sys.executable, launcher), {**elastic.variables(), **os.environ}
     null = (os.POSIX_SPAWN_OPEN, 0, os.devnull, os.O_RDONLY, 0)
     defaults = (signal.SIGPIPE, signal.SIGXFSZ)  # which Python ignores
@@ -300,7 +284,7 @@ class RecoverableError(Exception):
     """A worker raised Flyte's FlyteRecoverableException; its name tells the launcher of every node."""
 
 
-def _write_program(path: str, module: str, *arguments: str) -> None:
+def _write_program(path: str, module: str, *arguments: str | int | bytes) -> None:
     """Write a program that calls `main` of a module of ours, which it looks for where this process does."""
     paths = [entry for entry in sys.path if isinstance(entry, str)]
     text = f"import sys\nsys.path += [path for path in {paths!a} if path not in sys.path]\n"

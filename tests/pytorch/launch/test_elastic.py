@@ -17,7 +17,6 @@ from trainer_launch.commands.function_launcher import in_callers_words, settings
 from trainer_launch.model.errors import UsageError
 from trainer_launch.planning.reading import live_pod, read
 from trainer_launch.pytorch import function_launch
-from trainer_launch.pytorch.function_launch import FunctionLaunchSpec
 
 
 def test_what_nobody_said_is_left_to_the_pod() -> None:
@@ -94,7 +93,7 @@ def test_nodes_wait_for_each_other_as_rdzv_configs_says_else_900_s(
     for name, value in env.items():
         monkeypatch.setenv(name, value)
     elastic = Elastic(nnodes=1, nproc_per_node=2, rdzv_configs=configs)
-    settings = settings_of(FunctionLaunchSpec.of(elastic, "worker.py"))
+    settings = settings_of(elastic, "worker.py")
     assert settings.wait_timeout == waits_s
     assert settings.max_restarts == "0"
 
@@ -116,7 +115,7 @@ def test_each_field_about_nccl_is_the_variable_that_torch_reads(
 
 def test_flyte_2s_default_of_restarts_holds_when_its_class_is_passed() -> None:
     flytes = SimpleNamespace(nnodes=1, nproc_per_node=2, max_restarts=3)
-    assert settings_of(FunctionLaunchSpec.of(Elastic.of(flytes), "worker.py")).max_restarts == "3"
+    assert settings_of(Elastic.of(flytes), "worker.py").max_restarts == "3"
 
 
 def test_a_field_that_no_flyte_has_is_refused_in_ours_and_left_alone_in_another_class() -> None:
@@ -160,7 +159,7 @@ def test_the_launcher_names_the_field_of_an_option_that_does_not_fit(
 ) -> None:
     for name in [name for name in os.environ if name not in clean_env()]:
         monkeypatch.delenv(name)
-    settings = settings_of(FunctionLaunchSpec.of(Elastic(**fields), "worker.py"))
+    settings = settings_of(Elastic(**fields), "worker.py")
     with pytest.raises(UsageError) as refused:
         read(live_pod((sys.executable, "worker.py")), settings)
     assert in_callers_words(str(refused.value)).startswith(refusal)
