@@ -180,7 +180,7 @@ class Output:
         On a busy machine the thread is late, and the last words say why the process ended. Where they never come,
         PID 1 waits once for all that end together.
         """
-        pipes = [pipe for stream in (_STDOUT, _STDERR) if (pipe := self._pipes.get((process, stream)))]
+        pipes = self._pipes_of(process)
         begun_s = time.monotonic()
         until_s = begun_s + self._catch_up_s
         while any(pipe.has_more() for pipe in pipes) and time.monotonic() < until_s:
@@ -189,26 +189,23 @@ class Output:
 
     def last_lines(self, process: str) -> tuple[str, ...]:
         """Return what a process wrote last: its errors, and before them its output."""
-        errors = self._last_lines_of(process, _STDERR)
-        if self._pipes.get((process, _STDOUT)) is self._pipes.get((process, _STDERR)):
-            return errors
-        output = self._last_lines_of(process, _STDOUT)
-        return (*output[len(output) - (_LAST_LINES - len(errors)) :], *errors) if errors else output
+        lines = [line for pipe in self._pipes_of(process) for line in pipe.source.last_lines(_LAST_LINES)]
+        return tuple(lines[-_LAST_LINES:])
 
     def last_errors(self, process: str) -> tuple[str, ...]:
         """Return what a process wrote last to stderr alone; nothing where both streams share a pipe."""
-        is_shared = self._pipes.get((process, _STDOUT)) is self._pipes.get((process, _STDERR))
-        return () if is_shared else self._last_lines_of(process, _STDERR)
+        pipe = self._pipes.get((process, _STDERR))
+        is_shared = pipe is self._pipes.get((process, _STDOUT))
+        return () if pipe is None or is_shared else pipe.source.last_lines(_LAST_LINES)
 
     def last_line(self, process: str) -> str:
         """Return the newest line of a process: of the stream that it wrote to last."""
-        pipes = [pipe for stream in (_STDOUT, _STDERR) if (pipe := self._pipes.get((process, stream)))]
-        newest = sorted(pipes, key=lambda pipe: pipe.heard_at_s, reverse=True)
+        newest = sorted(self._pipes_of(process), key=lambda pipe: pipe.heard_at_s, reverse=True)
         return next((line for pipe in newest for line in pipe.source.last_lines(1)), "")
 
     def heard(self, process: str) -> int:
         """How many bytes a process has written so far: changes are what counts."""
-        return sum(pipe.bytes for (owner, _), pipe in self._pipes.items() if owner == process)
+        return sum(pipe.bytes for pipe in self._pipes_of(process))
 
     def say(self, line: bytes, stream: int = _STDERR) -> None:
         """Write a whole line of the launcher's own, between the lines of others."""
@@ -224,9 +221,10 @@ class Output:
         self._thread.join(wait_s + more_s)
         return not self._thread.is_alive()
 
-    def _last_lines_of(self, process: str, stream: int) -> tuple[str, ...]:
-        pipe = self._pipes.get((process, stream))
-        return pipe.source.last_lines(_LAST_LINES) if pipe else ()
+    def _pipes_of(self, process: str) -> list[_Pipe]:
+        """Of its output, and of its errors; one where both share it."""
+        pipes = dict.fromkeys(self._pipes.get((process, stream)) for stream in (_STDOUT, _STDERR))
+        return [pipe for pipe in pipes if pipe is not None]
 
     def _prefix(self, label: str) -> bytes:
         if not label:
