@@ -192,6 +192,14 @@ def test_beside_an_mpirun_that_outlives_sigkill_nothing_is_started(tmp_path: Pat
     assert (len(job.starts), job.system.clock_s < 90.0) == (1, True)
 
 
+def test_a_hang_of_what_outlives_sigkill_is_told_as_a_hang_and_restarts_nothing(tmp_path: Path) -> None:
+    job = MpiRun(tmp_path, "a b", Life(program=Program(term_s=None, is_stuck=True)), restarts=1, hangs=(30.0,))
+    failure = failure_of(job.run())
+    assert (failure.reason, failure.exit_code, failure.message) == ("Hung", 138, "rank 1 hangs")
+    assert "did not end after SIGKILL" in failure.evidence[-1]
+    assert len(job.starts) == 1
+
+
 def test_an_mpirun_that_does_not_care_for_a_lost_host_is_told_to_end_its_ranks(tmp_path: Path) -> None:
     """As Hydra: only its ssh says so."""
     job = MpiRun(tmp_path, "a b", Life(), ENDS)

@@ -373,11 +373,11 @@ class MpiJob(RunLoop):
             missing.setdefault(lost, "mpirun has lost it")
         left = self._left()  # they are missing because they left the job
         missing = {host: why for host, why in missing.items() if host not in left}
-        lasted_s = death.at_s - self._start_s
-        stuck = self._processes.stuck()
-        if stuck:
-            self._give_up(f"{', '.join(stuck)} did not end after SIGKILL; mpirun is not started again beside it")
-        elif missing:
+        lasted_s, stuck = death.at_s - self._start_s, self._stuck
+        nobody_failed = self._hang is None and (missing or self._is_resized or left or end.is_unreached)
+        if stuck and nobody_failed:
+            self._give_up(f"{stuck}; mpirun is not started again beside it")
+        elif missing and not stuck:
             self._on_missing(missing, lost, lasted_s, now_s)
         elif self._hang is not None:
             self._on_failure(self._hang, None, now_s)
@@ -387,6 +387,12 @@ class MpiJob(RunLoop):
             self._on_unreached(end, lasted_s, now_s)
         else:
             self._on_failed_rank(end, lasted_s, now_s)
+
+    @property
+    def _stuck(self) -> str:
+        """The processes that SIGKILL has not ended, in words; "": there are none."""
+        stuck = self._processes.stuck()
+        return f"{', '.join(stuck)} did not end after SIGKILL" if stuck else ""
 
     @property
     def _is_ended_by_us(self) -> bool:
@@ -440,6 +446,7 @@ class MpiJob(RunLoop):
 
     def _on_failure(self, death: Death, why_not: str | None, now_s: float) -> None:
         """A failure that costs the budget; `why_not` tells why a restart cannot help."""
+        why_not = why_not or self._stuck or None
         spent = retry_policy.why_spent(self._failures, self._max_restarts)
         text = self.classified(death).message + (f" (on {death.host})" if death.host else "")
         if why_not is not None or spent is not None:
