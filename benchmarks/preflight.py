@@ -16,11 +16,11 @@ from multiprocessing.connection import Connection
 from benchmarks.measuring import Case, Section, Setup, floats_of
 from benchmarks.peers import version_here
 from trainer_launch.membership.protocol import Challenge
-from trainer_launch.model import Endpoint, Seats
+from trainer_launch.model import Endpoint
 from trainer_launch.model.findings import Finding, Status
 from trainer_launch.preflight.cluster import preflight_messages as msg
 from trainer_launch.preflight.cluster.cluster_preflight import PreflightServer
-from trainer_launch.preflight.cluster.present_nodes import ClusterSettings, Names
+from trainer_launch.preflight.cluster.present_nodes import ClusterSettings
 
 JOB = "benchmark"
 LATEST_S = 120.0
@@ -68,13 +68,12 @@ class Node:
 def hold(n_nodes: int, pipe: Connection) -> None:
     """Node 0's part, in a process of its own as in a pod."""
     home = Endpoint("127.0.0.1", 0)
-    names = Names(home=home, seats=Seats(home, "job-node-0-#.job", 0, n_nodes))
     settings = ClusterSettings(
         job=JOB,
         min_nodes=n_nodes,
         max_nodes=n_nodes,
         deadline_s=LATEST_S,
-        names=names,
+        places=(home, *(Endpoint(f"job-node-0-{rank}.job", 0) for rank in range(1, n_nodes))),
         salt="s",
     )
     server = PreflightServer(settings, home)

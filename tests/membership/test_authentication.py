@@ -28,7 +28,7 @@ from trainer_launch.preflight.cluster import preflight_messages
 from trainer_launch.preflight.cluster.cluster_preflight import PreflightServer
 from trainer_launch.preflight.cluster.node_side import ClusterVerdict, NodeLink
 from trainer_launch.preflight.cluster.pair_tests import run
-from trainer_launch.preflight.cluster.present_nodes import ClusterSettings, Names
+from trainer_launch.preflight.cluster.present_nodes import ClusterSettings
 
 SECRET = b"right"
 Alter = Callable[[bytes], "list[bytes]"]
@@ -230,7 +230,7 @@ def test_a_node_with_another_secret_is_told_so_and_so_is_the_log(cluster: Cluste
 def test_a_cluster_preflight_that_somebody_interferes_with_ends_with_its_verdict() -> None:
     with contextlib.ExitStack() as undo:
         server = PreflightServer(
-            ClusterSettings(job="job", min_nodes=2, max_nodes=2, deadline_s=60.0, names=Names(home=HERE), salt="s"),
+            ClusterSettings(job="job", min_nodes=2, max_nodes=2, deadline_s=60.0, places=(HERE,), salt="s"),
             Endpoint("127.0.0.1", 0),
             SECRET,
         )

@@ -24,7 +24,6 @@ from trainer_launch.model import Endpoint, Hosting, NodeRange, Seats
 from trainer_launch.observability import event_log
 from trainer_launch.preflight.cluster.cluster_preflight import PreflightServer as RollCall
 from trainer_launch.preflight.cluster.present_nodes import ClusterSettings as Calling
-from trainer_launch.preflight.cluster.present_nodes import Names
 
 JOB = "job"
 
@@ -104,7 +103,7 @@ def test_a_standby_gives_way_to_node_0s_coordinator_and_not_to_its_preflight(is_
     results: Queue[Looked] = Queue()
     watch = CandidateWatch(Seats(home, "127.0.0.#", 2, 3), JOB, None, results.put)
     watch.start()
-    calling = Calling(job=JOB, min_nodes=1, max_nodes=3, deadline_s=60, names=Names(home=home), salt="s")
+    calling = Calling(job=JOB, min_nodes=1, max_nodes=3, deadline_s=60, places=(home,), salt="s")
     try:
         with contextlib.ExitStack() as undo:
             if is_preflight:

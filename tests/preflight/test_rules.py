@@ -190,7 +190,8 @@ def _refuse() -> frozenset[str]:
 
 
 def test_each_rule_that_names_a_culprit_has_an_innocent() -> None:
-    assert {(rule.check, rule.fact) for rule in RULES if rule.fault is not None} == set(INNOCENT)
+    here = registry.ids(Where.CONTAINER, Where.GPU)
+    assert {(rule.check, rule.fact) for rule in RULES if rule.fault and rule.check in here} == set(INNOCENT)
 
 
 @pytest.mark.parametrize(("check", "node"), [*((check, node) for (check, _), node in INNOCENT.items()), *ALSO])
@@ -210,7 +211,8 @@ def test_every_remedy_is_a_word_of_the_schema_and_a_node_is_drained_only_for_wha
     words = {rule.remedy for rule in RULES} - {"", "{value[1]}"}
     assert words <= {"RESET", "REBOOT", "DRAIN", "RMA", "FIX_JOB", "FIX_IMAGE"}
     blameless = {rule.check for rule in RULES if rule.fault is Fault.NODE and not rule.remedy}
-    assert blameless == {"storage", "dns", "gpu-load", "gpu-memory"}  # servers, /dev, another pod
+    # A server, a missing pod, a container without uvm, another pod, adapters slower than those of others.
+    assert blameless == {"storage", "dns", "roll-call", "mpi-hosts", "facts", "gpu-load", "gpu-memory"}
     assert all(rule.remedy in ("FIX_JOB", "FIX_IMAGE") for rule in RULES if rule.fault is Fault.JOB)
 
 

@@ -56,8 +56,7 @@ def _main(parsed: Parsed, settings: Settings, doing: PreflightProgress) -> int:
     external_check.command_of(settings.external_check)
     thresholds.load_table(settings.reference)
     ports_of(settings)
-    report_formats.check_ending(settings.report)
-    report_formats.check_files({"--report": settings.report})
+    report_formats.check_file(settings.report)
     reading = read(live_pod(parsed.argv), settings)
     subject = with_network(subject_of(reading, settings))
     with doing.view:

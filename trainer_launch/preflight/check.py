@@ -79,17 +79,14 @@ class Check(Struct, Generic[Context], frozen=True, kw_only=True):
         """The fact could not be read."""
         return Finding(check=self.id, status=Status.UNKNOWN, text=text, **more)
 
-    def warned(self, text: str, **more: Any) -> Finding:
-        """The job may start all the same."""
-        return Finding(check=self.id, status=Status.WARN, text=text, **more)
-
-    def failed(self, fault: Fault, text: str, **more: Any) -> Finding:
-        """The job should not start."""
-        return Finding(check=self.id, status=Status.FAIL, fault=fault, text=text, **more)
+    def found(self, fact: str, text: str, **more: Any) -> Finding:
+        """What the rule of this fact makes of it."""
+        return next(judged(self.id, [Observed(facts={fact: text}, more=more)]))
 
     def bad(self, fault: Fault | None, text: str, **more: Any) -> Finding:
-        """A failure, or a warning where it is nobody's fault."""
-        return self.warned(text, **more) if fault is None else self.failed(fault, text, **more)
+        """A failure by somebody's fault, or a warning where it is nobody's. The job mends what is its own fault."""
+        status, remedy = Status.WARN if fault is None else Status.FAIL, "FIX_JOB" if fault is Fault.JOB else ""
+        return Finding(check=self.id, status=status, fault=fault, text=text, **{"remedy": remedy, **more})
 
 
 def check(

@@ -86,11 +86,16 @@ def memory(subject: Subject) -> Observed:
         return Observed(good="the container's memory is not limited")
     least, usual = (LEAST_GPU_MIB, USUAL_GPU_MIB) if subject.host.gpus.cuda else (LEAST_MIB, USUAL_MIB)
     there, in_use = limit // MIB, used // MIB
-    about = f"{max(0, there - in_use)} MiB are left of the limit of {there} MiB for "
-    about += counted(subject.workers, "worker")
-    facts = {"about": about, "least": least, "usual": usual, "all": (there, in_use + usual * subject.workers)}
-    facts |= {"one": (there, in_use + least)} if subject.is_torch else {}
-    return Observed(facts=facts, good=about, more={"measured": there})
+    about = f"{max(0, there - in_use)} MiB are left of the limit of {there} MiB"
+    return _within(subject, about, there, in_use, least, usual)
+
+
+def _within(subject: Subject, about: str, limit: int, in_use: int, least: int, usual: int) -> Observed:
+    """What is left of a limit: whether that is enough for one worker at its start, and for all in the long run."""
+    about += f" for {counted(subject.workers, 'worker')}"
+    facts = {"about": about, "least": least, "usual": usual, "all": (limit, in_use + usual * subject.workers)}
+    facts |= {"one": (limit, in_use + least)} if subject.is_torch else {}
+    return Observed(facts=facts, good=about, more={"measured": limit})
 
 
 @check("cpu")
@@ -110,13 +115,8 @@ def pids(subject: Subject) -> Observed:
     if subject.pids is None:
         return Observed(good="processes and threads are not limited")
     limit, left = subject.pids
-    about = (
-        f"{left} more processes and threads are allowed (limit {limit}) for {counted(subject.workers, 'worker')}"
-    )
-    facts = {"about": about, "least": LEAST_THREADS, "usual": USUAL_THREADS}
-    facts |= {"all": (limit, limit - left + USUAL_THREADS * subject.workers)}
-    facts |= {"one": (limit, limit - left + LEAST_THREADS)} if subject.is_torch else {}
-    return Observed(facts=facts, good=about, more={"measured": limit})
+    about = f"{left} more processes and threads are allowed (limit {limit})"
+    return _within(subject, about, limit, limit - left, LEAST_THREADS, USUAL_THREADS)
 
 
 @check("nofile")

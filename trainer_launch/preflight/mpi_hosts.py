@@ -64,40 +64,19 @@ def version_in(text: str) -> str:
     return match[0].rstrip(",)") if match else text[:_SHOWN]
 
 
-class SshStage(Struct, frozen=True):
-    """A stage that a host has to pass, and the finding about hosts that do not."""
-
-    name: str
-    fault: Fault  # of what mpi-hosts checks it is the node's, of what mpi-ssh checks the job's
-    text: str
-    action: str
-    words: str = ""  # a pattern: what ssh prints then
-
-
-# fmt: off
-STAGES = (
-    SshStage("DNS", Fault.NODE, "no address found for", "check that the pod and the job's headless Service exist"),
-    SshStage("port", Fault.NODE, "cannot connect to sshd of",
-             "check that its sshd runs, its port, and NetworkPolicies"),
-    SshStage("banner", Fault.NODE, "no sshd answers on", "read that pod's log; check that the port is sshd's"),
-    SshStage("host key", Fault.JOB, "another host key than the job's is shown by",
-             "run trainer-launch sshd there, which shows the job's key; a host without it may be an impostor",
-             "[Hh]ost key|HOST IDENTIFICATION"),
-    SshStage("key", Fault.JOB, "the job's key is refused by",
-             "mount the same Secret in all pods; check mode and owner of authorized_keys",
-             "Permission denied|Too many authentication failures|UNPROTECTED PRIVATE|"
-             "no matching (?:key|cipher|MAC)"),
-    SshStage("shell", Fault.JOB, "no command runs on",
-             "check the login shell and its start-up files (.bashrc, .profile)"),
-)
-# fmt: on
-DNS, PORT, BANNER, HOST_KEY, KEY, SHELL = STAGES
+# The stages that a host has to pass, in order: facts of the rules of mpi-hosts, then of mpi-ssh.
+STAGES = DNS, PORT, BANNER, HOST_KEY, KEY, SHELL = ("DNS", "port", "banner", "host key", "key", "shell")
+_OF_HOSTS = (DNS, PORT, BANNER)
+_WORDS = {  # that ssh prints at a stage; who came far was not stuck before
+    KEY: "Permission denied|Too many authentication failures|UNPROTECTED PRIVATE|no matching (?:key|cipher|MAC)",
+    HOST_KEY: "[Hh]ost key|HOST IDENTIFICATION",
+}
 
 
 class Refusal(Struct, frozen=True):
     """Where a host is stuck, and why it did not run what ssh was asked for."""
 
-    stage: SshStage
+    stage: str
     why: str
 
 
@@ -106,8 +85,8 @@ def refusal(code: int | None, err: str) -> Refusal:
     lines = [line.strip("@ \t\r") for line in err.splitlines() if line.strip("@ \t\r")]
     last = lines[-1][:_SHOWN] if lines else ""
     if code == _SSH_FAILED:
-        for stage in (KEY, HOST_KEY):  # who came far was not stuck before
-            if line := next((line for line in lines if re.search(stage.words, line)), None):
+        for stage, words in _WORDS.items():
+            if line := next((line for line in lines if re.search(words, line)), None):
                 return Refusal(stage, line[:_SHOWN])
         return Refusal(BANNER, last or "it said nothing")
     if code is None:
@@ -253,9 +232,8 @@ def mpi_hosts(hosts: HostAnswers) -> Iterator[Finding]:
     """Every host has an address and accepts connections, and its sshd answers."""
     if hosts.trouble is not None:
         text, _, action = str(hosts.trouble).partition("; ")
-        fault, remedy = (Fault.JOB, "FIX_JOB") if isinstance(hosts.trouble, UsageError) else (Fault.NODE, "")
-        action = action or "mount the job's Secret, or set --ssh-dir"
-        yield mpi_ssh.failed(fault, text, action=action, remedy=remedy)
+        fault = Fault.JOB if isinstance(hosts.trouble, UsageError) else Fault.NODE
+        yield mpi_ssh.bad(fault, text, action=action or "mount the job's Secret, or set --ssh-dir")
     else:
         yield from reached(hosts.stuck, check_host_keys=hosts.checks_host_keys)
 
@@ -277,16 +255,13 @@ def mpi_programs(hosts: HostAnswers) -> Iterator[Finding]:
 def reached(hosts: Mapping[str, Refusal | None], *, check_host_keys: bool = True) -> Iterator[Finding]:
     """Findings about connections and keys of hosts: one for each stage and reason where hosts are stuck."""
     stuck = grouped((refusal, host) for host, refusal in hosts.items() if refusal is not None)
-    faults = {refusal.stage.fault for refusal in stuck}
-    if Fault.NODE not in faults:
+    if not any(refusal.stage in _OF_HOSTS for refusal in stuck):
         yield mpi_hosts.passed(f"name, port and sshd answer on {all_of(len(hosts), 'host')}", scope=Scope.JOB)
     for refusal, its in sorted(stuck.items(), key=lambda group: STAGES.index(group[0].stage)):
-        stage, who = refusal.stage, listed(its)
-        stuck_at, remedy = (mpi_hosts, "") if stage.fault is Fault.NODE else (mpi_ssh, "FIX_JOB")
-        text, more = f"{stage.text} {who}: {refusal.why}", {"subject": who, "measured": stage.name}
-        yield stuck_at.failed(stage.fault, text, action=stage.action, remedy=remedy, **more)
+        where, who = mpi_hosts if refusal.stage in _OF_HOSTS else mpi_ssh, listed(its)
+        yield where.found(refusal.stage, f"{who}: {refusal.why}", subject=who, measured=refusal.stage)
     n_let_in = sum(refusal is None for refusal in hosts.values())
-    if n_let_in and Fault.JOB not in faults:
+    if n_let_in and all(refusal.stage in _OF_HOSTS for refusal in stuck):
         how = "present it as their host key"
         how = how if check_host_keys else "host keys are not checked (--insecure-host-keys)"
         who = _share(n_let_in, len(hosts))
@@ -305,7 +280,7 @@ def alike(own: LaunchersMpi, answers: Mapping[str, str]) -> Iterator[Finding]:
         text = f"{own.mpirun} is not in the launcher's PATH, so nothing can be started on the hosts"
         action = "install MPI in the launcher's image, or type the path of its mpirun before the program"
         if own.is_needed:
-            yield mpi_programs.failed(Fault.JOB, text, action=action, remedy="FIX_IMAGE")
+            yield mpi_programs.bad(Fault.JOB, text, action=action, remedy="FIX_IMAGE")
         else:
             yield mpi_programs.unknown(text, action=action)
         return
@@ -317,7 +292,7 @@ def alike(own: LaunchersMpi, answers: Mapping[str, str]) -> Iterator[Finding]:
     versions = grouped((version, host) for host, version in answers.items() if version)
     others = {version: hosts for version, hosts in versions.items() if version != own.version}
     for version, hosts in others.items():
-        yield mpi_programs.failed(
+        yield mpi_programs.bad(
             Fault.JOB,
             f"mpirun is {version} on {listed(hosts)}, and {own.version} on the launcher",
             subject=listed(hosts),

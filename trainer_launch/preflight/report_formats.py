@@ -6,7 +6,7 @@ import errno
 import os
 import tempfile
 import textwrap
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Annotated
 
 from msgspec import Meta, Struct, to_builtins
@@ -268,16 +268,16 @@ def check_ending(path: str | None) -> None:
         )
 
 
-def check_files(paths: Mapping[str, str | None]) -> None:
-    """Find out, for each flag's file, whether it could be written.
+def check_file(path: str | None) -> None:
+    """Find out whether the file of --report could be written.
 
     Raises:
-        UsageError: its folder is not there or not ours.
+        UsageError: another ending, or its folder is not there or not ours.
     """
-    for flag, path in paths.items():
-        problem = None if path is None else _problem_of(path, _try)
-        if problem is not None and problem.errno in _OF_THE_SETTING:
-            raise UsageError(f"{flag} {path} cannot be written: {problem.strerror}; name a writable directory")
+    check_ending(path)
+    problem = None if path is None else _problem_of(path, _try)
+    if problem is not None and problem.errno in _OF_THE_SETTING:
+        raise UsageError(f"--report {path} cannot be written: {problem.strerror}; name a writable directory")
 
 
 def write_file(path: str | None, text: str) -> None:

@@ -1,4 +1,4 @@
-"""Faults of a container or a GPU by their facts: one table of rules, and one way to judge by it.
+"""Faults of a container, a GPU or a job's nodes by their facts: one table of rules, one way to judge by it.
 
 A check gives its observations of this container, or of each of its GPUs. Of each, the first rule of the check that
 fits makes the finding. A fact that could not be read is UNKNOWN, here and nowhere else. Pure.
@@ -197,6 +197,13 @@ _FILES = "a process may open {soft} files; a worker of {ranks} may need {need}"
 _ALL_DOWN = "no port of an RDMA adapter is active: {value}"
 _CABLE = "check that port's cable, its optics and the switch (ibstat, mlxlink)"
 
+_MISSING = "see the pod of node 0 and its log, its headless Service, and network policies for its port"
+_MEMBERS = "give all pods the same job name, number of nodes, secret, and version of this program"
+_SECRET = "mount the same Secret in all pods; check mode and owner of authorized_keys"
+_TIME = "drain that machine, or mend its time service (chrony, ntpd): tokens will be refused"
+_IMAGE = "start all nodes from the same image, by digest"
+_IMPOSTOR = "run trainer-launch sshd there, which shows the job's key; a host without it may be an impostor"
+
 # Of each container, and of each GPU, the first rule of a check that fits speaks.
 # fmt: off
 RULES = (
@@ -326,6 +333,54 @@ RULES = (
     Rule("gpu-xid", f"{LOAD}xids", _serious, _NODE, "{value[1]}", "had XID {value[0]} during our tests",
          "{value[2]}", _xids),
     Rule("gpu-xid", f"{LOAD}xids", bool, _WARN, "", "had XID {value[0]} during our tests", _DRAIN, _xids),
+    Rule("roll-call", "absent", bool, _NODE, "", "{value}",
+         "see these pods (kubectl describe pod) and their logs, or wait longer with --wait-timeout"),
+    Rule("roll-call", "lost", bool, _NODE, "", "{value}", "see the log and the events of its pod"),
+    Rule("roll-call", "no node 0", bool, _NODE, "", "{value}", _MISSING),
+    Rule("roll-call", "cut off", bool, _NODE, "", "{value}", "check DNS and the network of this node"),
+    Rule("roll-call", "same rank", bool, _JOB, FIX_JOB, "{value}",
+         "give each pod its own index (PET_NODE_RANK, --node-rank), in one replicatedJob"),
+    Rule("roll-call", "refused", bool, _JOB, FIX_JOB, "node 0 refuses this node: {value}", _MEMBERS),
+    Rule("facts", "torch", bool, _JOB, FIX_IMAGE, "torch differs: {value}", _IMAGE),
+    Rule("facts", "cuda", bool, _JOB, FIX_IMAGE, "CUDA of torch differs: {value}", _IMAGE),
+    Rule("facts", "nccl", bool, _JOB, FIX_IMAGE, "NCCL differs: {value}", _IMAGE),
+    Rule("facts", "nccl loaded", bool, _JOB, FIX_IMAGE, "the NCCL that is really loaded differs: {value}",
+         f"{_IMAGE}; see LD_LIBRARY_PATH and LD_PRELOAD"),
+    Rule("facts", "arch", bool, _WARN, "", "the architecture differs: {value}",
+         "put all nodes on machines of one architecture (nodeSelector)"),
+    Rule("facts", "must agree", bool, _JOB, FIX_JOB, "{value}", "give it the same value in every pod of the job"),
+    Rule("facts", "slower adapters", bool, _NODE, "", "the RDMA ports that are up differ: {value}",
+         "check that machine's adapters and cables, or drain it"),
+    Rule("facts", "adapters", bool, _WARN, "", "the RDMA ports that are up differ: {value}",
+         "check that machine's adapters and cables (ibstat)"),
+    Rule("facts", "code", bool, _WARN, "", "the program's code differs: {value}",
+         "start all nodes from the same code: image, git-sync or volume"),
+    Rule("facts", "command", bool, _WARN, "", "the command line differs: {value}",
+         "give all nodes the same command, unless it is meant to differ"),
+    Rule("facts", "gpus", bool, _WARN, "", "the GPUs differ: {value}",
+         "give all nodes the same GPUs, unless they are meant to differ"),
+    Rule("facts", "nproc_per_node", bool, _WARN, FIX_JOB, "the number of workers differs: {value}",
+         "give all nodes the same nproc_per_node"),
+    Rule("facts", "python", bool, _WARN, FIX_IMAGE, "Python differs: {value}", _IMAGE),
+    Rule("facts", "driver", bool, _WARN, "", "the GPU driver differs: {value}",
+         "bring the machines to one driver version"),
+    Rule("facts", "pair tests", bool, _WARN, "", "what can test pairs differs: {value}",
+         "start all nodes with the same GPUs and the same torch"),
+    Rule("facts", "kernel", bool, _WARN, "", "the kernel differs: {value}", "bring the machines to one kernel"),
+    Rule("facts", "other", bool, _WARN, "", "{value}", "is it meant to differ? It is set by hand or by an image"),
+    Rule("clock", "far off", bool, _NODE, DRAIN, "{value}", _TIME),
+    Rule("clock", "off", bool, _WARN, "", "{value}", _TIME),
+    Rule("mpi-hosts", "DNS", bool, _NODE, "", "no address found for {value}",
+         "check that the pod and the job's headless Service exist"),
+    Rule("mpi-hosts", "port", bool, _NODE, "", "cannot connect to sshd of {value}",
+         "check that its sshd runs, its port, and NetworkPolicies"),
+    Rule("mpi-hosts", "banner", bool, _NODE, "", "no sshd answers on {value}",
+         "read that pod's log; check that the port is sshd's"),
+    Rule("mpi-ssh", "host key", bool, _JOB, FIX_JOB, "another host key than the job's is shown by {value}",
+         _IMPOSTOR),
+    Rule("mpi-ssh", "key", bool, _JOB, FIX_JOB, "the job's key is refused by {value}", _SECRET),
+    Rule("mpi-ssh", "shell", bool, _JOB, FIX_JOB, "no command runs on {value}",
+         "check the login shell and its start-up files (.bashrc, .profile)"),
 )
 # fmt: on
 

@@ -22,7 +22,7 @@ from trainer_launch.membership.authentication import Channel
 from trainer_launch.membership.client import Lines, LostError
 from trainer_launch.membership.election import ranks_of, wanted_candidates
 from trainer_launch.membership.notes import opened
-from trainer_launch.model import Endpoint, Seats
+from trainer_launch.model import Endpoint
 from trainer_launch.model.codec import MAX_LINE_BYTES, MessageError, convert
 from trainer_launch.mpi.remote_hosts import banner_fault
 from trainer_launch.observability.goodput import LedgerSummary
@@ -30,7 +30,7 @@ from trainer_launch.observability.training_judge import TrainingJudge
 from trainer_launch.preflight import report_formats
 from trainer_launch.preflight.cluster import cluster_preflight as hall
 from trainer_launch.preflight.cluster import preflight_messages as calling
-from trainer_launch.preflight.cluster.present_nodes import ClusterSettings, Names
+from trainer_launch.preflight.cluster.present_nodes import ClusterSettings
 
 _SETTINGS = (
     states.CoordinatorSettings(job="job", min_nodes=2, max_nodes=3, max_restarts=3),
@@ -129,15 +129,13 @@ def cluster_preflight_talk(data: bytes) -> None:
     """Whatever any nodes say in any order, the cluster preflight comes to its end."""
     if not data:
         return
-    home = Endpoint("n-0", 1)
-    names = Names(home=home, seats=Seats(home, "n-#", 0, 3))
     flags = data[0]
     settings = ClusterSettings(
         job="job",
         min_nodes=2,
         max_nodes=2 + flags % 2,
         deadline_s=20.0,
-        names=names,
+        places=tuple(Endpoint(f"n-{rank}", 1) for rank in range(3)),
         salt="salt",
     )
     room, now_s = hall.ClusterPreflight(settings, 0.0, _sent), 0.0

@@ -5,15 +5,15 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
 
-from trainer_launch.model import Endpoint, Seats
+from trainer_launch.model import Endpoint
 from trainer_launch.model.findings import Fault, Finding, Measure, Scope, Status
 from trainer_launch.preflight.cluster import preflight_messages as msg
 from trainer_launch.preflight.cluster.cluster_preflight import TICK_S, ClusterPreflight, PreflightPhase
-from trainer_launch.preflight.cluster.present_nodes import ClusterSettings, Names
+from trainer_launch.preflight.cluster.present_nodes import ClusterSettings
 
 JOB = "job"
 HOME = Endpoint("job-node-0-0.job", 29500)
-NAMES = Names(home=HOME, seats=Seats(HOME, "job-node-0-#.job", 0, 4096))
+PLACES = (HOME, *(Endpoint(f"job-node-0-{rank}.job", HOME.port) for rank in range(1, 4096)))
 
 Outcome = Callable[[int, int], "tuple[str, int]"]  # of node and partner: why it failed, or "", and the rate
 
@@ -27,7 +27,7 @@ class Simulation:
 
     def __init__(self, nodes: int, *, outcome: Outcome = well, **settings: object) -> None:
         values: dict[str, object] = {"min_nodes": nodes, "max_nodes": nodes, "deadline_s": 120.0, **settings}
-        self.settings = ClusterSettings(job=JOB, names=NAMES, salt="salt", **values)  # type: ignore[arg-type]
+        self.settings = ClusterSettings(job=JOB, places=PLACES, salt="salt", **values)  # type: ignore[arg-type]
         self.now_s = 1000.0
         self.hall = ClusterPreflight(self.settings, self.now_s, self._sent)
         self._unread: deque[tuple[int, msg.Message]] = deque()

@@ -31,7 +31,7 @@ from trainer_launch.preflight.cluster import preflight_messages as msg
 from trainer_launch.preflight.cluster.cluster_preflight import PreflightServer
 from trainer_launch.preflight.cluster.node_side import ClusterVerdict, NodeLink
 from trainer_launch.preflight.cluster.pair_tests import Listener
-from trainer_launch.preflight.cluster.present_nodes import ClusterSettings, Names
+from trainer_launch.preflight.cluster.present_nodes import ClusterSettings
 
 JOB = "job"
 LATEST_S = 30.0
@@ -48,7 +48,7 @@ class Job:
         self.port = free_port()
         self.home = Endpoint("127.0.0.1", self.port)
         self.settings = ClusterSettings(
-            job=JOB, min_nodes=nodes, max_nodes=nodes, deadline_s=deadline_s, names=Names(home=self.home), salt="s"
+            job=JOB, min_nodes=nodes, max_nodes=nodes, deadline_s=deadline_s, places=(self.home,), salt="s"
         )
         self.deadline_s = deadline_s
         self.secret = secret

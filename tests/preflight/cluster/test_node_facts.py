@@ -20,7 +20,7 @@ from trainer_launch.preflight.cluster import preflight_messages as msg
 from trainer_launch.preflight.cluster.node_facts import UNSET, clocks, code_hash, differences
 from trainer_launch.preflight.cluster.node_side import failing_nodes
 from trainer_launch.preflight.cluster.preflight_messages import MAX_FACTS, NodeReport, parse, render
-from trainer_launch.preflight.cluster.present_nodes import JobNode, names_of
+from trainer_launch.preflight.cluster.present_nodes import JobNode, places_of
 from trainer_launch.preflight.node_preflight import explained, merged
 
 NODES = tuple(f"node {number} (host-{number})" for number in range(5))
@@ -183,8 +183,8 @@ def test_names_come_from_members_or_from_the_pattern_of_indices() -> None:
             shm_bytes=None,
         )
         topology = place(job, here)
-        found = names_of(job, topology, Endpoint(home, 1), hostname).place(rank)
-        return None if found is None else found.host
+        places = places_of(job, topology, Endpoint(home, 1), hostname)
+        return places[rank].host if rank < len(places) else None
 
     assert name(3, "job-node-0-0.job", "job-node-0-1") == "job-node-0-3.job"
     assert name(3, "job-master-0", "job-worker-0") == "job-worker-2"

@@ -14,7 +14,7 @@ from msgspec.structs import replace
 
 from tests.cli.launching import LAUNCHER
 from tests.pods import hosts
-from tests.preflight.cluster.job import NAMES
+from tests.preflight.cluster.job import PLACES
 from tests.preflight.world import JOB as JOB_HERE
 from tests.preflight.world import subject
 from tests.survival.jobs import ELASTIC
@@ -54,7 +54,7 @@ def test_seats_are_asked_only_where_the_job_may_do_without_node_0(
     nodes: tuple[int, int], hosts_asked: list[str]
 ) -> None:
     settings = ClusterSettings(
-        job=JOB, min_nodes=nodes[0], max_nodes=nodes[1], deadline_s=60.0, names=NAMES, salt="s"
+        job=JOB, min_nodes=nodes[0], max_nodes=nodes[1], deadline_s=60.0, places=PLACES, salt="s"
     )
     assert [place.host for place in node_side.seats_of(settings, own_rank=2)] == hosts_asked
 

@@ -18,7 +18,7 @@ from trainer_launch.membership.protocol import StatusQuery, refused_version
 from trainer_launch.membership.server import Connection, ServerConnections
 from trainer_launch.model import Endpoint
 from trainer_launch.model.codec import MessageError
-from trainer_launch.model.findings import Fault, Finding, Measure
+from trainer_launch.model.findings import Fault, Finding, Measure, Scope
 from trainer_launch.preflight import registry
 from trainer_launch.preflight.check import Where
 from trainer_launch.preflight.cluster import pairs, present_nodes
@@ -132,7 +132,9 @@ class ClusterPreflight:
 
     def break_off(self, defect: str) -> None:
         """After a defect of this program: what nodes have found themselves stands, all else is unknown."""
-        self._decide([present_nodes.broken(defect)], present_nodes.own_findings(self._peers.values()))
+        action = "no node is faulty; report this bug with the log of node 0"
+        unknown = present_nodes.all_present.unknown(defect, scope=Scope.JOB, action=action)
+        self._decide([unknown], present_nodes.own_findings(self._peers.values()))
 
     @property
     def names(self) -> list[str]:
@@ -218,10 +220,7 @@ class ClusterPreflight:
 
     def _name(self, rank: int) -> str:
         """A node for people, whether it ever came or not."""
-        if rank in self._nodes:
-            return self._nodes[rank].name
-        place = self._settings.names.place(rank)
-        return label(rank, None if place is None else place.host)
+        return self._nodes[rank].name if rank in self._nodes else label(rank, self._settings.host(rank))
 
     def _go_on(self, now_s: float) -> None:
         if self.phase is PreflightPhase.CALLING:

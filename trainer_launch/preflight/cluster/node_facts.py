@@ -16,23 +16,13 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 
-from msgspec import Struct
 from msgspec.structs import replace
 
 from trainer_launch.host import deadline_subprocess
 from trainer_launch.host.network import AdapterPort
 from trainer_launch.model import units
 from trainer_launch.model.codec import MessageError, decode
-from trainer_launch.model.findings import (
-    Basis,
-    Fault,
-    Finding,
-    Measure,
-    Scope,
-    Status,
-    fitted,
-    within,
-)
+from trainer_launch.model.findings import Basis, Finding, Measure, Scope, Status, fitted, within
 from trainer_launch.model.redaction import REDACTED, redact, redact_command
 from trainer_launch.model.units import counted, grouped
 from trainer_launch.planning.command import Command
@@ -41,6 +31,7 @@ from trainer_launch.preflight.check import Subject, Where, check
 from trainer_launch.preflight.cluster import preflight_messages as msg
 from trainer_launch.preflight.cluster.present_nodes import Cluster, listed
 from trainer_launch.preflight.gpu_collect import Cards
+from trainer_launch.preflight.rules import RULES
 
 FACTS, CLOCK = "facts", "clock"
 CLOCK_WARN_S, CLOCK_FAIL_S = 1.0, 30.0
@@ -76,43 +67,6 @@ _PREFIXES = (
 _NAMES = frozenset(("PYTHONHASHSEED", "PYTHONPATH", "LD_PRELOAD"))
 # Each node has its own, by what they are for.
 _OWN = frozenset(("CUDA_VISIBLE_DEVICES", "NCCL_HOSTID"))
-
-
-class PeerRule(Struct, frozen=True):
-    """The fault and the action when a fact is not the same on all nodes."""
-
-    text: str  # what differs
-    fault: Fault | None  # None: a warning
-    action: str
-    remedy: str = ""  # the action for programs; "": the cause is not certain
-
-
-_SLOWER = PeerRule(
-    "the RDMA ports that are up", Fault.NODE, "check that machine's adapters and cables, or drain it"
-)
-_IMAGE = "start all nodes from the same image, by digest"
-RULES: Mapping[str, PeerRule] = {
-    "torch": PeerRule("torch", Fault.JOB, _IMAGE, "FIX_IMAGE"),
-    "cuda": PeerRule("CUDA of torch", Fault.JOB, _IMAGE, "FIX_IMAGE"),
-    "nccl": PeerRule("NCCL", Fault.JOB, _IMAGE, "FIX_IMAGE"),
-    NCCL: PeerRule(
-        "the NCCL that is really loaded", Fault.JOB, f"{_IMAGE}; see LD_LIBRARY_PATH and LD_PRELOAD", "FIX_IMAGE"
-    ),
-    "arch": PeerRule("the architecture", None, "put all nodes on machines of one architecture (nodeSelector)"),
-    "code": PeerRule("the program's code", None, "start all nodes from the same code: image, git-sync or volume"),
-    "command": PeerRule("the command line", None, "give all nodes the same command, unless it is meant to differ"),
-    GPUS: PeerRule("the GPUs", None, "give all nodes the same GPUs, unless they are meant to differ"),
-    "adapters": PeerRule("the RDMA ports that are up", None, "check that machine's adapters and cables (ibstat)"),
-    WORKERS: PeerRule("the number of workers", None, "give all nodes the same nproc_per_node", "FIX_JOB"),
-    "python": PeerRule("Python", None, _IMAGE, "FIX_IMAGE"),
-    "driver": PeerRule("the GPU driver", None, "bring the machines to one driver version"),
-    "pair tests": PeerRule("what can test pairs", None, "start all nodes with the same GPUs and the same torch"),
-    "kernel": PeerRule("the kernel", None, "bring the machines to one kernel"),
-    **{
-        f"{ENV}{name}": PeerRule(name, Fault.JOB, "give it the same value in every pod of the job", "FIX_JOB")
-        for name in _MUST_AGREE
-    },
-}
 
 
 @check(FACTS, Where.CLUSTER)
@@ -155,30 +109,29 @@ def differences(names: Sequence[str], reports: Sequence[Mapping[str, str]]) -> I
 
 def _difference(key: str, groups: Mapping[str, Sequence[str]]) -> Finding:
     name = key.removeprefix(ENV)
-    rule = RULES.get(key, PeerRule(name, None, "is it meant to differ? It is set by hand or by an image"))
-    if len({_in_effect(name, value) for value in groups}) == 1:
-        rule = replace(rule, fault=None, remedy="")
     ordered = sorted(groups.items(), key=lambda group: (-len(group[1]), group[0]))
     most, others = ordered[0], ordered[1:]
     has_majority = 2 * len(most[1]) > sum(map(len, groups.values()))
     slower = [group for group in others if key == "adapters" and has_majority and is_slower(group[0], most[0])]
     if slower:  # who has more is not accused
-        rule, others = _SLOWER, slower
+        key, others = "slower adapters", slower
     values = [f"{value} on {listed(nodes)}" for value, nodes in ordered[:_SHOWN]]
     if has_majority:
         values[0] = f"{most[0]} on {counted(len(most[1]), 'node')}"
     else:
         values.append("no value has a majority")
-    return facts.bad(
-        rule.fault,
-        f"{rule.text} differs: {', '.join(values)}",
+    text = ", ".join(values)
+    if not any(rule.check == FACTS and rule.fact == key for rule in RULES):
+        is_alike = len({_in_effect(name, value) for value in groups}) == 1
+        key, text = "must agree" if name in _MUST_AGREE and not is_alike else "other", f"{name} differs: {text}"
+    return facts.found(
+        key,
+        text,
         scope=Scope.NODE if has_majority else Scope.JOB,
         subject=", ".join(node for _, nodes in others for node in nodes) if has_majority else "",
         measured=ordered[-1][0],
         expected=most[0] if has_majority else None,
         basis=Basis.PEER,
-        action=rule.action,
-        remedy=rule.remedy,
     )
 
 
@@ -222,16 +175,14 @@ def clocks(names: Sequence[str], offsets: Sequence[tuple[float, float]]) -> Iter
 
 def _skewed(name: str, off_s: float, *, is_ahead: bool) -> Finding:
     fails = off_s > CLOCK_FAIL_S
-    return clock.bad(
-        Fault.NODE if fails else None,
+    return clock.found(
+        "far off" if fails else "off",
         f"the clock of {name} is {off_s:.1f} s {'ahead of' if is_ahead else 'behind'} the others'",
         subject=name,
         measured=round(off_s, 3),
         expected=CLOCK_FAIL_S if fails else CLOCK_WARN_S,
         unit="s",
         basis=Basis.PEER,
-        action="drain that machine, or mend its time service (chrony, ntpd): tokens will be refused",
-        remedy="DRAIN" if fails else "",
     )
 
 

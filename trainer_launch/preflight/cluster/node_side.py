@@ -42,7 +42,7 @@ from trainer_launch.preflight.cluster import node_facts, pairs, present_nodes
 from trainer_launch.preflight.cluster import preflight_messages as msg
 from trainer_launch.preflight.cluster.cluster_preflight import PreflightServer
 from trainer_launch.preflight.cluster.pair_tests import Collectives, Listener, bench
-from trainer_launch.preflight.cluster.present_nodes import LEASE_S, ClusterSettings, label, names_of
+from trainer_launch.preflight.cluster.present_nodes import LEASE_S, ClusterSettings, all_present, label, places_of
 
 _PAUSE_S = 0.1
 _LONGEST_PAUSE_S = 1.0
@@ -123,7 +123,8 @@ class NodeLink(ReconnectingClient[msg.Message, msg.FromNode, News]):
         """End without the thread where it hangs, in the resolver for example."""
         now_s = time.monotonic()
         if now_s > max(self._until_s, self._deadline_at_s, self._heard_s + _SILENCE_S) + _LATE_S:
-            self.end((present_nodes.cut_off(self._hello.host, self.stage, now_s - self._began_s),))
+            text = f"{self._hello.host} could not ask node 0 within {now_s - self._began_s:.0f} s: its resolver or "
+            self.end((all_present.found("cut off", f"{text}network hangs ({self.stage})"),))
 
     def end(self, findings: tuple[Finding, ...]) -> None:
         """End with these findings as the verdict, whatever node 0 may say."""
@@ -158,9 +159,10 @@ class NodeLink(ReconnectingClient[msg.Message, msg.FromNode, News]):
 
     def _give_up(self) -> None:
         if self._refused is not None:
-            return self.end((present_nodes.refused(self._refused[1]),))
-        name = f"node 0 ({self._home.host})"
-        return self.end((present_nodes.no_coordinator(name, self.stage, time.monotonic() - self._began_s),))
+            return self.end((all_present.found("refused", self._refused[1]),))
+        name, waited_s = label(0, self._home.host), time.monotonic() - self._began_s
+        text = f"{name} is missing after {waited_s:.0f} s: {self.stage}"
+        return self.end((all_present.found("no node 0", text, subject=name),))
 
     def _use_connection(self) -> None:
         with self._connect() as sock:
@@ -213,7 +215,7 @@ class NodeLink(ReconnectingClient[msg.Message, msg.FromNode, News]):
         now_s, name = time.monotonic(), self._home.host
         since_s, _ = self._refused = (self._refused[0] if self._refused else now_s, reason)
         if is_address(name) or name == "localhost" or now_s >= since_s + timeouts.DNS_CACHE_S:
-            self.end((present_nodes.refused(reason),))
+            self.end((all_present.found("refused", reason),))
 
     def _take(self, message: msg.Message) -> None:
         match message:
@@ -314,12 +316,12 @@ def alone(subject: Subject, settings: Settings, obstacle: str) -> list[Finding]:
     if obstacle == _SINGLE_NODE and is_assumed and "nodes" not in settings.model_fields_set:
         obstacle = "no platform's variables are set in this container, so the job was taken for one node"
     elif obstacle not in (_UNKNOWN_PLACE, _HIDDEN):
-        return [present_nodes.all_present.skipped(obstacle)] if subject.has_peers else []
+        return [all_present.skipped(obstacle)] if subject.has_peers else []
     text = f"this node was checked alone, and compared with no other: {obstacle}"
     if obstacle == _HIDDEN:
-        return [present_nodes.all_present.unknown(text, scope=Scope.JOB)]
+        return [all_present.unknown(text, scope=Scope.JOB)]
     action = "name this init container in envInjection.targets of the runtime; for a job of one node, set --nodes 1"
-    return [present_nodes.all_present.warned(text, scope=Scope.JOB, action=action)]
+    return [all_present.bad(None, text, scope=Scope.JOB, action=action)]
 
 
 class PortTakenError(NodeError):
@@ -338,7 +340,7 @@ class Gathering:
     def __init__(self, subject: Subject, settings: Settings, skipped: Collection[str]) -> None:
         self._subject, cluster = subject, _cluster_settings(subject, settings, skipped)
         self._secret = read_secret(path) if (path := subject.job.secret_file) else None
-        rank, home, hostname = subject.topology.node_rank or 0, cluster.names.home, subject.host.hostname
+        rank, home, hostname = subject.topology.node_rank or 0, cluster.places[0], subject.host.hostname
         self.own, self.home = label(rank, hostname), label(0, home.host)  # for people
         self.server: PreflightServer | None = None
         with contextlib.ExitStack() as undo:
@@ -423,7 +425,7 @@ def _cluster_settings(subject: Subject, settings: Settings, skipped: Collection[
         min_nodes=nodes.min,
         max_nodes=nodes.max + topology.spares,
         deadline_s=settings.wait_timeout,
-        names=names_of(subject.job, topology, home, subject.host.hostname),
+        places=places_of(subject.job, topology, home, subject.host.hostname),
         salt=secrets.token_hex(8),
         left_out=frozenset(left_out),
         table=thresholds.load_table(settings.reference),
@@ -456,9 +458,8 @@ def _start(server: PreflightServer) -> None:
 
 def seats_of(cluster: ClusterSettings, own_rank: int) -> list[Endpoint]:
     """Where the job may be at work without node 0; nowhere, where it needs all nodes."""
-    others = range(1, cluster.max_nodes if cluster.min_nodes < cluster.max_nodes else 1)
-    places = [cluster.names.place(rank) for rank in others if rank != own_rank]
-    return [place for place in places if place is not None]
+    others = cluster.places[: cluster.max_nodes if cluster.min_nodes < cluster.max_nodes else 0]
+    return [place for rank, place in enumerate(others) if rank not in (0, own_rank)]
 
 
 def machine_of(subject: Subject) -> str:

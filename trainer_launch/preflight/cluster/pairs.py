@@ -90,8 +90,7 @@ class Rounds:
             closes_ring = len(self._nodes) > 2 and ends == (0, len(self._nodes) - 1)
             listener, dialer = ends[::-1] if closes_ring else ends
             first = self._nodes[listener]
-            place = self._settings.names.place(first.rank)
-            host = first.at.host if place is None else place.host  # by name, as the job will
+            host = self._settings.host(first.rank) or first.at.host  # by name, as the job will
             token = f"{self._settings.salt}-{self._round}-{listener}-{dialer}"
             for rank, number in enumerate((listener, dialer)):
                 peer = self._nodes[number].peer
@@ -163,7 +162,7 @@ def below_reference(tests: PairTests) -> Iterator[Finding]:
     text = f"{tests.model}: a pair of nodes delivers {middle:.3g} GB/s for each GPU in the median, "
     text += f"{middle / reference:.0%} of the reference {reference:g}"
     more = {"measured": round(middle, 2), "expected": round(reference, 2), "unit": "GB/s"}
-    yield pairs.warned(text, scope=Scope.JOB, basis=Basis.ABSOLUTE, action=_ACTION_REFERENCE, **more)
+    yield pairs.bad(None, text, scope=Scope.JOB, basis=Basis.ABSOLUTE, action=_ACTION_REFERENCE, **more)
 
 
 class Standard:

@@ -9,7 +9,7 @@ from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from msgspec import Struct, field
 from msgspec.structs import replace
 
-from trainer_launch.model import Endpoint, Job, Seats, Topology, units
+from trainer_launch.model import Endpoint, Job, Topology, units
 from trainer_launch.model.findings import Fault, Finding, Measure, Scope
 from trainer_launch.model.units import grouped
 from trainer_launch.planning.torch import seats_by_index
@@ -25,28 +25,16 @@ NAME = "roll-call"
 _MAX_OF_A_NODE = 20
 
 
-class Names(Struct, frozen=True, kw_only=True):
-    """Host names by node rank: those that the contract lists, or those of seats."""
+def places_of(job: Job, topology: Topology, home: Endpoint, hostname: str) -> tuple[Endpoint, ...]:
+    """Where nodes should be found, by rank, as far as it is known.
 
-    home: Endpoint  # node 0's
-    members: tuple[str, ...] = ()
-    seats: Seats | None = None
-
-    def place(self, rank: int) -> Endpoint | None:
-        """Where a node should be found, None when nothing tells."""
-        if 0 < rank < len(self.members):
-            return Endpoint(self.members[rank], self.home.port)
-        if rank and self.seats is not None:
-            return self.seats.endpoint(rank)
-        return None if rank else self.home
-
-
-def names_of(job: Job, topology: Topology, home: Endpoint, hostname: str) -> Names:
-    """From the contract's members, else from node 0's name and this one's, when they differ in an index alone."""
-    members = tuple(member.host for member in job.members or ())
-    rank = topology.node_rank
-    seats = None if members or rank is None else seats_by_index(home, rank, hostname, rank + 1)
-    return Names(home=home, members=members, seats=seats)
+    The contract lists its members; else host names tell that differ in an index alone.
+    """
+    members, rank, count = job.members or (), topology.node_rank, topology.pods or 1
+    if members:
+        return (home, *(Endpoint(member.host, home.port) for member in members[1:]))
+    seats = None if rank is None else seats_by_index(home, rank, hostname, count)
+    return (home,) if seats is None else tuple(map(seats.endpoint, range(count)))
 
 
 class ClusterSettings(Struct, frozen=True, kw_only=True):
@@ -56,11 +44,15 @@ class ClusterSettings(Struct, frozen=True, kw_only=True):
     min_nodes: int
     max_nodes: int
     deadline_s: float  # from the start, for all to come
-    names: Names
+    places: tuple[Endpoint, ...]  # of nodes by rank, node 0's at least
     salt: str
     left_out: frozenset[str] = frozenset()  # checks
     table: Table = field(default_factory=Table)  # what GPUs should deliver
     report_s: float = 60.0  # for the reports of all nodes
+
+    def host(self, rank: int) -> str | None:
+        """The host name of a node; None: nothing tells."""
+        return self.places[rank].host if rank < len(self.places) else None
 
 
 class JobNode(Struct):
@@ -160,41 +152,24 @@ def absent(
     text = f"{n_present} of {settings.min_nodes} nodes were present after {settings.deadline_s:g} s; "
     n_missing = settings.min_nodes - n_present
     text += f"missing: {listed(about)}" if names else f"{n_missing} are missing, and their names are unknown"
-    return all_present.failed(
-        Fault.NODE,
-        text,
-        scope=Scope.NODE if names else Scope.JOB,
-        subject=", ".join(names),
-        measured=n_present,
-        expected=settings.min_nodes,
-        unit="nodes",
-        action="see these pods (kubectl describe pod) and their logs, or wait longer with --wait-timeout",
-    )
+    more = {"scope": Scope.NODE if names else Scope.JOB, "subject": ", ".join(names), "unit": "nodes"}
+    return all_present.found("absent", text, measured=n_present, expected=settings.min_nodes, **more)
 
 
 def midway(node: JobNode) -> Finding:
     """A node that was lost after it had come."""
     how = node.lost or "it did not report the results of its own checks"
     text = f"{node.name} was lost during the cluster preflight: {how}"
-    more = {"action": "see the log and the events of its pod"}
-    return all_present.failed(Fault.NODE, text, subject=node.name, **more)
-
-
-def broken(defect: str) -> Finding:
-    """A defect of this program, which accuses no node."""
-    action = "no node is faulty; report this bug with the log of node 0"
-    return all_present.unknown(defect, scope=Scope.JOB, action=action)
+    return all_present.found("lost", text, subject=node.name)
 
 
 def collided(collisions: Mapping[int, Collection[str]]) -> list[Finding]:
     """Hosts that want the same rank."""
-    action = "give each pod its own index (PET_NODE_RANK, --node-rank), in one replicatedJob"
     findings = []
     for rank, hosts in collisions.items():
         ordered = sorted(hosts)
         text = f"{' and '.join(ordered)} both claim to be node {rank}"
-        more = {"subject": label(rank, ordered[0]), "action": action, "remedy": "FIX_JOB"}
-        findings.append(all_present.failed(Fault.JOB, text, **more))
+        findings.append(all_present.found("same rank", text, subject=label(rank, ordered[0])))
     return findings
 
 
@@ -205,31 +180,11 @@ def runs_already(host: str | None) -> Finding:
     return all_present.passed(text, scope=Scope.JOB, measured="at work")
 
 
-def no_coordinator(home: str, why: str, waited_s: float) -> Finding:
-    """The verdict of each node on its own, where node 0 is missing; `why` is what came of the last attempt."""
-    action = "see the pod of node 0 and its log, its headless Service, and network policies for its port"
-    return all_present.failed(
-        Fault.NODE, f"{home} is missing after {waited_s:.0f} s: {why}", subject=home, action=action
-    )
-
-
-def cut_off(host: str, doing: str, waited_s: float) -> Finding:
-    """Finding of a node whose own resolver or network hangs."""
-    text = f"{host} could not ask node 0 within {waited_s:.0f} s: its resolver or network hangs ({doing})"
-    return all_present.failed(Fault.NODE, text, action="check DNS and the network of this node")
-
-
 def port_taken(problem: str) -> Finding:
     """Node 0 cannot open the port where the nodes meet."""
     fault = Fault.JOB if os.strerror(errno.EACCES) in problem else Fault.NODE
     text, _, action = problem.partition("; ")
-    return all_present.failed(fault, text, action=action, remedy="FIX_JOB" if fault is Fault.JOB else "")
-
-
-def refused(reason: str) -> Finding:
-    """Node 0 does not know this node."""
-    action = "give all pods the same job name, number of nodes, secret, and version of this program"
-    return all_present.failed(Fault.JOB, f"node 0 refuses this node: {reason}", action=action, remedy="FIX_JOB")
+    return all_present.bad(fault, text, action=action)
 
 
 def own_findings(nodes: Iterable[JobNode]) -> list[Finding]:
