@@ -26,7 +26,7 @@ from trainer_launch.model import Endpoint
 from trainer_launch.model.errors import NodeError
 from trainer_launch.preflight.cluster import preflight_messages
 from trainer_launch.preflight.cluster.cluster_preflight import PreflightServer
-from trainer_launch.preflight.cluster.node_side import ClusterVerdict, NodeLink
+from trainer_launch.preflight.cluster.node_side import NodeLink
 from trainer_launch.preflight.cluster.pair_tests import run
 from trainer_launch.preflight.cluster.present_nodes import ClusterSettings
 
@@ -265,7 +265,7 @@ def link(undo: contextlib.ExitStack, rank: int, at: Endpoint) -> _Link:
 
 
 def takes_part(one: _Link) -> None:
-    while not isinstance(news := one.receive(60.0), ClusterVerdict | None):
+    while not isinstance(news := one.receive(60.0), preflight_messages.Decided | None):
         if isinstance(news, preflight_messages.Complete):
             one.send(preflight_messages.NodeReport({"torch": "2"}, *one.offset))
     one.is_decided = news is not None and all(finding.fault is None for finding in news.findings)

@@ -66,7 +66,8 @@ def _main(parsed: Parsed, settings: Settings, doing: PreflightProgress) -> int:
     code = exit_code(result.report.verdict)
     _hand_out(result, doing.place, code, parsed, selection.policy)
     if result.is_cluster and subject.topology.is_coordinator:
-        failing = node_side.failing_nodes(result.all_nodes or result.report.findings, result.machines)
+        machines = result.cluster.machines if result.cluster is not None else {}
+        failing = node_side.failing_nodes(result.all_nodes or result.report.findings, machines)
         beside = None if settings.report is None else os.path.join(os.path.dirname(settings.report), FAILING_NODES)
         report_formats.write_file(beside, failing)
     return code
@@ -88,5 +89,6 @@ def _hand_out(result: NodeResult, here: ReportPlace, code: int, parsed: Parsed, 
         sys.stdout.write(report_formats.screen(report, here, code))
     sys.stdout.flush()
     if (settings.report or "").lower().endswith(report_formats.PAGE):
-        made = report_page.page(report, here, code, at_s, result.names, result.pair_tests)
+        of_all = () if result.cluster is None else (result.cluster.names, result.cluster.pair_tests)
+        made = report_page.page(report, here, code, at_s, *of_all)
     report_formats.write_file(settings.report, made)

@@ -7,7 +7,7 @@ import os
 import signal
 import threading
 import time
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from types import FrameType
 from typing import Any
 
@@ -35,7 +35,7 @@ from trainer_launch.preflight import (
 from trainer_launch.preflight.check import Check, Subject, Where, run, with_gpus
 from trainer_launch.preflight.check import states as check_states
 from trainer_launch.preflight.cluster import node_facts, node_side, present_nodes
-from trainer_launch.preflight.cluster.present_nodes import PairTests
+from trainer_launch.preflight.cluster.cluster_preflight import ClusterPreflight
 from trainer_launch.preflight.policy import Policy
 from trainer_launch.preflight.report_formats import ReportPlace
 from trainer_launch.preflight.rules import with_remedy
@@ -91,9 +91,7 @@ class NodeResult(Struct, frozen=True):
 
     report: Report
     measured: Sequence[Measure] = ()  # by all nodes, on node 0
-    pair_tests: PairTests | None = None  # on node 0
-    names: Sequence[str] = ()  # of all nodes that came, on node 0
-    machines: Mapping[str, str] = {}  # of their hosts
+    cluster: ClusterPreflight | None = None  # on node 0
     all_nodes: Sequence[Finding] = ()  # what was decided there, with every name
     is_cluster: bool = True  # there was a cluster preflight
 
@@ -195,21 +193,13 @@ def _together(
         doing.release()
         early = (*before, *selection.run(subject, at_once))
         subject = replace(subject, port_errors=subject.count_errors())
-        verdict = part.finish(early)
-        decided = selection.kept(verdict.findings)
+        decided = selection.kept(part.finish(early))
         own = (*early, *explained(selection.run(replace(subject, deadline_s=0.0), later), decided))
         report = Report(findings=merged(own, decided, part.own, registry.ids(Where.CLUSTER)))
         if part.server is None:
             return NodeResult(report)
-        held = part.server.preflight
-        return NodeResult(
-            report,
-            held.measured(),
-            held.pair_tests,
-            names=held.names,
-            machines=held.machines,
-            all_nodes=selection.kept(held.findings),
-        )
+        cluster = part.server.preflight
+        return NodeResult(report, cluster.measured(), cluster, selection.kept(cluster.findings))
 
 
 def place_of(subject: Subject) -> ReportPlace:

@@ -29,7 +29,7 @@ from trainer_launch.model.findings import Fault, Finding, Status
 from trainer_launch.preflight.cluster import node_side as meeting
 from trainer_launch.preflight.cluster import preflight_messages as msg
 from trainer_launch.preflight.cluster.cluster_preflight import PreflightServer
-from trainer_launch.preflight.cluster.node_side import ClusterVerdict, NodeLink
+from trainer_launch.preflight.cluster.node_side import NodeLink
 from trainer_launch.preflight.cluster.pair_tests import Listener
 from trainer_launch.preflight.cluster.present_nodes import ClusterSettings
 
@@ -100,7 +100,7 @@ def verdict(caller: NodeLink, facts: dict[str, str] | None = None) -> tuple[Find
     until_s = time.monotonic() + LATEST_S
     while time.monotonic() < until_s:
         news = caller.receive(until_s - time.monotonic())
-        if isinstance(news, ClusterVerdict):
+        if isinstance(news, msg.Decided):
             return news.findings
         if isinstance(news, msg.Complete):
             caller.send(msg.NodeReport(facts or {"torch": "2"}, *caller.offset))
@@ -328,7 +328,7 @@ def test_a_node_whose_own_part_hangs_says_so_after_the_deadline(
 
     news = eventually(hurried, "the verdict")
     released.set()
-    assert isinstance(news, ClusterVerdict)
+    assert isinstance(news, msg.Decided)
     assert "host-1 could not ask node 0 within" in news.findings[0].text
 
 

@@ -16,7 +16,6 @@ from collections import Counter
 from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import TypeAlias
 
-from msgspec import Struct
 from msgspec.structs import replace
 
 from trainer_launch import contracts
@@ -71,13 +70,7 @@ _IN_KUBERNETES = "KUBERNETES_SERVICE_HOST"  # a variable of every pod
 _log = logging.getLogger(__name__)
 
 
-class ClusterVerdict(Struct, frozen=True):
-    """The end: what was found, the same on every node that node 0 could tell it to."""
-
-    findings: tuple[Finding, ...]
-
-
-News: TypeAlias = msg.Complete | msg.PreflightWaiting | ClusterVerdict
+News: TypeAlias = msg.Complete | msg.PreflightWaiting | msg.Decided
 
 
 class NodeLink(ReconnectingClient[msg.Message, msg.FromNode, News]):
@@ -105,7 +98,7 @@ class NodeLink(ReconnectingClient[msg.Message, msg.FromNode, News]):
         self._resolving = Resolving(home.host, home.port)
         self._began_s = time.monotonic()
         self._deadline_at_s = self._began_s + deadline_s
-        self._until_s = self._first_until_s = self._deadline_at_s
+        self._until_s = self._deadline_at_s
         self._refused: tuple[float, str] | None = None  # since when node 0 refuses this node for good, and why
         self.stage = "it has just started"
         self.waiting: msg.PreflightWaiting | None = None  # node 0's latest word
@@ -113,11 +106,6 @@ class NodeLink(ReconnectingClient[msg.Message, msg.FromNode, News]):
         self.offset: tuple[float, float] = (0.0, _NO_CLOCK_S)
         self._listener = Listener(port, ports)
         self._thread.start()
-
-    @property
-    def port(self) -> int:
-        """Where this node listens."""
-        return self._listener.port
 
     def hurry(self) -> None:
         """End without the thread where it hangs, in the resolver for example."""
@@ -129,7 +117,7 @@ class NodeLink(ReconnectingClient[msg.Message, msg.FromNode, News]):
     def end(self, findings: tuple[Finding, ...]) -> None:
         """End with these findings as the verdict, whatever node 0 may say."""
         self._is_over = True
-        self._tell(ClusterVerdict(findings))
+        self._tell(msg.Decided(findings))
 
     def close(self) -> None:
         """End all, and free the port."""
@@ -155,7 +143,7 @@ class NodeLink(ReconnectingClient[msg.Message, msg.FromNode, News]):
     def _lose(self, why: str) -> None:
         """Go back to waiting for node 0; the time that it has promised ends with it."""
         self.stage, self.waiting = why, None
-        self._until_s = min(self._until_s, max(self._first_until_s, time.monotonic() + _COME_BACK_S))
+        self._until_s = min(self._until_s, max(self._deadline_at_s, time.monotonic() + _COME_BACK_S))
 
     def _give_up(self) -> None:
         if self._refused is not None:
@@ -371,7 +359,7 @@ class Gathering:
             self._read_slowly = node_facts.read_meanwhile(subject.command, read_s)
             self.undo = undo.pop_all()
 
-    def finish(self, findings: Sequence[Finding]) -> ClusterVerdict:
+    def finish(self, findings: Sequence[Finding]) -> tuple[Finding, ...]:
         """Wait for all nodes, report this node's own `findings` and what it is; what was decided for all.
 
         The findings are told at once, too: all end with one verdict, also when some nodes never come.
@@ -382,8 +370,8 @@ class Gathering:
             match self.link.receive(_POLL_S):
                 case None:
                     self.link.hurry()
-                case ClusterVerdict() as verdict:
-                    return verdict
+                case msg.Decided(findings=decided):
+                    return decided
                 case msg.Complete(salt):
                     self._looking.set()
                     self.link.send(self._report(salt, findings))
