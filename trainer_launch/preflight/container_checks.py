@@ -328,12 +328,6 @@ def _observed(problem: NetworkProblem | None, good: str, measured: str) -> Obser
     return Observed(facts=facts, more={"measured": measured, "evidence": problem.evidence})
 
 
-def nccl_adapters(spec: str | None, ports: Sequence[AdapterPort]) -> tuple[AdapterPort, ...]:
-    """The active ports that NCCL takes."""
-    active = tuple(port for port in ports if port.is_active)
-    return tuple(port for port in active if takes(spec, port.device, port.port)) if spec else active
-
-
 @check("gloo-socket-ifname")
 def gloo_socket_ifname(subject: Subject) -> Observed:
     """All interfaces that GLOO_SOCKET_IFNAME names exist: gloo needs exact names."""
@@ -384,26 +378,18 @@ def nccl_ib_hca(subject: Subject) -> Observed:
             return Observed(skipped="this container was given no RDMA adapter")
         text = f"NCCL_IB_HCA={spec}, but this container was given no RDMA adapter: NCCL will use plain sockets"
         return Observed(facts={"not given": text})
-    chosen, setting, there = (
-        nccl_adapters(spec, subject.adapters),
-        set_to("NCCL_IB_HCA", spec),
-        _shown(subject.adapters),
-    )
-    meant = [port for port in subject.adapters if takes(spec or "", port.device, port.port)]
-    if not chosen and meant:  # not that of another rail, or for storage
-        return Observed(facts={"all down" if spec else "none up": _shown(meant)})
-    if not chosen:
-        return Observed(facts={"left out": f"{setting} leaves none of {there}", "there": there})
     taken, n_gpus = used_adapters(subject), subject.host.gpus.cuda
-    down = [port for port in taken if not port.is_active]
+    up, down = ([port for port in taken if port.is_active is is_up] for is_up in (True, False))
+    setting, there = set_to("NCCL_IB_HCA", spec), _shown(subject.adapters)
+    if not taken:
+        return Observed(facts={"left out": f"{setting} leaves none of {there}", "there": there})
+    if not up:  # not that of another rail, or for storage
+        return Observed(facts={"all down" if spec else "none up": _shown(down)})
     # A port without a cable is no fault where each GPU has another one, and where a machine has few of them.
-    is_short = len(chosen) < n_gpus <= len(taken)
-    text = f"{len(chosen)} of {len(taken)} RDMA ports are up for {n_gpus} GPUs; {_shown(down)}" if is_short else ""
-    return Observed(
-        facts={"some down": text},
-        good=f"{setting}: {_shown(chosen)}",
-        more={"measured": len(chosen), "unit": "ports"},
-    )
+    is_short = len(up) < n_gpus <= len(taken)
+    text = f"{len(up)} of {len(taken)} RDMA ports are up for {n_gpus} GPUs; {_shown(down)}" if is_short else ""
+    more = {"measured": len(up), "unit": "ports"}
+    return Observed(facts={"some down": text}, good=f"{setting}: {_shown(up)}", more=more)
 
 
 def _shown(ports: Sequence[AdapterPort]) -> str:

@@ -11,7 +11,6 @@ from trainer_launch.host.network import AdapterPort, Interface
 from trainer_launch.model import redaction, value_parsers
 from trainer_launch.observability import html
 from trainer_launch.planning import interfaces, shared_memory
-from trainer_launch.preflight import container_checks
 from trainer_launch.rehearsal import faults
 from trainer_launch.rehearsal.controllers import pod_values
 
@@ -85,7 +84,7 @@ def _duration(text: str) -> None:
 
 def _interfaces(text: str) -> None:
     assert set(interfaces.nccl_interfaces(text, _INTERFACES)) <= set(_INTERFACES)
-    assert set(container_checks.nccl_adapters(text, _ADAPTERS)) <= set(_ADAPTERS)
+    assert all(interfaces.takes(text, port.device, port.port) in (False, True) for port in _ADAPTERS)
     found, absent = interfaces.gloo_interfaces(text, _INTERFACES)
     assert set(found) <= set(_INTERFACES)
     assert all(name in text for name in absent)
