@@ -9,6 +9,7 @@ import pytest
 from msgspec.structs import replace
 
 from tests.schemas.validator import violations
+from trainer_launch.model.codec import MAX_FILE_BYTES, MessageError
 from trainer_launch.model.findings import Basis, Fault, Finding, Report, Scope, Status
 from trainer_launch.preflight import report_formats
 from trainer_launch.preflight.report_formats import ReportPlace
@@ -69,11 +70,11 @@ def test_a_document_can_be_read_back() -> None:
         data(findings=[{**made()["findings"][0], "text": 1}]),
         data(findings=[{**made()["findings"][0], "fault": "job"}]),
         data(findings=[made()["findings"][0]] * 1001),
-        b" " * (report_formats.MAX_BYTES + 1),
+        b" " * (MAX_FILE_BYTES + 1),
     ],
 )
 def test_what_is_no_document_is_refused(changed: bytes) -> None:
-    with pytest.raises(ValueError, match=r"\w"):
+    with pytest.raises(MessageError, match=r"\w"):
         report_formats.parse(changed)
 
 

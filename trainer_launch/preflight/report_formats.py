@@ -29,8 +29,6 @@ from trainer_launch.model.units import grouped, listed
 from trainer_launch.preflight.policy import Policy
 from trainer_launch.preflight.thresholds import REPORT, REPORT_VERSION, Reference
 
-MAX_BYTES = 1 << 20  # of a document that is read back
-_MAX_COMPLAINT = 200
 _WIDTH = 80
 # In words, and in the pod's status.
 _WORDS = {
@@ -117,15 +115,10 @@ class _ReadDocument(Struct, frozen=True):
 
 
 def parse(data: bytes) -> tuple[str, tuple[Finding, ...]]:
-    """The host and the findings of a document. Raises ValueError: it is none, or one of another version."""
-    if len(data) > MAX_BYTES:
-        raise ValueError(f"it is larger than {MAX_BYTES} bytes")
-    try:
-        document = codec.decoder(_ReadDocument).decode(data)
-    except (ValueError, RecursionError) as problem:
-        raise ValueError(f"no finding: {ascii(str(problem)[:_MAX_COMPLAINT])[1:-1]}") from None
+    """The host and the findings of a document. Raises MessageError: it is none, or one of another version."""
+    document = codec.decode(_ReadDocument, data)
     if (document.format, document.version) != (REPORT, REPORT_VERSION):
-        raise ValueError(f"it is not a {REPORT} document of version {REPORT_VERSION}")
+        raise codec.MessageError(f"it is not a {REPORT} document of version {REPORT_VERSION}")
     return document.node.host, tuple(map(single_line, document.findings))
 
 
@@ -135,8 +128,8 @@ def fault_of(path: str, host: str) -> str:
     Nodes that share a volume may have written over each other's report.
     """
     try:
-        writer, findings = parse(files.LiveFiles(MAX_BYTES + 1).read(path) or b"")
-    except ValueError:
+        writer, findings = parse(files.LiveFiles(codec.MAX_FILE_BYTES + 1).read(path) or b"")
+    except codec.MessageError:
         return ""
     faulty = [finding for finding in findings if finding.proves_a_fault and writer == host]
     own = [finding for finding in faulty if "node " not in finding.subject or f"({host})" in finding.subject]

@@ -167,7 +167,7 @@ def _sent(peer: int, message: calling.Message | None) -> None:
 @target(8000)
 def findings(data: bytes) -> None:
     """A report that another container has left."""
-    attempt(report_formats.parse, data, kinds=(ValueError,))
+    attempt(report_formats.parse, data, kinds=(MessageError,))
 
 
 @target(20_000)
