@@ -123,6 +123,10 @@ class Finding(Struct, frozen=True, kw_only=True):
             return _SEVERITIES[self.fault]
         return Severity.WARNING if self.status is Status.WARN else Severity.INFO
 
+    def is_about(self, name: str) -> bool:
+        """Whether it is about the node of this name, or names none: then it is about the node that looked."""
+        return "node " not in self.subject or name in self.subject
+
     @property
     def proves_a_fault(self) -> bool:
         """Whether the check itself, and not a site's policy, finds the machine of its subject faulty."""

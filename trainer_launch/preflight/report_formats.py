@@ -131,9 +131,8 @@ def fault_of(path: str, host: str) -> str:
         writer, findings = parse(files.LiveFiles(codec.MAX_FILE_BYTES + 1).read(path) or b"")
     except codec.MessageError:
         return ""
-    faulty = [finding for finding in findings if finding.proves_a_fault and writer == host]
-    own = [finding for finding in faulty if "node " not in finding.subject or f"({host})" in finding.subject]
-    return "; ".join(f"{finding.check}: {finding.text}" for finding in own)[:500]
+    own = [finding for finding in findings if writer == host and finding.is_about(f"({host})")]
+    return "; ".join(f"{finding.check}: {finding.text}" for finding in own if finding.proves_a_fault)[:500]
 
 
 def summary(verdict: PreflightVerdict) -> str:
@@ -204,8 +203,7 @@ def remedy_here(report: Report, place: ReportPlace) -> str:
     """
     failed = [finding for finding in loud(report.findings) if finding.status is Status.FAIL and finding.remedy]
     for finding in failed:
-        is_here = "node " not in finding.subject or place.name in finding.subject
-        if is_here or finding.remedy not in OF_MACHINES:
+        if finding.is_about(place.name) or finding.remedy not in OF_MACHINES:
             return finding.remedy
     return ""
 

@@ -105,7 +105,7 @@ def settle(
     checks that a stamp spares, `name` is the node's as findings have it; `is_spared`: they were spared now.
     """
     checks = set(under_load)
-    own = [finding for finding in findings if "node " not in finding.subject or name in finding.subject]
+    own = [finding for finding in findings if finding.is_about(name)]
     spared = [finding for finding in own if finding.check in checks or finding.check.startswith(f"{EXTERNAL}-")]
     # What is unknown of the whole job, such as a reference of this model, is no matter of this machine.
     bad = (Status.WARN, Status.FAIL, Status.UNKNOWN)
