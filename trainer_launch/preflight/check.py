@@ -81,7 +81,7 @@ class Check(Struct, Generic[Context], frozen=True, kw_only=True):
 
     def found(self, fact: str, text: str, **more: Any) -> Finding:
         """What the rule of this fact makes of it."""
-        return next(judged(self.id, [Observed(facts={fact: text}, more=more)]))
+        return next(judged(self.id, [Observed(facts={fact: text or "no reason was given"}, more=more)]))
 
     def bad(self, fault: Fault | None, text: str, **more: Any) -> Finding:
         """A failure by somebody's fault, or a warning where it is nobody's. The job mends what is its own fault."""

@@ -227,6 +227,11 @@ def test_who_has_met_all_nodes_or_rejoins_a_job_at_work_is_not_stopped_for_a_nam
     assert [one.status for one in explained([fail("dns")], [missing])] == [Status.FAIL]
 
 
+def test_a_node_that_is_refused_without_a_reason_is_told_so() -> None:
+    finding = present_nodes.all_present.found("refused", "")
+    assert (finding.fault, finding.text) == (Fault.JOB, "node 0 refuses this node: no reason was given")
+
+
 @pytest.mark.parametrize(
     ("scope", "fault", "subject", "hosts"),
     [
