@@ -133,8 +133,8 @@ class FakeStarter:
 
     close_store = close
 
-    def start(self, processes: Sequence[Any], places: Any, store_port: int) -> list[Death]:
-        self._group.start(places, store_port)
+    def start(self, processes: Sequence[Any], store_port: int) -> list[Death]:
+        self._group.start(processes, store_port, are_forked=False)
         return self._group.processes.start(processes)
 
 

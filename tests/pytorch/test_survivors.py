@@ -30,7 +30,7 @@ def test_a_survivor_gets_its_new_rank_also_where_the_pod_has_a_variable_of_that_
     group.places = {"rank 2": WorkerPlace(2, 0)}
     old, new = (Process(name=f"rank {each}", argv=(), env={"RANK": each}) for each in ("2", rank))
     group.processes.kept = {7: old}
-    Starter(group).start([new], {}, 1234)
+    Starter(group).start([new], 1234)
     group.survivors.enter.assert_called_once_with(f"rank {rank}", {"RANK": rank})
 
 

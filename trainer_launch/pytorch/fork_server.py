@@ -9,7 +9,7 @@ import select
 import signal
 import socket
 import subprocess
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from msgspec.structs import replace
@@ -30,7 +30,6 @@ from trainer_launch.supervisor import inherited
 from trainer_launch.supervisor.failure import memory
 
 if TYPE_CHECKING:
-    from trainer_launch.diagnosis.worker_samples import WorkerPlace
     from trainer_launch.model import Death, PortRange, Process, Workers
     from trainer_launch.pytorch.worker_group import WorkerGroup
 
@@ -245,6 +244,7 @@ class Starter:
         self._end_server()
         with contextlib.suppress(ServerError):  # nobody waits for it: the next generation tries it again
             self.prepare()
+        if self._server is not None:
             _log.warning("the fork server ended (%s); it is started again", how)
 
     def _lost(self, why: str) -> None:
@@ -344,9 +344,7 @@ class Starter:
             self._store = None
         return was_store
 
-    def start(
-        self, processes: Sequence[Process], places: Mapping[str, WorkerPlace], store_port: int
-    ) -> list[Death]:
+    def start(self, processes: Sequence[Process], store_port: int) -> list[Death]:
         """Begin a generation: survivors of the last one enter it, all others are started; who could not be.
 
         Raises:
@@ -357,7 +355,7 @@ class Starter:
         # Each in the place that it has on this node, by local rank.
         ranks, waiting = group.places, group.processes.kept.items()
         kept = {pid: (old, processes[ranks[old.name].local_rank]) for pid, old in waiting}
-        group.start(places, store_port)
+        group.start(processes, store_port, are_forked=self.forks)
         names = {old.name: new.name for old, new in kept.values()}
         group.recorders.close(names)
         group.survivors.close(names)

@@ -43,7 +43,7 @@ from trainer_launch.pytorch import worker_ends
 from trainer_launch.pytorch.fork_server import Starter
 from trainer_launch.pytorch.generations import LostPeer, OutOfGroups, Outside, SharedState
 from trainer_launch.pytorch.worker_group import WorkerGroup
-from trainer_launch.pytorch.worker_processes import LogFolders, worker_places, worker_processes
+from trainer_launch.pytorch.worker_processes import LogFolders, worker_processes
 from trainer_launch.supervisor import error_lines
 from trainer_launch.supervisor.failure import how
 from trainer_launch.supervisor.processes import Rung
@@ -283,7 +283,7 @@ class TorchNode(RunLoop):
             self._join()
         elif self.phase is NodePhase.FORMED and not self._has_store:
             self._try(self._open_store)
-        if self.phase is NodePhase.FORMED and self._has_store and self._go is not None:
+        if self.phase is NodePhase.FORMED and self._go is not None:  # which tells where the open store is
             self._start(self._go, now_s)
 
     def _open_store(self) -> None:
@@ -296,13 +296,11 @@ class TorchNode(RunLoop):
 
     def _start(self, go: say.Go, now_s: float) -> None:
         """Start the workers: the store is open."""
-        formed, folder = self._formed, self._folders.folder
+        formed, workers = self._formed, self._workers
         if formed is None:
             return
         self._observe()  # also a generation that starts at once
-        workers = self._workers
-        specs = worker_processes(workers, self._membership, formed, go, folder)
-        places = worker_places(workers, formed, folder, are_forked=self._starter.forks)
+        specs = worker_processes(workers, self._membership, formed, go, self._folders.folder)
         runtime_directory.tell(workers.run_dir, "workers_started", workers=len(specs), first_rank=formed.first_rank)
         if self._starts:
             at_most = self._membership.max_restarts
@@ -311,7 +309,7 @@ class TorchNode(RunLoop):
         self._is_shared, self._lost_peer = False, None
         kept = [*self._processes.kept]
         try:
-            unstarted = self._starter.start(specs, places, go.port)
+            unstarted = self._starter.start(specs, go.port)
         except (NodeError, OSError) as problem:
             text = str(explained(problem) or problem)
             self._job_end = Death(reason="NotStarted", message=text, code=exit_codes.INFRASTRUCTURE)
@@ -324,7 +322,7 @@ class TorchNode(RunLoop):
             *(formed.group_rank, go.host, go.port, _started([*self._processes.pids().values()], kept)),
         )
         for death in unstarted:
-            self.on_end(replace(death, rank=places[death.process].rank), now_s)
+            self.on_end(replace(death, rank=self._group.places[death.process].rank), now_s)
 
     @property
     def _is_first(self) -> bool:

@@ -8,7 +8,7 @@ import os
 import signal
 import time
 import uuid
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 from msgspec.structs import replace
 
@@ -16,10 +16,11 @@ from trainer_launch.diagnosis.collectives import AFTER_ERROR, Life, RankState
 from trainer_launch.diagnosis.group_incidents import aborted
 from trainer_launch.diagnosis.stall import SHOW_RANKS_S
 from trainer_launch.diagnosis.worker_samples import Recorders, WorkerPlace
+from trainer_launch.host import runtime_directory
 from trainer_launch.host.slow_files import within
 from trainer_launch.membership import timeouts
 from trainer_launch.membership.protocol import Formed
-from trainer_launch.model import Death, Membership, Workers
+from trainer_launch.model import Death, Membership, Process, Workers
 from trainer_launch.model.errors import InternalError
 from trainer_launch.model.redaction import presentable
 from trainer_launch.pytorch import worker_ends
@@ -68,9 +69,19 @@ class WorkerGroup:
             self.node_rank = formed.node_rank
         self.unasked = set()
 
-    def start(self, places: Mapping[str, WorkerPlace], store_port: int) -> None:
-        """The generation's workers are started now."""
-        self.places, self.store_port, self._started_s = places, store_port, self.system.now()
+    def start(self, processes: Sequence[Process], store_port: int, *, are_forked: bool) -> None:
+        """The generation's workers are started now, in the order of local ranks."""
+        stacks = f"{self.workers.run_dir}/{runtime_directory.STACKS}"
+        self.places = {
+            process.name: WorkerPlace(
+                rank=int(process.env["RANK"]),
+                local_rank=local_rank,
+                stacks=f"{stacks}{local_rank}" if are_forked else None,
+                error_file=process.env["TORCHELASTIC_ERROR_FILE"],
+            )
+            for local_rank, process in enumerate(processes)
+        }
+        self.store_port, self._started_s = store_port, self.system.now()
 
     @property
     def keeps_state(self) -> bool:

@@ -10,7 +10,6 @@ import tempfile
 from collections.abc import Sequence
 from string import Template
 
-from trainer_launch.diagnosis.worker_samples import WorkerPlace
 from trainer_launch.host import runtime_directory
 from trainer_launch.host.slow_files import within
 from trainer_launch.membership.protocol import Formed, Go
@@ -43,7 +42,7 @@ def worker_processes(
                 **env,
                 "RANK": str(rank),
                 "ROLE_RANK": str(formed.first_role_rank + local_rank),
-                "TORCHELASTIC_ERROR_FILE": error_file(attempt_folder, local_rank),
+                "TORCHELASTIC_ERROR_FILE": f"{attempt_folder}/{local_rank}/error.json" if attempt_folder else "",
                 **_device(workers, local_rank),
             },
             cwd=workers.cwd,
@@ -54,30 +53,10 @@ def worker_processes(
     )
 
 
-def worker_places(
-    workers: Workers, formed: Formed, attempt_folder: str, *, are_forked: bool
-) -> dict[str, WorkerPlace]:
-    """Return the places of a generation's workers by the names of their processes."""
-    return {
-        f"{_NAME}{formed.first_rank + local_rank}": WorkerPlace(
-            formed.first_rank + local_rank,
-            local_rank,
-            f"{workers.run_dir}/{runtime_directory.STACKS}{local_rank}" if are_forked else None,
-            error_file(attempt_folder, local_rank),
-        )
-        for local_rank in range(workers.count)
-    }
-
-
 def arguments(argv: Sequence[str], local_rank: int) -> tuple[str, ...]:
     """The command of one worker: torchrun replaces ${local_rank} in arguments, and $$ by $."""
     program, *words = argv
     return (program, *(Template(word).safe_substitute(local_rank=str(local_rank)) for word in words))
-
-
-def error_file(attempt_folder: str, local_rank: int) -> str:
-    """Where a worker under torch's @record writes its error."""
-    return f"{attempt_folder}/{local_rank}/error.json" if attempt_folder else ""
 
 
 def _of_the_group(workers: Workers, membership: Membership, formed: Formed, go: Go) -> dict[str, str]:
