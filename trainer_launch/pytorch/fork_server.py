@@ -20,7 +20,6 @@ from trainer_launch.model.errors import (
     LIMITS,
     LaunchError,
     NodeError,
-    NotRunnableError,
     explained,
     tells_of_limit,
 )
@@ -374,13 +373,10 @@ class Starter:
         if self.forks and self._server is not None and self._has_imported:
             try:
                 return self._fork(self._server, processes)
-            except NotRunnableError as problem:
-                not_started, code = self._group.processes.not_started, problem.exit_code
-                return [not_started(process, code, str(problem)) for process in processes]
             except ServerError as problem:
                 _log.warning("workers start without the fork server this time: %s", problem)
                 self._end_server()
-        return self._execute(processes)
+        return self._group.processes.spawn(processes, inherited.dying_with_us())
 
     def _fork(self, server: ForkServer, processes: Sequence[Process]) -> list[Death]:
         records, names = self._workers.records, [process.name for process in processes]
@@ -415,16 +411,6 @@ class Starter:
             self._system.adopt(pid)
             self._group.processes.add(process, pid)
         return []
-
-    def _execute(self, processes: Sequence[Process]) -> list[Death]:
-        deaths, prepare = [], inherited.dying_with_us()
-        for process in processes:
-            try:
-                pid = self._system.spawn(process, prepare)
-                self._group.processes.add(process, pid)
-            except NotRunnableError as error:  # noqa: PERF203  the others are started, and ended again
-                deaths.append(self._group.processes.not_started(process, error.exit_code, str(error)))
-        return deaths
 
     def close(self) -> None:
         """End what is left of ours."""

@@ -18,7 +18,7 @@ from __future__ import annotations
 
 import logging
 import signal
-from collections.abc import Collection, Sequence
+from collections.abc import Callable, Collection, Sequence
 from enum import IntEnum
 
 from trainer_launch.host.process_tree import ProcessEntry
@@ -123,22 +123,24 @@ class Processes:
     def start(self, specs: Sequence[Process]) -> list[Death]:
         """Begin a generation of these; the deaths of those that could not be started."""
         self.begin()
-        return [death for process in specs if (death := self._spawn(process)) is not None]
+        deaths = self.spawn(specs)
+        for name, pid in self.pids().items():
+            log.info("started %s as pid %d", name, pid)
+        return deaths
 
-    def _spawn(self, process: Process) -> Death | None:
-        try:
-            pid = self.system.spawn(process)
-        except NotRunnableError as error:
-            return self.not_started(process, error.exit_code, str(error))
-        log.info("started %s as pid %d", process.name, pid)
-        self.add(process, pid)
-        return None
-
-    def not_started(self, process: Process, code: int, why: str) -> Death:
-        """The death of a process that could not be started."""
-        log.error("%s", why)
-        self.observer.tell("spawn_failed", process=process.name, exit_code=code, text=why)
-        return Death(process=process.name, code=code, at_s=self.system.now(), message=why, reason="NotRunnable")
+    def spawn(self, specs: Sequence[Process], prepare: Callable[[], None] | None = None) -> list[Death]:
+        """Start these, each with `prepare` before its program; the deaths of those that could not be started."""
+        deaths = []
+        for process in specs:
+            try:
+                self.add(process, self.system.spawn(process, prepare))
+            except NotRunnableError as error:  # noqa: PERF203  the others are started, and ended again
+                code, why = error.exit_code, str(error)
+                log.error("%s", why)
+                self.observer.tell("spawn_failed", process=process.name, exit_code=code, text=why)
+                at_s = self.system.now()
+                deaths.append(Death(process=process.name, code=code, at_s=at_s, message=why, reason="NotRunnable"))
+        return deaths
 
     def pids(self) -> dict[str, int]:
         """The leaders that live, by the names of their processes."""
