@@ -125,11 +125,11 @@ class TorchNode(RunLoop):
         self._has_store = False  # it is open, or another node's
         self._starts = 0  # generations whose workers were started
         self._ending = Ending(early=worker_ends.UNKNOWN)  # of this generation, or of the last one
-        self._ending_since_s = self._started_at_s  # when that began
+        # When the last generation ended, until it is told that survivors have kept its state.
+        self._replaces_since_s: float | None = self._started_at_s
         self._job_end: say.GiveUp | say.Finished | Death | None = None  # how the job ends for this node
         self._was_prepared = starter.is_ready  # all could be started, which the coordinator knows
         self._lost_peer: Death | None = None  # the first worker that has lost a peer, as it would have ended
-        self._is_shared = False  # survivors of the last generation have given their state
         self._away_since_s: float | None = self._started_at_s  # None while the coordinator is there
         self._waiting: say.Waiting | None = None  # the coordinator's last word about missing nodes
         self._says_at_s = self._started_at_s + self._say_again_s  # when to log again what this node waits for
@@ -306,7 +306,7 @@ class TorchNode(RunLoop):
             at_most = self._membership.max_restarts
             self._observer.tell("restarting", restart=self._starts, restarts_at_most=at_most)
         self.phase, self._ending, self._starts = NodePhase.RUNNING, Ending(), self._starts + 1
-        self._is_shared, self._lost_peer = False, None
+        self._lost_peer = None
         kept = [*self._processes.kept]
         try:
             unstarted = self._starter.start(specs, go.port)
@@ -469,7 +469,7 @@ class TorchNode(RunLoop):
             since_s = death.at_s
             incident = None if death.reason == "Hung" else self._failure_of(death).message  # a hang's is there
         if is_first:
-            self._ending_since_s = now_s if death is None else death.at_s
+            self._replaces_since_s = now_s if death is None else death.at_s
             self._observe(since_s)  # what follows is no training
             if incident is not None and self._stop_signal is None:
                 death = death or Death()
@@ -569,16 +569,15 @@ class TorchNode(RunLoop):
 
     def _on_shared(self, shared: SharedState, now_s: float) -> None:
         """A rank has the newest state: the first news of it is logged, once for each generation."""
-        formed = self._formed
-        if formed is None or self._is_shared or not shared.kept:
+        formed, since_s, self._replaces_since_s = self._formed, self._replaces_since_s, None
+        if formed is None or since_s is None or not shared.kept:
             return
-        self._is_shared = True
         kept = StateKept(
             generation=formed.generation,
             ranks=shared.kept,
             replaced=formed.world_size - shared.kept,
             step=shared.step,
-            took_s=round(now_s - self._ending_since_s, 3),
+            took_s=round(now_s - since_s, 3),
         )
         self._observer.tell("state_kept", **asdict(kept))
         self._incidents.recovered(str(kept))
