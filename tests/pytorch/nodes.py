@@ -100,7 +100,7 @@ class Coordinator:
 class FakeStarter:
     """Starts workers as programs of the fake system; what a test puts into these lists is raised."""
 
-    forks, is_ready = False, True
+    is_ready = True
     STORE, SERVER = 7, 8  # their pids
 
     def __init__(self, group: WorkerGroup, system: FakeSystem) -> None:

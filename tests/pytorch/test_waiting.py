@@ -71,11 +71,9 @@ def test_a_node_that_is_stopped_while_it_waits_says_for_what(
     assert line.endswith(f" | {said}")
 
 
-@pytest.mark.parametrize("forks", [False, True], ids=["only its store waits", "its workers wait, too"])
 def test_a_node_whose_fork_server_still_imports_says_so_and_then_that_it_is_ready(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, forks: bool
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(FakeStarter, "forks", forks)
     monkeypatch.setattr(FakeStarter, "is_ready", property(lambda starter: starter._system.now() >= 300))
     here = Here(tmp_path, rank_0=ENDS, rank_1=ENDS).does(300, lambda: None)
     assert here.run().verdict is Verdict.SUCCEEDED
