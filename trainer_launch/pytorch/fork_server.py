@@ -188,7 +188,7 @@ class Starter:
         """`server` is the first fork server, where it has been started already."""
         self._group, self._system = group, group.system
         self._workers = workers = group.workers
-        self.forks = workers.forks  # whether workers are forked
+        self._forks = workers.forks  # whether workers are forked
         self._first = server  # until it is in use
         self._server: ForkServer | None = None
         self._has_imported = False  # everything
@@ -197,14 +197,14 @@ class Starter:
         self._is_store_tried_again = False
 
     @property
-    def is_needed(self) -> bool:
+    def _is_needed(self) -> bool:
         """Whether workers or the store wait for the fork server."""
-        return self.forks or self._needs_store
+        return self._forks or self._needs_store
 
     @property
     def is_ready(self) -> bool:
         """Whether workers, and a store, can be started now."""
-        return self._has_imported or not self.is_needed
+        return self._has_imported or not self._is_needed
 
     @property
     def _needs_store(self) -> bool:
@@ -212,7 +212,7 @@ class Starter:
 
     def prepare(self) -> None:
         """Have a fork server where one is needed, which imports torch while all else goes on."""
-        if self.is_needed and self._server is None:
+        if self._is_needed and self._server is None:
             self._tries = 0
             self._start_server()
 
@@ -259,10 +259,10 @@ class Starter:
 
     def _start_without(self, reason: str, *, has_torch: bool = False) -> None:
         """Workers are not forked; a server that `has_torch` opens stores, else one that preloads nothing."""
-        did_preload = self.forks and bool(self._workers.preload)
-        if self.forks:
+        did_preload = self._forks and bool(self._workers.preload)
+        if self._forks:
             _log.info("workers start without the fork server: %s", reason)
-            self.forks = False
+            self._forks = False
         if has_torch and self._needs_store:
             self._be_ready()
             return
@@ -289,7 +289,7 @@ class Starter:
         """
         first, self._first = self._first, None
         self._tries += 1
-        self._server = first or ForkServer(replace(self._workers, forks=self.forks))
+        self._server = first or ForkServer(replace(self._workers, forks=self._forks))
         self._system.keep(self._server.pid)
         self._listen(wanted=True)
 
@@ -354,7 +354,7 @@ class Starter:
         # Each in the place that it has on this node, by local rank.
         ranks, waiting = group.places, group.processes.kept.items()
         kept = {pid: (old, processes[ranks[old.name].local_rank]) for pid, old in waiting}
-        group.start(processes, store_port, are_forked=self.forks)
+        group.start(processes, store_port, are_forked=self._forks)
         names = {old.name: new.name for old, new in kept.values()}
         group.recorders.close(names)
         group.survivors.close(names)
@@ -370,7 +370,7 @@ class Starter:
         return deaths
 
     def _start(self, processes: Sequence[Process]) -> list[Death]:
-        if self.forks and self._server is not None and self._has_imported:
+        if self._forks and self._server is not None and self._has_imported:
             try:
                 return self._fork(self._server, processes)
             except ServerError as problem:
