@@ -44,6 +44,16 @@ BACKWARD = f"""Current thread 0x00007fb927297b80 (most recent call first):
 """
 
 
+SERVES = f"""Thread 0x00007f5b2a9fe6c0 (most recent call first):
+  File "/workspace/env.py", line 40 in simulate
+  File "{SITE}/torch/distributed/rpc/internal.py", line 226 in _run_function
+
+Current thread 0x00007fb927297b80 (most recent call first):
+  File "{SITE}/torch/distributed/rpc/api.py", line 325 in shutdown
+  File "/workspace/train.py", line 90 in <module>
+"""
+
+
 @pytest.mark.parametrize(
     ("text", "place", "waits"),
     [
@@ -54,6 +64,8 @@ BACKWARD = f"""Current thread 0x00007fb927297b80 (most recent call first):
         ("", "unknown", None),
         ("Fatal Python error: nothing\n", "unknown", None),
         (BATCH + REDUCE, "waits in all_reduce, called from train.py:31 (step)", True),
+        (SERVES, "in env.py:40 (simulate)", False),  # for another rank
+        (SERVES.replace("_run_function", "run"), "waits in shutdown, called from train.py:90 (<module>)", True),
     ],
 )
 def test_a_main_threads_place(text, place, waits):

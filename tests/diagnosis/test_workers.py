@@ -9,13 +9,16 @@ import signal
 import socket
 import subprocess
 import sys
+import threading
+import time
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
 from tests.waiting import eventually
-from trainer_launch.diagnosis import stacks
+from trainer_launch.diagnosis import stacks, worker_samples
 from trainer_launch.diagnosis.collectives import ANSWERS
 from trainer_launch.diagnosis.hang_detection import WatchedWorker
 from trainer_launch.diagnosis.stacks import STACKS_SIGNAL
@@ -171,3 +174,27 @@ def test_stacks_come_from_those_who_can_write_them_and_nobody_else_is_harmed(wor
     else:
         assert texts == {}
     assert worker in workers.look(), "the signal would have ended who has no handler"
+
+
+def test_a_thread_of_torchs_rpc_that_only_polls_is_no_work() -> None:
+    done, leave = threading.Event(), threading.Event()
+
+    def polls() -> None:
+        Path(f"/proc/self/task/{threading.get_native_id()}/comm").write_text("TP_SHM_reactor")
+        until_s = time.thread_time() + 0.5
+        while time.thread_time() < until_s:
+            pass
+        done.set()
+        leave.wait()
+
+    own = process_tree.read(os.getpid())
+    assert own is not None
+    before, thread = worker_samples.read(own), threading.Thread(target=polls)
+    thread.start()
+    done.wait(DEADLINE_S)
+    after = worker_samples.read(own)
+    leave.set()
+    thread.join()
+    assert before is not None
+    assert after is not None
+    assert after.beside_cpu_s - before.beside_cpu_s < 0.25

@@ -10,7 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from trainer_launch.supervisor.error_lines import read_error_file
+from trainer_launch.pytorch import error_file
+from trainer_launch.supervisor.error_lines import message_in, read_error_file
 
 
 @pytest.mark.parametrize("what", ["fifo", "device", "huge"])
@@ -46,3 +47,22 @@ def test_a_program_that_has_no_descriptors_left_leaves_its_error_all_the_same(tm
     env = {**os.environ, "TORCHELASTIC_ERROR_FILE": str(path)}
     subprocess.run([sys.executable, "-c", _LEAKS], env=env, check=True, timeout=120)
     assert json.loads(path.read_text())["message"]["message"] == "OSError: [Errno 24] Too many open files"
+
+
+@pytest.mark.parametrize(
+    ("raised", "told"),
+    [
+        (ValueError("bad batch: " + "x" * 2_000_000), "ValueError: bad batch: xxx"),
+        (AssertionError(), "AssertionError: test_error_file.py, line "),
+    ],
+    ids=["a long one", "one without words"],
+)
+def test_an_exception_is_told_however_much_or_little_it_says(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, raised: Exception, told: str
+) -> None:
+    path = tmp_path / "error.json"
+    monkeypatch.setenv("TORCHELASTIC_ERROR_FILE", str(path))
+    with pytest.raises(type(raised)) as caught:
+        raise raised
+    error_file.leave_exception(caught.value)
+    assert (message_in(read_error_file(str(path))) or "").startswith(told)

@@ -158,9 +158,15 @@ def _threads(text: str) -> list[list[Frame]]:
 
 
 def main_thread(text: str) -> tuple[Frame, ...]:
-    """The main thread's calls, innermost first, of the last dump in `text`; empty when there is none."""
-    threads = _threads(text)
-    return tuple(threads[-1]) if threads else ()
+    """The main thread's calls, innermost first, of the last dump in `text`; empty when there is none.
+
+    Of a program that waits in torch's RPC, those of a thread that runs a call of another rank.
+    """
+    *others, main = _threads(text) or [[]]
+    if _is_in(main, "torch/distributed/rpc/"):
+        runs = [frames for frames in others if _is_in(frames, r"torch/distributed/rpc/internal\.py:_run_function$")]
+        main = min(runs, key=lambda frames: waits_for_others(tuple(frames)) is True, default=main)
+    return tuple(main)
 
 
 def at_exit(text: str) -> str:

@@ -12,6 +12,7 @@ import stat
 import time
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from functools import lru_cache
 from typing import Protocol, TypeVar
 
 from msgspec import Struct
@@ -351,9 +352,13 @@ def read(entry: process_tree.ProcessEntry, proc: str = "/proc") -> Activity | No
     folder = f"{proc}/{entry.pid}"
     main = f"{folder}/task/{entry.pid}"
     try:
-        times = [int(ticks) * _TICK_S for ticks in _fields(folder)[11:15]]  # its own, and of children that ended
+        whole = _fields(folder)
+        times = [int(ticks) * _TICK_S for ticks in whole[11:15]]  # its own, and of children that ended
         fields = _fields(main)
-        cpu_s = (int(fields[11]) + int(fields[12])) * _TICK_S
+        cpu_s = _cpu_s(fields)
+        spun_s, spins = 0.0, _spinning(entry.pid, entry.started, int(whole[17]))
+        with contextlib.suppress(OSError):  # it has ended since
+            spun_s = _cpu_s(_fields(f"{folder}/task/{spins}")) if spins else 0.0
         switches = _SWITCHES.search(files.text(f"{folder}/status"))  # of the main thread
         done, own = process_tree.unlocked(entry.pid, ((0, 0), (0, 0)), lambda: (_io(folder), _io(main)))
         return Activity(
@@ -368,11 +373,21 @@ def read(entry: process_tree.ProcessEntry, proc: str = "/proc") -> Activity | No
             read=own[0],
             written=own[1],
             output_ns=_output_ns(entry.pid),
-            beside_cpu_s=sum(times) - cpu_s,
+            beside_cpu_s=sum(times) - cpu_s - spun_s,
             beside_bytes=sum(done) - sum(own),
         )
     except (FileNotFoundError, ProcessLookupError, *MALFORMED):  # a sandbox may show less than Linux
         return None
+
+
+@lru_cache(maxsize=4096)
+def _spinning(pid: int, _started: int, _threads: int) -> int | None:
+    """The thread of a process with so many that takes CPU time also while nothing happens: that of torch's RPC."""
+    return process_tree.thread_named(pid, "TP_SHM_reactor")
+
+
+def _cpu_s(fields: Sequence[str]) -> float:
+    return (int(fields[11]) + int(fields[12])) * _TICK_S
 
 
 def _fields(folder: str) -> list[str]:

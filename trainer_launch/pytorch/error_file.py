@@ -9,6 +9,8 @@ import time
 import traceback
 from types import TracebackType
 
+_CHARS, _LINE_CHARS = 100_000, 2000  # that PID 1 reads: an exception may quote a whole response
+
 
 def leave_exception(problem: BaseException) -> None:
     """Leave what a program did not catch."""
@@ -24,8 +26,9 @@ def leave(text: str, lines: str, code: int = 1) -> None:
     path = os.environ.get("TORCHELASTIC_ERROR_FILE")
     if not path or (os.path.exists(path) and os.path.getsize(path)):
         return
+    lines = "\n".join(line[:_LINE_CHARS] for line in lines.split("\n"))[-_CHARS:]
     extra = {"py_callstack": lines, "timestamp": str(int(time.time()))}
-    message = {"message": text, "errorCode": code, "extraInfo": extra}
+    message = {"message": text[:_CHARS], "errorCode": code, "extraInfo": extra}
     try:
         os.close(os.dup(2))
     except OSError:  # no descriptor is left; a program that ends reads no more

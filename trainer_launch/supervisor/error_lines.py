@@ -479,7 +479,11 @@ def message_in(data: dict[str, Any]) -> str | None:
         message = message.get("message")
     if message in (None, _NO_MESSAGE):
         return None
-    return presentable(with_cause(essence(str(message)), _traceback(data)))[:_MESSAGE_CHARS]
+    text, trace = essence(str(message)).rstrip(), _traceback(data)
+    calls = [call for line in trace if (call := _CALL.match(line))]
+    if text.endswith(":") and calls:  # an assertion without words
+        text += f" {calls[-1][1].rpartition('/')[2]}, line {calls[-1][2]}"
+    return presentable(with_cause(text, trace))[:_MESSAGE_CHARS]
 
 
 def traceback_in(data: dict[str, Any]) -> list[str]:

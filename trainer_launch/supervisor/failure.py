@@ -112,7 +112,8 @@ _BY_REASON = (
     replace(
         _HUNG,
         pattern=r"\Aall (?:known )?ranks wait",
-        hint="make sends and receives match: each needs the other's peer, tag and place in the order",
+        hint="make sends and receives match: each needs the other's peer, tag and place in the order; of RPC, see "
+        "which call does not return",
     ),
     replace(
         _HUNG,
