@@ -145,12 +145,13 @@ def test_nobody_is_waited_for_while_the_coordinator_is_gone(tmp_path: Path) -> N
     assert (1, "leader", "rank 1", TERM) in here.system.calls
 
 
-def errors_at(here: Here, tmp_path: Path, at_s: float, local_rank: int, text: str) -> None:
+def errors_at(here: Here, tmp_path: Path, at_s: float, local_rank: int, text: str, age_s: float = 0.1) -> None:
     """A worker writes its error then, and ends later."""
 
     def writes() -> None:
         file = next(tmp_path.rglob(f"{local_rank}")) / "error.json"
-        file.write_text(json.dumps({"message": {"message": text}}))
+        file.write_text(json.dumps({"message": {"message": text, "errorCode": 1}}))
+        os.utime(file, (time.time() - age_s,) * 2)  # of real time none goes by here
 
     here.does(at_s, writes)
 
@@ -176,19 +177,14 @@ def test_who_has_written_an_error_before_a_crash_is_its_cause_though_it_ends_lat
 
 
 @pytest.mark.parametrize(("age_s", "named"), [(0.0, 0), (1.0, 1)])
-def test_who_only_leaves_an_exit_code_is_no_cause_of_an_end_seen_about_then(
-    tmp_path: Path, age_s: float, named: int
+@pytest.mark.parametrize("text", ["<NONE>", "RuntimeError: a peer is gone"], ids=["a code", "words of its own"])
+def test_who_handles_the_end_of_a_peer_that_said_nothing_is_not_its_cause(
+    tmp_path: Path, text: str, age_s: float, named: int
 ) -> None:
-    """A program that handles the loss of a peer, and calls sys.exit(1); the peer has said nothing."""
+    """Such as by sys.exit(1), or by another exception."""
     slow = Program(term_s=0.5, term_code=1)
     here = Here(tmp_path, rank_0=[Program(ends_s=2, code=7), ENDS], rank_1=[slow, ENDS])
-
-    def writes() -> None:
-        file = next(tmp_path.rglob("1")) / "error.json"
-        file.write_text(json.dumps({"message": {"message": "<NONE>", "errorCode": 1}}))
-        os.utime(file, (time.time() - age_s,) * 2)
-
-    here.does(1.9, writes)
+    errors_at(here, tmp_path, 1.9, 1, text, age_s)
     here.run()
     assert [failed.rank for failed in here.coordinator.failures] == [named]
 

@@ -30,7 +30,8 @@ from trainer_launch.supervisor.failure import Evidence, how
 from trainer_launch.supervisor.processes import Processes
 
 _AT_END_S = 0.01  # to read what workers have written at their ends
-_HANDLED_S = 0.2  # within it, PID 1 sees an end that a peer has handled already
+_SEEN_S = 0.05  # from an end to when PID 1 sees it; a program's own end takes longer after its error
+_HANDLED_S = 0.2  # the same, with room for a machine that is busy
 _ERROR_CHARS = 300
 
 
@@ -142,12 +143,8 @@ class WorkerGroup:
         until_s = math.inf
         if death is not None and not worker_ends.is_victim(death) and (place := self.places.get(death.process)):
             written = self._with_error(replace(death, at_s=math.inf), place.error_file, was_stopped=False)
-            until_s = death.at_s if written.at_s == math.inf else written.at_s
-        return frozenset(
-            each.process
-            for each in dying
-            if not worker_ends.is_victim(each) and (each.message is not None or each.at_s < until_s)
-        )
+            until_s = death.at_s - _SEEN_S if written.at_s == math.inf else written.at_s
+        return frozenset(each.process for each in dying if not worker_ends.is_victim(each) and each.at_s < until_s)
 
     def left_unasked(self) -> set[str]:
         """Workers that no signal can have told to leave: they had no handler of one, at the end of their programs.
