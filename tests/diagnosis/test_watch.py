@@ -12,6 +12,7 @@ from trainer_launch.diagnosis import stacks
 from trainer_launch.diagnosis.collectives import Doing, Explanation
 from trainer_launch.diagnosis.hang_detection import PATIENCE, Activity, Rules, Sample, WatchedWorker
 from trainer_launch.diagnosis.hang_watch import ANSWER_S, Watch, Watched
+from trainer_launch.diagnosis.incident_bundle import HANG
 from trainer_launch.diagnosis.incident_collection import About, Collected, Collector
 
 T = 10.0
@@ -375,3 +376,19 @@ def test_stacks_that_cannot_be_saved_hold_nothing_up(watch, tmp_path, caplog):
     workers = Workers({ZERO: "", ONE: ""})
     assert struck_at_s(watch(workers))[0] == pytest.approx(T, abs=3)
     assert "cannot save an incident" in caplog.text
+
+
+def test_the_error_that_a_thread_printed_before_its_rank_hung_is_told_with_the_place(tmp_path):
+    printed = (
+        "Exception in thread Thread-1:",
+        "Traceback (most recent call last):",
+        "OSError: shard 3 is truncated",
+    )
+    workers = Workers({ZERO: REDUCE, ONE: BATCH})
+    made = Collector(About(place=str(tmp_path), env={}), workers, lambda name: printed)
+    states = made.collect(HANG, "rank 2 is idle", texts=workers.ask_all((ZERO, ONE))).incident.states
+    made.close()
+    assert [state.place for state in states] == [
+        "waits in all_reduce, called from train.py:31 (step)",
+        "in data.py:22 (read_batch), after OSError: shard 3 is truncated",
+    ]

@@ -45,7 +45,7 @@ from trainer_launch.host import incident_facts, process_tree, runtime_directory
 from trainer_launch.host.deadline_subprocess import NO_THREAD, begin_thread
 from trainer_launch.host.slow_files import within
 from trainer_launch.model import Failure
-from trainer_launch.model.redaction import redact_text
+from trainer_launch.model.redaction import presentable, redact_text
 from trainer_launch.model.units import spans
 from trainer_launch.supervisor import error_lines
 
@@ -53,6 +53,7 @@ FAILURE_S = 0.3  # for workers to answer when a restart waits for it
 HANG_S = 2.0
 _FACTS_S = 5.0  # for what stays, when the run is over
 _LATER_S = 1.0  # until what stays is collected: the restart after a failure needs the CPUs
+_ERROR_CHARS = 300
 _SHOWN = 64  # processes below a worker
 _WAITS = ("wait", "to_here")  # methods in which torch waits for other ranks: of collectives, and of RPCs
 _KEPT = 8  # collectives of each group in incident.json
@@ -305,13 +306,17 @@ class Collector:
         elif doing is Doing.UNKNOWN and waits_in_torch:  # for other ranks
             method = "work.wait" if answer.calls == "wait" else answer.calls
             doing, place = Doing.COLLECTIVE, f"waits in {method}, called from {place.removeprefix('in ')}"
+        place = self._at_exit(worker, text) or place
+        if is_hang and place and doing in (Doing.UNKNOWN, Doing.DATA) and ", after " not in place:
+            error = presentable(error_lines.printed_last(self._last_lines(worker.name)))  # such as of its thread
+            place += f", after {error[:_ERROR_CHARS]}" if error else ""
         if self._group is not None and worker.name in self._group.recorders.at_end:
             stage = Stage.ENDED
         return RankState(
             rank=worker.rank or 0,
             node=self._about.node_rank,
             life=Life.STOPPED if state == "T" else Life.ALIVE,
-            place=self._at_exit(worker, text) or place,
+            place=place,
             doing=doing,
             stage=stage,
             stack=stacks.calls(frames),
