@@ -26,7 +26,7 @@ from trainer_launch.host.process_tree import CallKind, SystemCall
 
 pytestmark = pytest.mark.process
 HEAD = """
-import fcntl, os, queue, select, signal, socket, subprocess, sys, threading, time
+import fcntl, multiprocessing as mp, os, queue, select, signal, socket, subprocess, sys, threading, time
 def connected():
     return socket.create_connection(("127.0.0.1", int(sys.argv[1])))
 def fetch():
@@ -36,6 +36,7 @@ def lock():
 READS = "import socket, sys; socket.create_connection(('127.0.0.1', int(sys.argv[1]))).recv(1)"
 CHILD = [sys.executable, "-S", "-c", READS, *sys.argv[1:]]
 """
+POOL = "from concurrent.futures import ProcessPoolExecutor as P; a = P(1, mp.get_context('fork')); "
 PIPE, SLEEP = "a, b = os.pipe(); os.read(a, 1)", "subprocess.run(['sleep', '60'])"
 TRANSFERS = {
     "reads from a server": "fetch()",
@@ -46,6 +47,7 @@ TRANSFERS = {
     "waits for a program that reads": "subprocess.run(CHILD)",
     "waits for the output of a program that reads": "subprocess.run(CHILD, capture_output=True, timeout=60)",
     "waits for a shell whose program reads": "subprocess.run(['sh', '-c', '\"$@\"; true', 'sh', *CHILD])",
+    "waits for a pool of processes that read": f"{POOL}a.submit(fetch).result()",
     "reads a file of a slow disk": "os.read(os.open(sys.argv[2], os.O_RDWR), 1)",
     "writes a file of a slow disk": "a = os.open(sys.argv[2], os.O_RDWR)\nwhile True: os.write(a, bytes(65536))",
 }
@@ -53,6 +55,10 @@ NO_TRANSFERS = {
     "sleeps": (CallKind.OTHER, "time.sleep(60)"),
     "sleeps while a thread reads": (CallKind.OTHER, "threading.Thread(target=fetch).start(); time.sleep(60)"),
     "waits for a queue": (CallKind.LOCK, "queue.Queue().get()"),
+    "waits for a queue beside a pool": (
+        CallKind.LOCK,
+        f"{POOL}a.submit(callable, fetch).result(); queue.Queue().get()",
+    ),
     "reads from its own pipe": (CallKind.DATA, PIPE),
     "reads from its own pipe beside a program that reads": (CallKind.DATA, f"subprocess.Popen(CHILD); {PIPE}"),
     "opens a pipe that nobody writes": (CallKind.OTHER, "open(sys.argv[2])"),

@@ -428,12 +428,14 @@ def wait_in_kernel(
         return Doing.INPUT
     remote = {link for link, port in connections.items() if port not in own_ports}
     by_parent = grouped((entry.parent, entry.pid) for entry in below)
-    calls = [call]
+    calls, polls = [call], list[SystemCall]()
     if call.kind in (CallKind.LOCK, *_POLLS) and not has_joined:
-        # It may wait for its other threads. Those of gloo and NCCL poll other ranks all the time.
-        others = process_tree.of_other_threads(pid)
-        calls += [other for other in others if other.kind not in _POLLS and other.kind is not CallKind.LOCK]
-    programs = {child for each in calls for child in _awaited(each, pid, by_parent)}
+        # It may wait for its other threads. Those of gloo and NCCL poll other ranks all the time, those of pools
+        # of processes poll these.
+        others = [other for other in process_tree.of_other_threads(pid) if other.kind is not CallKind.LOCK]
+        calls += [other for other in others if other.kind not in _POLLS]
+        polls = [other for other in others if other.kind in _POLLS]
+    programs = {child for each in (*calls, *polls) for child in _awaited(each, pid, by_parent)}
     moves = any(_moves(each, remote) for each in calls)
     is_transfer = moves or any(_program_moves(child, by_parent, remote) for child in programs)
     return Doing.TRANSFER if is_transfer else Doing.UNKNOWN
