@@ -384,7 +384,7 @@ def test_the_error_that_a_thread_printed_before_its_rank_hung_is_told_with_the_p
         "Traceback (most recent call last):",
         "OSError: shard 3 is truncated",
     )
-    workers = Workers({ZERO: REDUCE, ONE: BATCH})
+    workers: Any = Workers({ZERO: REDUCE, ONE: BATCH})
     made = Collector(About(place=str(tmp_path), env={}), workers, lambda name: printed)
     states = made.collect(HANG, "rank 2 is idle", texts=workers.ask_all((ZERO, ONE))).incident.states
     made.close()

@@ -521,6 +521,9 @@ def test_the_others_tell_the_cause_its_place_and_whether_a_restart_helps(
 def test_a_victim_is_named_on_no_node(tmp_path: Path) -> None:
     ended = Here(tmp_path).hears(5, replace(ELSEWHERE, is_victim=True, exit_reason="PeerLost")).run()
     assert (*how(ended), failure_of(ended).rank) == (Verdict.FAILED, "PeerLost", 138, None)
+    late = Here(tmp_path).hears(5, replace(ELSEWHERE, is_victim=True, exit_reason="Hung")).run()
+    assert (*how(late), failure_of(late).rank) == (Verdict.FAILED, "Hung", 138, None), "its time-out is the cause"
+    assert failure_of(late).restart_helps is None
     here = Here(tmp_path, rank_0=[LOST])
     here.coordinator.give_up = replace(GIVE_UP, rank=0, node_rank=0, exit_code=1, is_victim=True)
     ended = here.run()

@@ -186,6 +186,7 @@ def test_what_is_refused_each_time_is_known_to_be_in_vain_before_anything_is_res
             "because a volume was full",
             "df -h",
         ),
+        ("OSError: Not enough free space to write 16777216 bytes", "because a volume was full", "df -h"),
         ("RuntimeError: received 0 items of ancdata", "because it had too many open files", "ulimit -n"),
         ("AssertionError: Torch not compiled with CUDA enabled", "because it cannot use the GPU", "limits"),
     ],

@@ -132,7 +132,8 @@ def of_the_job(failure: Failure, given_up: say.GiveUp, node_rank: int) -> Failur
     if given_up.helps is False:
         failure = replace(failure, again=False)
     is_elsewhere = given_up.node_rank not in (None, node_rank)
-    if is_elsewhere and given_up.cause is None and not given_up.is_victim:
+    is_told = not given_up.is_victim or given_up.exit_reason not in ("", _LOST)  # what it says, or who lost a peer
+    if is_elsewhere and given_up.cause is None and is_told:
         hint = f"{SEE_NODE} {given_up.node}"
         reason = given_up.exit_reason or _LOST
         failure = replace(failure, reason=reason, again=given_up.helps, is_elsewhere=True, hint=hint)

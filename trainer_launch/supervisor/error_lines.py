@@ -342,7 +342,8 @@ SYMPTOMS = (
     ),
     _cause(
         "Failed",
-        r"OSError: \[Errno (?:28|122)\] |No space left on device|Disk quota exceeded|database or disk is full",
+        r"OSError: \[Errno (?:28|122)\] |No space left on device|Not enough free space to write",
+        r"Disk quota exceeded|database or disk is full",
         what="because a volume was full",
         hint="df -h and df -i in the pod show which one: free or enlarge it, or write elsewhere",
     ),
