@@ -15,7 +15,6 @@ import resource
 import socket
 import struct
 import sys
-import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from enum import Enum
@@ -407,46 +406,29 @@ def is_absent(problem: socket.gaierror) -> bool:
     return _answer_of(problem) in (Answer.NXDOMAIN, Answer.NO_DATA)
 
 
-class Resolving:
-    """Looks a name up. A lookup that outlasts a caller's patience goes on, and the next caller waits for it."""
+def addresses_of(host: str, limit_s: float) -> list[str]:
+    """The addresses of a host in the resolver's order; while a lookup hangs, nobody waits for another one of it.
 
-    def __init__(self, host: str, port: int) -> None:
-        self._host, self._port = host, port
-        self._answers: Queue[list[str] | OSError] | None = None
+    Raises:
+        OSError: the name does not resolve, or not within `limit_s`.
+    """
+    try:
+        where = host, None, socket.AF_UNSPEC, socket.SOCK_STREAM
+        entries = in_time(f"the lookup of {host}", None, socket.getaddrinfo, *where, wait_s=max(0.0, limit_s))
+    except UnicodeError as problem:  # a label that is empty or too long
+        raise OSError(str(problem)) from None
+    if entries is None:
+        raise socket.gaierror(socket.EAI_AGAIN, "the resolver did not answer in time")
+    return [str(entry[4][0]) for entry in entries]
 
-    def within(self, limit_s: float) -> list[str]:
-        """The addresses in the resolver's order.
 
-        Raises:
-            OSError: the name does not resolve, or not within `limit_s`.
-        """
-        if self._answers is None:
-            self._answers = Queue()
-            threading.Thread(target=self._ask, args=(self._answers,), daemon=True, name="resolver").start()
-        try:
-            result = self._answers.get(timeout=max(0.0, limit_s))
-        except Empty:
-            raise socket.gaierror(socket.EAI_AGAIN, "the resolver did not answer in time") from None
-        self._answers = None
-        if isinstance(result, OSError):
-            raise result
-        return result
-
-    def connected(self, limit_s: float) -> socket.socket:
-        """A connection to the first address that accepts one, or the OSError of the last one."""
-        *others, last = self.within(limit_s)
-        for address in others:
-            with contextlib.suppress(OSError):
-                return socket.create_connection((address, self._port), timeout=limit_s)
-        return socket.create_connection((last, self._port), timeout=limit_s)
-
-    def _ask(self, answers: Queue[list[str] | OSError]) -> None:
-        try:
-            entries = socket.getaddrinfo(self._host, self._port, type=socket.SOCK_STREAM)
-        except (OSError, UnicodeError) as problem:  # the latter: a label that is empty or too long
-            answers.put(problem if isinstance(problem, OSError) else OSError(str(problem)))
-        else:
-            answers.put([str(entry[4][0]) for entry in entries])
+def connected(endpoint: Endpoint, limit_s: float) -> socket.socket:
+    """A connection to the first address there that accepts one, or the OSError of the last one."""
+    *others, last = addresses_of(endpoint.host, limit_s)
+    for address in others:
+        with contextlib.suppress(OSError):
+            return socket.create_connection((address, endpoint.port), timeout=limit_s)
+    return socket.create_connection((last, endpoint.port), timeout=limit_s)
 
 
 def _addresses(name: str, by: Lookup) -> Addresses | Answer:

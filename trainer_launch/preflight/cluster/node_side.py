@@ -22,7 +22,7 @@ from trainer_launch import contracts
 from trainer_launch.host import network
 from trainer_launch.host.files import read_secret
 from trainer_launch.host.machine import machine_name
-from trainer_launch.host.network import Resolving, tune
+from trainer_launch.host.network import tune
 from trainer_launch.membership import candidates, timeouts
 from trainer_launch.membership.client import Lines, LostError, ReconnectingClient
 from trainer_launch.membership.protocol import JobStatus
@@ -95,7 +95,6 @@ class NodeLink(ReconnectingClient[msg.Message, msg.FromNode, News]):
         self._home, self._hello, self._secret = home, hello, secret
         self._clock, self._bench, self._ports = clock, bench, ports
         self._other = f"what listens at {home} is not node 0's preflight"
-        self._resolving = Resolving(home.host, home.port)
         self._began_s = time.monotonic()
         self._deadline_at_s = self._began_s + deadline_s
         self._until_s = self._deadline_at_s
@@ -164,7 +163,7 @@ class NodeLink(ReconnectingClient[msg.Message, msg.FromNode, News]):
         """Look the name up each time: a pod that is made again has another address."""
         left_s = max(0.1, min(_CONNECT_S, self._until_s - time.monotonic()))
         try:
-            sock = self._resolving.connected(left_s)
+            sock = network.connected(self._home, left_s)
         except TimeoutError:
             raise LostError(f"no answer from node 0 at {self._home} in time") from None
         except socket.gaierror as problem:
@@ -249,7 +248,7 @@ def _findable(test: msg.Test) -> msg.Test:
     if test.rank == 0 or not test.address:
         return test
     try:
-        addresses = Resolving(test.host, test.port).within(_NAME_S)
+        addresses = network.addresses_of(test.host, _NAME_S)
     except OSError:
         addresses = [test.address]
     return replace(test, host=test.address) if test.address in addresses else test
