@@ -11,7 +11,8 @@ import hmac
 import os
 import re
 import stat
-from collections.abc import Collection, Mapping
+from collections.abc import Callable, Collection, Mapping
+from typing import TypeVar
 
 from trainer_launch.host.slow_files import WAIT_S, within
 from trainer_launch.model.errors import UsageError
@@ -25,6 +26,7 @@ _FLAGS = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC  # a new file: nobo
 _APPENDED = os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_NONBLOCK | os.O_NOFOLLOW | os.O_NOCTTY | os.O_CLOEXEC
 _TEXT_BYTES = 1 << 26  # of what the kernel tells
 _BLOCK_BYTES = 1 << 16
+T = TypeVar("T")
 
 
 class LiveFiles:
@@ -85,13 +87,18 @@ def appended(path: str, mode: int = 0o600) -> int:
     Raises:
         OSError: it cannot be opened or made, or something else is there: a FIFO would hold us up.
     """
-    descriptor = within(path, None, _appended, path, mode)
-    if descriptor is None:
+    return _answer(path, _appended, path, mode)
+
+
+def _answer(path: str, call: Callable[..., T], *args: object) -> T:
+    """What the call returns, or an OSError if the file server does not answer."""
+    answer = within(path, None, call, *args)
+    if answer is None:
         raise TimeoutError(errno.ETIMEDOUT, "its file server does not answer", path)
-    return descriptor
+    return answer
 
 
-def _appended(path: str, mode: int) -> int | None:
+def _appended(path: str, mode: int) -> int:
     try:
         descriptor = os.open(path, _APPENDED, mode)
     except OSError as problem:
@@ -110,8 +117,7 @@ def replace(path: str, data: bytes, mode: int = 0o600) -> None:
     Raises:
         OSError: the folder is not there, not writable or full; what was at `path` is still there.
     """
-    if not within(path, False, _replace, path, data, mode):
-        raise TimeoutError(errno.ETIMEDOUT, "its file server does not answer", path)
+    _answer(path, _replace, path, data, mode)
 
 
 def _replace(path: str, data: bytes, mode: int) -> bool:
@@ -135,8 +141,7 @@ def overwrite(path: str, data: bytes, *, may_make: bool = True) -> None:
     Raises:
         OSError: it cannot be written, or nobody reads there.
     """
-    if not within(path, False, _overwrite, path, data, os.O_CREAT if may_make else 0):
-        raise TimeoutError(errno.ETIMEDOUT, "its file server does not answer", path)
+    _answer(path, _overwrite, path, data, os.O_CREAT if may_make else 0)
 
 
 def _overwrite(path: str, data: bytes, create: int) -> bool:

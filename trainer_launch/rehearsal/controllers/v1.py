@@ -77,26 +77,20 @@ class V1Job(Struct, frozen=True, kw_only=True):
         count = self.specs[role].count if role in self.specs else 0
         return tuple(self.pod_name(role, index) for index in range(count))
 
-    def values(self, spec: Replicas, index: int) -> dict[str, object]:
-        """The values of a pod that all kinds have, see `V1Kind`."""
-        values: dict[str, object] = {"job": self.name, "role": spec.role, "index": index}
-        values |= {"nodes": self.pods, "rank": spec.before + index}
-        if self.leader is not None:
-            host, port = self.pod_name(self.leader.role), self.leader.port
-            values |= {"host": host, "port": port, "address": f"{host}:{port}"}
-        return values
-
-
-# The values of a pod that only its kind has; None takes a value away.
-Values = Callable[[Replicas, int], Mapping[str, object]]
-
 
 def read(document: Field) -> Workload:
-    """The pods of a job of one of these kinds."""
+    """The pods of a job of one of these kinds, with its run policy."""
     job = _job(document, v1_table.KINDS[document.get("kind").text()])
-    values = _VALUES[job.kind.name](job) if job.kind.name in _VALUES else (lambda spec, index: {})
+    host = _values(job, next(iter(job.specs.values())), 0).get("host")  # the same in all pods
     leaders = job.pod_names(job.leader.role) if job.leader else ()
-    made = _workload(job, values, Success(groups=(leaders,)))
+    made = Workload(
+        kind=job.kind.name,
+        name=job.name,
+        namespace=job.namespace,
+        drafts=tuple(_draft(job, spec, index) for spec in job.specs.values() for index in range(spec.count)),
+        rules=rules(document, Success(groups=(leaders,))),
+        ports={} if host is None else dict.fromkeys(job.kind.variables("port"), str(host)),
+    )
     return _FINISHED[job.kind.name](job, made) if job.kind.name in _FINISHED else made
 
 
@@ -155,31 +149,21 @@ def _replicas(role: str, spec: Field, kind: V1Kind, before: int) -> Replicas:
     )
 
 
-def _workload(job: V1Job, values: Values, success: Success) -> Workload:
-    """The job with all pods of its replica specs, and its run policy."""
-
-    def all_of(spec: Replicas, index: int) -> Mapping[str, object]:
-        return {**job.values(spec, index), **values(spec, index)}
-
-    host = all_of(next(iter(job.specs.values())), 0).get("host")  # the same in all pods
-    return Workload(
-        kind=job.kind.name,
-        name=job.name,
-        namespace=job.namespace,
-        drafts=tuple(
-            _draft(job, spec, index, job.kind.written(all_of(spec, index)))
-            for spec in job.specs.values()
-            for index in range(spec.count)
-        ),
-        rules=rules(job.document, success),
-        ports={} if host is None else dict.fromkeys(job.kind.variables("port"), str(host)),
-    )
+def _values(job: V1Job, spec: Replicas, index: int) -> dict[str, object]:
+    """The values of a pod, see `V1Kind`: those of all kinds, and its kind's own, of which None takes one away."""
+    values: dict[str, object] = {"job": job.name, "role": spec.role, "index": index}
+    values |= {"nodes": job.pods, "rank": spec.before + index}
+    if job.leader is not None:
+        host, port = job.pod_name(job.leader.role), job.leader.port
+        values |= {"host": host, "port": port, "address": f"{host}:{port}"}
+    own = _OF_KIND.get(job.kind.name)
+    return values if own is None else {**values, **own(job, spec, index)}
 
 
-def _draft(job: V1Job, spec: Replicas, index: int, env: Mapping[str, str]) -> Draft:
+def _draft(job: V1Job, spec: Replicas, index: int) -> Draft:
     name, space = job.pod_name(spec.role, index), job.namespace
     items = []
-    for key, text in env.items():
+    for key, text in job.kind.written(_values(job, spec, index)).items():
         if len(text) > MAX_VALUE_BYTES:  # before it is made for all pods
             raise job.document.get("spec", job.kind.specs).bad(
                 f"fewer replicas: Linux takes {MAX_VALUE_BYTES} bytes in a variable, and {key} would be longer",
@@ -220,15 +204,12 @@ def rules(document: Field, success: Success) -> JobRules:
     )
 
 
-def _pytorch(job: V1Job) -> Values:
-    master = job.specs.get("master")
+def _pytorch(job: V1Job, spec: Replicas, index: int) -> dict[str, object]:
     nproc = _nproc(job.spec)
-    shared: dict[str, object] = {"nproc": nproc, **_elastic(job)}
-    if master is not None:
-        shared["world_size"] = job.pods * (int(nproc) if nproc and nproc.isdigit() else 1)
-    else:  # no variable has node 0's address, or the rank
-        shared |= dict.fromkeys(("host", "port", "rank"))
-    return lambda spec, index: shared
+    values: dict[str, object] = {"nproc": nproc, **_elastic(job)}
+    if "master" not in job.specs:  # no variable has node 0's address, or the rank
+        return values | dict.fromkeys(("host", "port", "rank"))
+    return values | {"world_size": job.pods * (int(nproc) if nproc and nproc.isdigit() else 1)}
 
 
 def _nproc(spec: Field) -> str | None:
@@ -276,39 +257,29 @@ def _finished_pytorch(job: V1Job, made: Workload) -> Workload:
     return replace(made, rules=rules, ports={} if is_elastic else {MEETING_PORT: job.pod_name("worker")})
 
 
-def _xgboost(job: V1Job) -> Values:
+def _xgboost(job: V1Job, spec: Replicas, index: int) -> dict[str, object]:
     workers = ",".join(job.pod_names("worker")) or None
-    port = job.specs["worker"].port if workers else None
-    return lambda spec, index: {"workers": workers, "worker_port": port}
+    return {"workers": workers, "worker_port": job.specs["worker"].port if workers else None}
 
 
-def _paddle(job: V1Job) -> Values:
-    def values(spec: Replicas, index: int) -> Mapping[str, object]:
-        made: dict[str, object] = {}
-        if spec is job.leader and index == 0:
-            own_ip = job.kind.variable("pod_ip")
-            made |= {"pod_ip": "status.podIP", "address": f"$({own_ip}):{spec.port}"}
-        if "master" in job.specs:
-            made["server_num" if spec.role == "master" else "trainer_num"] = 1
-        return made
-
+def _paddle(job: V1Job, spec: Replicas, index: int) -> dict[str, object]:
+    values: dict[str, object] = {}
+    if spec is job.leader and index == 0:
+        values |= {"pod_ip": "status.podIP", "address": f"$({job.kind.variable('pod_ip')}):{spec.port}"}
+    if "master" in job.specs:
+        values["server_num" if spec.role == "master" else "trainer_num"] = 1
     return values
 
 
-def _tensorflow(job: V1Job) -> Values:
+def _tensorflow(job: V1Job, spec: Replicas, index: int) -> dict[str, object]:
+    if job.pods == 1:
+        return {}
     cluster = {
-        role: [f"{name}.{job.namespace}.svc:{spec.port}" for name in job.pod_names(role)]
-        for role, spec in sorted(job.specs.items())
+        role: [f"{name}.{job.namespace}.svc:{each.port}" for name in job.pod_names(role)]
+        for role, each in sorted(job.specs.items())
     }
-
-    def values(spec: Replicas, index: int) -> Mapping[str, object]:
-        if job.pods == 1:
-            return {}
-        task = {"type": spec.role, "index": index}
-        config = {"cluster": cluster, "task": task, "environment": "cloud"}
-        return {"config": json.dumps(config, separators=(",", ":"), ensure_ascii=False)}
-
-    return values
+    config = {"cluster": cluster, "task": {"type": spec.role, "index": index}, "environment": "cloud"}
+    return {"config": json.dumps(config, separators=(",", ":"), ensure_ascii=False)}
 
 
 def _finished_tensorflow(job: V1Job, made: Workload) -> Workload:
@@ -319,7 +290,7 @@ def _finished_tensorflow(job: V1Job, made: Workload) -> Workload:
     return replace(made, rules=replace(made.rules, success=Success(groups=(last,))))
 
 
-_VALUES: Mapping[str, Callable[[V1Job], Values]] = {
+_OF_KIND: Mapping[str, Callable[[V1Job, Replicas, int], dict[str, object]]] = {
     "PyTorchJob": _pytorch,
     "TFJob": _tensorflow,
     "XGBoostJob": _xgboost,
