@@ -16,6 +16,7 @@ from typing import Any, Protocol
 
 import psutil
 from msgspec import Struct
+from msgspec.structs import replace
 
 from trainer_launch.model import removed, value_parsers
 from trainer_launch.model.errors import NodeError, UsageError
@@ -121,16 +122,12 @@ def _delete_pod(rehearsal: Rehearsed, fault: InjectedFault, pod: str | None) -> 
     return Effect(lambda: rehearsal.delete(name, grace_s, fault.back_s))
 
 
-def _partition(rehearsal: Rehearsed, fault: InjectedFault, pod: str | None) -> Effect:
+def _disturb_network(rehearsal: Rehearsed, fault: InjectedFault, pod: str | None) -> Effect:
     network = rehearsal.kubelet.network
     assert network is not None, "asked for before anything was started"
-    return Effect(lambda: network.cut_off(pod or ""), lambda: network.reconnect(pod or ""))
-
-
-def _delay_dns(rehearsal: Rehearsed, fault: InjectedFault, pod: str | None) -> Effect:
-    network = rehearsal.kubelet.network
-    assert network is not None, "asked for before anything was started"
-    return Effect(lambda: network.hide_names(True), lambda: network.hide_names(False))
+    if pod is None:
+        return Effect(lambda: network.hide_names(True), lambda: network.hide_names(False))
+    return Effect(lambda: network.cut_off(pod), lambda: network.reconnect(pod))
 
 
 class FaultKind(Struct, frozen=True):
@@ -151,9 +148,15 @@ KINDS: Mapping[str, FaultKind] = {
     "stop worker": FaultKind(_stop_worker, (*_POD, "worker", "for"), bare="for"),
     "kill pod": FaultKind(_delete_pod, (*_POD, "back")),
     "term pod": FaultKind(_delete_pod, (*_POD, "grace", "back")),
-    "partition": FaultKind(_partition, (*_POD, "for"), bare="for", needs_network=True),
+    "partition": FaultKind(_disturb_network, (*_POD, "for"), bare="for", needs_network=True),
     "delay dns": FaultKind(
-        _delay_dns, ("for",), needs="for", bare="for", first=When(at_s=0.0), is_of_job=True, needs_network=True
+        _disturb_network,
+        ("for",),
+        needs="for",
+        bare="for",
+        first=When(at_s=0.0),
+        is_of_job=True,
+        needs_network=True,
     ),
 }
 
@@ -224,20 +227,13 @@ def check_targets(faults: Sequence[InjectedFault], drafts: Sequence[Draft]) -> N
         target(fault, nodes_of(drafts), tuple(draft.hostname for draft in drafts))
 
 
-class _WaitingFault(Struct, frozen=True, kw_only=True):
-    """A fault that has yet to come."""
-
-    fault: InjectedFault
-    when: When  # the fault's own, or the time of the next try
-    why_late: str = ""  # its moment has come, but it cannot be injected yet
-
-
 class Faults:
     """All faults that are asked for, and what has become of each. Times are the rehearsal's."""
 
     def __init__(self, faults: Iterable[InjectedFault], rehearsal: Rehearsed) -> None:
         self._rehearsal = rehearsal
-        self._waiting = [_WaitingFault(fault=fault, when=fault.when) for fault in faults]
+        # Those to come, with the moment of the next try, and why one that was due could not be injected yet.
+        self._waiting = [(fault, "") for fault in faults]
         # Until when (None: as long as the job), and how to undo it.
         self._lasting: list[tuple[float | None, InjectedFault, str | None, Callable[[], None]]] = []
         self.injected = 0
@@ -247,17 +243,17 @@ class Faults:
     @property
     def patterns(self) -> tuple[re.Pattern[str], ...]:
         """The lines that faults wait for."""
-        return tuple(re.compile(waiting.when.line) for waiting in self._waiting if waiting.when.line is not None)
+        return tuple(re.compile(fault.when.line) for fault, _ in self._waiting if fault.when.line is not None)
 
     def due_s(self) -> float | None:
         """When `pass_time` wants to be called; None: never."""
-        times = [waiting.when.at_s for waiting in self._waiting] + [until_s for until_s, *_ in self._lasting]
-        times += [self._warns_at_s] if any(waiting.when.step is not None for waiting in self._waiting) else []
+        times = [fault.when.at_s for fault, _ in self._waiting] + [until_s for until_s, *_ in self._lasting]
+        times += [self._warns_at_s] if any(fault.when.step is not None for fault, _ in self._waiting) else []
         return min((at_s for at_s in times if at_s is not None), default=None)
 
     def precede(self) -> None:
         """No pod has started yet: names that come late are not there from the beginning."""
-        self._take(lambda waiting: waiting.when.at_s == 0.0 and KINDS[waiting.fault.kind].needs_network)
+        self._take(lambda fault: fault.when.at_s == 0.0 and KINDS[fault.kind].needs_network)
 
     def pass_time(self) -> None:
         """Time has passed."""
@@ -266,14 +262,14 @@ class Faults:
         self._lasting = [lasting for lasting in self._lasting if lasting not in over]
         for _, fault, pod, undo in over:
             self._end(fault, pod, undo)
-        self._take(lambda waiting: waiting.when.at_s is not None and waiting.when.at_s <= now_s)
-        late = next((waiting for waiting in self._waiting if waiting.when.step is not None), None)
+        self._take(lambda fault: fault.when.at_s is not None and fault.when.at_s <= now_s)
+        late = next((fault for fault, _ in self._waiting if fault.when.step is not None), None)
         if late is not None and self._warns_at_s is not None and now_s >= self._warns_at_s:
             self._warns_at_s = None
             _log.warning(
                 "no step in the first %g s; fault %r waits for step %s. %s",
                 _NO_STEP_S,
-                late.fault.text,
+                late.text,
                 late.when.step,
                 _how_to_report(late.when.step or 1),
             )
@@ -281,29 +277,26 @@ class Faults:
     def reached(self, step: int) -> None:
         """A pod has reached a step."""
         self._last_step, self._warns_at_s = max(step, self._last_step or 0), None
-        self._take(lambda waiting: waiting.when.step is not None and waiting.when.step <= step)
+        self._take(lambda fault: fault.when.step is not None and fault.when.step <= step)
 
     def printed(self, line: str) -> None:
         """A pod has printed a line."""
         self._take(
-            lambda waiting: (
-                waiting.when.line is not None and re.search(waiting.when.line, line[:MAX_LINE]) is not None
-            )
+            lambda fault: fault.when.line is not None and re.search(fault.when.line, line[:MAX_LINE]) is not None
         )
 
     def finish(self) -> None:
         """The rehearsal is over: record the faults that never came."""
-        for waiting in self._waiting:
-            why = waiting.why_late or _why_never(waiting.fault, self._last_step)
-            self._note(What.FAULT_MISSED, waiting.fault, why=why)
+        for fault, why in self._waiting:
+            self._note(What.FAULT_MISSED, fault, why=why or _why_never(fault, self._last_step))
         self._waiting = []
 
-    def _take(self, comes: Callable[[_WaitingFault], bool]) -> None:
+    def _take(self, comes: Callable[[InjectedFault], bool]) -> None:
         """Inject the faults that come now, each once and in the order they were given."""
-        now = [waiting for waiting in self._waiting if comes(waiting)]
-        self._waiting = [waiting for waiting in self._waiting if waiting not in now]
-        for waiting in now:
-            self._inject(waiting.fault)
+        now = [fault for fault, _ in self._waiting if comes(fault)]
+        self._waiting = [waiting for waiting in self._waiting if waiting[0] not in now]
+        for fault in now:
+            self._inject(fault)
 
     def _inject(self, fault: InjectedFault) -> None:
         rehearsal = self._rehearsal
@@ -315,8 +308,8 @@ class Faults:
             self._miss(fault, str(problem))
             return
         except NotNow as problem:
-            when = When(at_s=rehearsal.now_s() + _RETRY_S)
-            self._waiting.append(_WaitingFault(fault=fault, when=when, why_late=str(problem)))
+            later = replace(fault, when=When(at_s=rehearsal.now_s() + _RETRY_S))
+            self._waiting.append((later, str(problem)))
             return
         _log.warning("fault: %s", fault.text)
         self._note(What.FAULT, fault, pod)

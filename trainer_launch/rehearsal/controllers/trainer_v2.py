@@ -302,7 +302,8 @@ def _injected(job: TrainJob, target: Field, items: tuple[EnvItem, ...]) -> Train
     """All five variables for a target, in any replicatedJob, init containers too."""
     target.only(("jobName", "containerNames"))
     name, chosen = target.get("jobName").choice(tuple(each.name for each in job.jobs)), target.get("containerNames")
-    template = next(each.template for each in job.jobs if each.name == name)
+    changed = next(each for each in job.jobs if each.name == name)
+    template = changed.template
     names = tuple(container.name for container in (*template.init, *template.containers))
     wanted = [container.choice(names) for container in chosen.items()]
 
@@ -310,7 +311,6 @@ def _injected(job: TrainJob, target: Field, items: tuple[EnvItem, ...]) -> Train
         return upserted(container, items) if container.name in wanted else container
 
     init, containers = tuple(map(given, template.init)), tuple(map(given, template.containers))
-    changed = next(each for each in job.jobs if each.name == name)
     return _with(job, replace(changed, template=replace(template, init=init, containers=containers)))
 
 
