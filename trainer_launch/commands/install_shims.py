@@ -16,14 +16,14 @@ from pathlib import Path
 
 from trainer_launch.commands.options import Parsed
 from trainer_launch.contracts import flat_platforms, read_job
-from trainer_launch.host import runtime_directory
+from trainer_launch.host import executables, runtime_directory
 from trainer_launch.host.files import LiveFiles
 from trainer_launch.model.errors import ContractError, LaunchError, NotRunnableError, UsageError
 from trainer_launch.model.signal_policy import STOP_SIGNALS
 from trainer_launch.observability import node_view
 from trainer_launch.planning.command import MPI, SHIMS, CommandKind, parse_command
 from trainer_launch.planning.reading import SHIM_SWITCH as SWITCH
-from trainer_launch.planning.reading import interpreter, is_our_python, live_pod, recognise
+from trainer_launch.planning.reading import is_our_python, live_pod, recognise
 
 NAMES = SHIMS
 _FRONT_ENDS = ("accelerate", "fabric", "tune", "trl")
@@ -129,7 +129,7 @@ def _obstacle(words: Sequence[str], real: str | None, env: Mapping[str, str]) ->
 def _other_python(real: str | None, env: Mapping[str, str]) -> str | None:
     """Why the launcher's Python may not have the torch of the real program."""
     own, path = importlib.util.find_spec("torch"), env.get("PATH")
-    script = None if real is None else interpreter(real, path)
+    script = None if real is None else executables.interpreter(real, path)
     python = script if script and os.path.basename(script).startswith("python") else None
     advice = f"install trainer-launch with pip for {python or 'the Python of the workers'}, and the shims with that"
     if own is None or own.origin is None:

@@ -176,7 +176,7 @@ def _hosts(
     """The hosts in the order of the file; an empty file is a job without workers."""
     text = source.file(path, "hosts")
     if text is None:
-        raise source.no_file(path, "the list of hosts")
+        raise source.missing(path, "the list of hosts")
     parse = hostfile.parse_hydra if hydra else hostfile.parse_open_mpi
     members = parse(text, path, source.contract)
     # mpi-operator 0.3 wrote no slots into the file and relied on the variable

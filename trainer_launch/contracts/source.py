@@ -268,17 +268,11 @@ class Source:
         return value_parsers.bad_value(name, value, expected, self.contract)
 
     def missing(self, name: str, expected: str) -> ContractError:
-        """The one sentence for a variable that is not there."""
+        """The one sentence for a variable, or a file by its path, that is not there."""
+        absent, act = ("cannot be read", "mount") if name.startswith("/") else ("is not set", "set")
         return ContractError(
-            f"{value_parsers.named(name)} is not set; contract {self.contract} needs it as {expected}; "
-            f"set it, or name another contract with --contract"
-        )
-
-    def no_file(self, path: str, expected: str) -> ContractError:
-        """The one sentence for a file that is not there."""
-        return ContractError(
-            f"{value_parsers.named(path)} cannot be read; contract {self.contract} needs it as {expected}; "
-            f"mount it, or name another contract with --contract"
+            f"{value_parsers.named(name)} {absent}; contract {self.contract} needs it as {expected}; "
+            f"{act} it, or name another contract with --contract"
         )
 
     def _get(

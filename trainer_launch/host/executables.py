@@ -1,4 +1,4 @@
-"""Why the kernel does not execute a file: its first line, interpreter or format. Nothing is run."""
+"""How the kernel executes a file, or why not: its first line, interpreter or format. Nothing is run."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ _START_BYTES = 4096
 _SHOWN_BYTES = 120
 _ELF = b"\x7fELF"
 _FIRST_LINE = re.compile(rb"#![ \t]*([^ \t\n]+)[ \t]*([^ \t\n=]*)[^\n]*")  # an interpreter, and a word for it
+_EXEC_LINE = re.compile(rb'exec\' "?([^"\n]+?)"? "\$0"')  # where a path is too long for a first line
 _LOADER = re.compile(rb"/[\w/.-]*/ld[\w.-]*\.so[\w.]*")
 # Of ELF's numbers those of machines that train, and what uname calls them.
 _MACHINES = {3: "i686", 21: "ppc64le", 22: "s390x", 40: "armv7l", 62: "x86_64", 183: "aarch64", 243: "riscv64"}
@@ -22,11 +23,8 @@ def obstacle(path: str, search: str | None) -> str | None:
 
     `search` is the PATH in which `#!/usr/bin/env NAME` looks. Which other formats there are only the kernel knows.
     """
-    start = _start_of(path)
-    first = _FIRST_LINE.match(start)
-    program, word = map(os.fsdecode, first.groups()) if first else ("", "")
-    line = repr(first[0][:_SHOWN_BYTES].decode(errors="replace")) if first else ""
-    name = word if os.path.basename(program) == "env" and not word.startswith("-") else ""
+    first, program, name = _interpreter(_start_of(path))
+    line = repr(first[:_SHOWN_BYTES].decode(errors="replace"))
     if "\r" in program + name:
         return f"its lines end as on Windows (CRLF), also the first: {line}; write: sed -i 's/\\r$//' {path}"
     if first and not os.path.exists(program):
@@ -34,6 +32,23 @@ def obstacle(path: str, search: str | None) -> str | None:
     if name and shutil.which(name, path=search) is None:
         return f"its interpreter {name!r} was not found in PATH ({search or 'not set'}): {line}"
     return None
+
+
+def interpreter(path: str, search: str | None) -> str | None:
+    """The program that a script's first line names, looked for in the PATH `search`; None: it is no script."""
+    start = _start_of(path)
+    first, program, name = _interpreter(start)
+    if first and (long := _EXEC_LINE.search(start)) is not None:
+        return os.fsdecode(long[1])
+    return shutil.which(name, path=search) if name else program or None
+
+
+def _interpreter(start: bytes) -> tuple[bytes, str, str]:
+    """A script's first line, the program in it, and the NAME that `env` has to look for; empty where it is none."""
+    first = _FIRST_LINE.match(start)
+    program, word = map(os.fsdecode, first.groups()) if first else ("", "")
+    is_name = os.path.basename(program) == "env" and not word.startswith("-")
+    return first[0] if first else b"", program, word if is_name else ""
 
 
 def of_format(path: str) -> str:

@@ -77,10 +77,7 @@ class PreflightVerdict(str, Enum):
 
 
 _SEVERITIES = {Fault.JOB: Severity.FATAL, Fault.NODE: Severity.RETRYABLE}
-_EXIT_CODES = {
-    PreflightVerdict.PASS: exit_codes.SUCCEEDED,
-    PreflightVerdict.UNKNOWN: exit_codes.SUCCEEDED,
-    PreflightVerdict.WARN: exit_codes.SUCCEEDED,
+_EXIT_CODES = {  # of verdicts that stop a pod
     PreflightVerdict.RETRYABLE: exit_codes.PREFLIGHT_RETRYABLE,
     PreflightVerdict.FATAL: exit_codes.PREFLIGHT_FATAL,
 }
@@ -170,7 +167,7 @@ class Report(Struct, frozen=True, kw_only=True):
 
 def exit_code(verdict: PreflightVerdict) -> int:
     """The exit code of the pod; any but 0 stops a pod whose init container has it, so a warning is 0."""
-    return _EXIT_CODES[verdict]
+    return _EXIT_CODES.get(verdict, exit_codes.SUCCEEDED)
 
 
 MAX_MEASURES = 256

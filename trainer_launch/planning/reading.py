@@ -8,7 +8,6 @@ from __future__ import annotations
 import contextlib
 import importlib.util
 import os
-import re
 import shutil
 import sys
 from collections.abc import Mapping, Sequence
@@ -47,9 +46,7 @@ _SECRET_FILE, _SSH_KEY = "secret_file", "id_rsa"
 _NAMESPACE = Path("/var/run/secrets/kubernetes.io/serviceaccount/namespace")
 _SCRIPT_BYTES = 65_536  # of a script: launchers are looked for here
 _HOSTFILE = "/job/hostfile"  # from which `deepspeed` takes hosts that nobody typed
-_SHEBANG = re.compile(rb"#!\s*(\S+)(?:[ \t]+(\S+))?")
 _ANYWHERE = ("192.0.2.1", "2001:db8::1")  # of documentation: the default route leads there
-_EXEC_LINE = re.compile(rb'exec\' "?([^"\n]+?)"? "\$0"')  # where a path is too long for a first line
 
 
 def live_pod(argv: Sequence[str]) -> PodInput:
@@ -201,18 +198,6 @@ def route_to(meets: Endpoint | None, among: Sequence[Interface]) -> str:
     return next((way for way in ways if way), "")
 
 
-def interpreter(program: str, path: str | None) -> str | None:
-    """The program that a script's first line names; None: it is no script."""
-    start = LiveFiles(_SCRIPT_BYTES).read(program) or b""
-    first, long = _SHEBANG.match(start), _EXEC_LINE.search(start)
-    if first is None:
-        return None
-    words = [os.fsdecode(word) for word in first.groups() if word]
-    if long is not None:
-        return os.fsdecode(long[1])
-    return shutil.which(words[1], path=path) if words[0].endswith("/env") and len(words) > 1 else words[0]
-
-
 def _shells_script(argv: Sequence[str], path: str | None) -> str | None:
     """The script in a command that a shell runs; "": a shell without one; None: there is no shell."""
     shell, wrapped = None, runs_single_program(argv)
@@ -222,7 +207,7 @@ def _shells_script(argv: Sequence[str], path: str | None) -> str | None:
             shell = ""
         elif shell == "" and word.startswith("-") and not word.endswith("c"):
             continue
-        elif os.path.isfile(file) and (shell == "" or is_shell(interpreter(file, path) or "")):
+        elif os.path.isfile(file) and (shell == "" or is_shell(executables.interpreter(file, path) or "")):
             with contextlib.suppress(OSError), open(file, encoding="utf-8", errors="replace") as script:
                 shell = script.read(_SCRIPT_BYTES)
             break
@@ -235,7 +220,7 @@ def _is_pythons(front_end: Command, path: str | None) -> bool:
     """Whether Python runs a front end; one that is not installed is refused later."""
     program = shutil.which(front_end.argv[0], path=path)
     is_program = not front_end.python and front_end.argv[0] != "-m" and program is not None
-    return not is_program or "python" in os.path.basename(interpreter(program or "", path) or "")
+    return not is_program or "python" in os.path.basename(executables.interpreter(program or "", path) or "")
 
 
 def front_end(command: Command, path: str | None) -> tuple[str, str]:
@@ -243,7 +228,7 @@ def front_end(command: Command, path: str | None) -> tuple[str, str]:
     if command.kind is not CommandKind.FRONT_END:
         return "", ""
     program = shutil.which(command.argv[0], path=path) or command.argv[0]
-    return interpreter(program, path) or sys.executable, program
+    return executables.interpreter(program, path) or sys.executable, program
 
 
 def check_command(command: Command, path: str | None) -> None:
