@@ -14,7 +14,7 @@ from tests.rehearsal.told import restarted
 from trainer_launch.model.errors import UsageError
 from trainer_launch.rehearsal import reporting
 from trainer_launch.rehearsal.rehearsal_report import as_json
-from trainer_launch.rehearsal.reporting import Reporting, text
+from trainer_launch.rehearsal.reporting import text
 
 
 @pytest.mark.parametrize("name", ["out.pdf", "out", "out.html.gz", ""])
@@ -36,7 +36,7 @@ def test_reports_replace_old_files_whole_and_others_may_read_them(
 ) -> None:
     page, data = tmp_path / "out.html", tmp_path / "out.json"
     page.write_text("old")
-    assert Reporting([str(page), str(data)]).conclude(restarted(before=140, resumed=1).history()) == 1
+    assert reporting.conclude(restarted(before=140, resumed=1).history(), [str(page), str(data)]) == 1
     assert "<h1>FAILED: the script did not resume" in page.read_text(encoding="utf-8")
     assert os.stat(page).st_mode & 0o777 == 0o644
     assert json.loads(data.read_text(encoding="utf-8"))["exit_code"] == 1
@@ -48,7 +48,7 @@ def test_a_page_that_cannot_be_written_any_more_changes_no_exit_code(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level(logging.WARNING)
-    assert Reporting([str(tmp_path / "gone" / "out.html")]).conclude(restarted().history()) == 0
+    assert reporting.conclude(restarted().history(), [str(tmp_path / "gone" / "out.html")]) == 0
     assert "out.html was not written: No such file or directory" in caplog.text
 
 
@@ -92,4 +92,4 @@ def test_data_is_the_report_in_json(tmp_path: Path) -> None:
 
 def test_a_report_of_what_is_only_rendered_is_refused() -> None:
     with pytest.raises(UsageError, match="--report and --render exclude each other"):
-        Reporting.of({"reports": ["out.html"], "render": "pods"})
+        reporting.paths_of({"reports": ["out.html"], "render": "pods"})

@@ -28,15 +28,13 @@ from trainer_launch.planning.command import CommandKind, grace_of, launcher_in
 from trainer_launch.planning.mpi_options import is_horovodrun, is_mpirun
 from trainer_launch.planning.reading import check_command, check_torch, read, recognise
 from trainer_launch.planning.task import MachineTrial
-from trainer_launch.rehearsal import controllers, faults
+from trainer_launch.rehearsal import controllers, faults, reporting
 from trainer_launch.rehearsal.controllers import overridden, workload_of
 from trainer_launch.rehearsal.controllers.flag_jobs import elastic_job, mpi_job, torch_job
 from trainer_launch.rehearsal.controllers.local_jobs import OURS, RUN, own_environment
 from trainer_launch.rehearsal.controllers.pod_values import Workload
 from trainer_launch.rehearsal.driver import RehearsalJob, rehearse
-from trainer_launch.rehearsal.faults import InjectedFault
 from trainer_launch.rehearsal.kubelet import Kubelet, Setting, image_path
-from trainer_launch.rehearsal.reporting import Reporting
 from trainer_launch.supervisor.output import use_color
 
 _log = logging.getLogger(__name__)
@@ -52,11 +50,21 @@ def main(parsed: Parsed) -> int:
     Raises:
         LaunchError: the flags, the command or the manifest do not fit, or a fault cannot be done here.
     """
-    reporting = Reporting.of(parsed.flags)
+    reports = reporting.paths_of(parsed.flags)
     injected = tuple(map(faults.parse, parsed.flags["fault"] or ()))
     own_network = faults.isolate(injected)
-    if parsed.flags["file"]:
-        return _from_manifests(parsed, injected, reporting, own_network=own_network)
+    made = _of_manifests(parsed) if parsed.flags["file"] else _of_command(parsed)
+    if parsed.flags["render"]:
+        sys.stdout.write(controllers.render(made[0], parsed.flags["render"]))
+        return 0
+    workload, settings, setting = made
+    faults.check_targets(injected, workload.drafts)
+    job = RehearsalJob(workload=workload, faults=injected, reports=reports, check=_check_plans)
+    return rehearse(job, settings, replace(setting, own_network=own_network))
+
+
+def _of_command(parsed: Parsed) -> tuple[Workload, Settings, Setting]:
+    """The job of the flags and a command."""
     for flag, name in (("render", "--render"), ("command_line", "--command"), ("skip_init", "--skip-init")):
         if parsed.flags[flag]:
             raise UsageError(f"{name} needs a manifest; add -f FILE")
@@ -70,17 +78,11 @@ def main(parsed: Parsed) -> int:
     is_given = "grace" in settings.model_fields_set
     launchers_s = grace_of(settings.grace * _POD_GRACE, command, own_environment(os.environ), is_given=is_given)
     settings = Settings({**vars(settings), "grace": launchers_s / _POD_GRACE})
-    launchers = _for_our_pods(settings, is_mpi=is_mpi)
-    setting = Setting(launchers=launchers, path=path, labels=False, own_network=own_network)
-    workload = _of_flags(parsed, is_mpi=is_mpi)
-    faults.check_targets(injected, workload.drafts)
-    job = RehearsalJob(workload=workload, faults=injected, reporting=reporting, check=_check_plans)
-    return rehearse(job, settings, setting)
+    setting = Setting(launchers=_for_our_pods(settings, is_mpi=is_mpi), path=path, labels=False)
+    return _of_flags(parsed, is_mpi=is_mpi), settings, setting
 
 
-def _from_manifests(
-    parsed: Parsed, injected: tuple[InjectedFault, ...], reporting: Reporting, *, own_network: bool
-) -> int:
+def _of_manifests(parsed: Parsed) -> tuple[Workload, Settings, Setting]:
     if parsed.argv:
         raise UsageError(
             "with -f the command comes from the manifest; use --command 'PROGRAM ARG ...' to run another one"
@@ -92,19 +94,13 @@ def _from_manifests(
     controllers.warn_of_ignored(workload)
     if parsed.flags["command_line"] is None and (sentence := without_launcher(workload, image_path())):
         _log.warning("%s", sentence)
-    if parsed.flags["render"]:
-        sys.stdout.write(controllers.render(workload, parsed.flags["render"]))
-        return 0
     setting = Setting(
         launchers=_for_their_pods(parsed.settings),
         path=image_path(),
         command=parsed.flags["command_line"],
         labels="prefix" not in parsed.settings.model_fields_set or parsed.settings.prefix,
-        own_network=own_network,
     )
-    faults.check_targets(injected, workload.drafts)
-    job = RehearsalJob(workload=workload, faults=injected, reporting=reporting, check=_check_plans)
-    return rehearse(job, parsed.settings, setting)
+    return workload, parsed.settings, setting
 
 
 def _adjusted(workload: Workload, parsed: Parsed) -> Workload:

@@ -37,7 +37,6 @@ from trainer_launch.rehearsal.faults import Faults, InjectedFault
 from trainer_launch.rehearsal.history import History, HistoryEntry, Recorder, What
 from trainer_launch.rehearsal.kubelet import Kubelet, Setting
 from trainer_launch.rehearsal.pod_watch import PodProcesses, PodWatch
-from trainer_launch.rehearsal.reporting import Reporting
 from trainer_launch.supervisor.system import Happened, System
 
 DRAIN_S = 1.0
@@ -50,7 +49,7 @@ class RehearsalJob(Struct, frozen=True, kw_only=True):
 
     workload: Workload
     faults: tuple[InjectedFault, ...]
-    reporting: Reporting
+    reports: tuple[str, ...]  # files
     check: Callable[[Kubelet], None]  # raises LaunchError for a command that each pod's launcher would refuse
 
 
@@ -67,11 +66,11 @@ def rehearse(job: RehearsalJob, settings: Settings, setting: Setting) -> int:
         logs.send_through(system.say)
         with contextlib.closing(system):
             rehearsal = Rehearsal(job, kubelet, system, watch, settings.grace)
-            with job.reporting.table(rehearsal.live_rows):
+            with reporting.table(rehearsal.live_rows):
                 rehearsal.to_the_end()
         sys.stdout.flush()
         sys.stderr.write(_incidents(setting.launchers.get("INCIDENT_DIR", ""), began_s))
-        return job.reporting.conclude(rehearsal.history())
+        return reporting.conclude(rehearsal.history(), job.reports)
     finally:
         shutil.rmtree(scratch, ignore_errors=True)
         containers = (each for draft in job.workload.drafts for each in draft.template.containers)

@@ -54,35 +54,29 @@ _WIDTH = 100
 Rows = Callable[[int], tuple[str, Sequence[Sequence[str]]]]  # title, heading and rows, with at most so many pods
 
 
-class Reporting:
-    """The live table and the reports of a rehearsal, as the command line asks for them."""
+def paths_of(flags: Mapping[str, Any]) -> tuple[str, ...]:
+    """The reports that the command line asks for. Raises UsageError: one cannot be written."""
+    paths = tuple(flags["reports"] or ())
+    if paths and flags["render"]:
+        raise UsageError("--report and --render exclude each other: --render runs nothing; remove one of them")
+    for path in paths:
+        check(path)
+    return paths
 
-    def __init__(self, paths: Sequence[str]) -> None:
-        self._paths = paths
-        self._has_table = live.is_wanted()
 
-    @classmethod
-    def of(cls, flags: Mapping[str, Any]) -> Reporting:
-        """As the command line has it. Raises UsageError: a report that cannot be written."""
-        paths = tuple(flags["reports"] or ())
-        if paths and flags["render"]:
-            raise UsageError("--report and --render exclude each other: --render runs nothing; remove one of them")
-        for path in paths:
-            check(path)
-        return cls(paths)
+def table(rows: Rows) -> contextlib.AbstractContextManager[None]:
+    """The live table until the block ends, if it goes to a terminal; `rows` is called in another thread."""
+    return live.table(lambda most: rows(min(most, _MOST_PODS))) if live.is_wanted() else contextlib.nullcontext()
 
-    def table(self, rows: Rows) -> contextlib.AbstractContextManager[None]:
-        """The live table until the block ends, if it goes to a terminal; `rows` is called in another thread."""
-        return live.table(lambda most: rows(min(most, _MOST_PODS))) if self._has_table else contextlib.nullcontext()
 
-    def conclude(self, history: History) -> int:
-        """Print and write the report; return the rehearsal's exit code."""
-        report = report_of(history)
-        sys.stderr.write(text(report))
-        for path in self._paths:
-            is_page = Path(path).suffix.lower() == ".html"
-            _write(path, page(report) if is_page else json.dumps(as_json(report), indent=2) + "\n")
-        return report.exit_code
+def conclude(history: History, paths: Sequence[str]) -> int:
+    """Print and write the report; return the rehearsal's exit code."""
+    report = report_of(history)
+    sys.stderr.write(text(report))
+    for path in paths:
+        is_page = Path(path).suffix.lower() == ".html"
+        _write(path, page(report) if is_page else json.dumps(as_json(report), indent=2) + "\n")
+    return report.exit_code
 
 
 def check(path: str) -> None:
