@@ -12,7 +12,7 @@ from trainer_launch.model import Cpus, Gpus, Host, Job, Origin
 from trainer_launch.model.settings import Settings
 from trainer_launch.planning.command import parse_command
 from trainer_launch.planning.job import overlay, place
-from trainer_launch.planning.task import MachineTrial, Task
+from trainer_launch.planning.task import Task
 
 MACHINE = Host(
     hostname="here",
@@ -23,7 +23,7 @@ MACHINE = Host(
 )
 GPU_MACHINE = replace(MACHINE, gpus=Gpus(count=4, reason="4 in /dev"))
 Value = TypeVar("Value")
-_OF_TRIAL = set(MachineTrial.__annotations__)
+_OF_TASK = set(Task.__annotations__) - {"command", "env", "settings"}
 
 
 def request(line: str, job: Job, env: Mapping[str, str] | None = None, **changes: Any) -> Task:
@@ -32,7 +32,7 @@ def request(line: str, job: Job, env: Mapping[str, str] | None = None, **changes
     command = parse_command(shlex.split(line))
     if command.torchrun is not None:
         job = overlay(job, command.torchrun.options, Origin.COMMAND)
-    tried = {name: changes.pop(name) for name in changes.keys() & _OF_TRIAL}
+    tried = {name: changes.pop(name) for name in changes.keys() & _OF_TASK}
     own = {"scratch": "/scratch", "python": "/venv/bin/python", "python_is_ours": True, "loopback_port": 4242}
     return Task(
         job=job,
@@ -41,7 +41,7 @@ def request(line: str, job: Job, env: Mapping[str, str] | None = None, **changes
         command=command,
         env=dict(env or {}),
         settings=Settings({"start_method": "exec", **changes}),
-        trial=MachineTrial(**{**own, **tried}),
+        **{**own, **tried},
     )
 
 

@@ -22,7 +22,7 @@ from trainer_launch.model.errors import UsageError
 from trainer_launch.model.settings import load
 from trainer_launch.planning import engines
 from trainer_launch.planning.reading import Reading, read
-from trainer_launch.planning.task import MachineTrial, Task
+from trainer_launch.planning.task import Task
 
 
 def plan(line: str, job: object = ALONE, **changes: object) -> Plan:
@@ -124,13 +124,12 @@ def reading(files: dict[str, str], **env: str) -> Reading:
 def test_a_topology_label_is_read_from_a_file_or_a_variable(source: str, label: str | None) -> None:
     found = reading({"/etc/rack": "/a/r-2\n", "/etc/odd": "a\x00b"}, RACK="b/r-1", LONG="a" * 254)
     settings = load({"topology_label": source})
-    trial = MachineTrial(scratch="/scratch")
     if label is None:
         with pytest.raises(UsageError, match=f"{source} holds .*: expected a topology label such as block-a"):
-            engines.task_of(found, settings, trial)
+            engines.task_of(found, settings)
         return
-    assert engines.task_of(found, settings, trial).trial.label == label
-    assert engines.task_of(found, load({}), trial).trial.label is None
+    assert engines.task_of(found, settings).label == label
+    assert engines.task_of(found, load({})).label is None
 
 
 WARM = Job(contract="unknown", nodes=NodeRange(1, 1), engine="torchrun")

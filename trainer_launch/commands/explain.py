@@ -32,7 +32,7 @@ from trainer_launch.planning.mpi import SSHD
 from trainer_launch.planning.plain import FRONT_END
 from trainer_launch.planning.reading import Reading, check_command, check_torch, live_pod, read
 from trainer_launch.planning.shared_memory import Decision
-from trainer_launch.planning.task import MachineTrial, Task
+from trainer_launch.planning.task import Task
 from trainer_launch.planning.torch import TORCH, TORCHRUN
 
 _SNAPSHOT_LIMIT = 33_554_432  # bytes
@@ -114,12 +114,8 @@ def _plan(
         if reading.command is None and not is_worker:
             return {**placed, "engine": None, "reasons": [], "processes": []}, memory, (), None
         reading = replace(reading, command=sshd.COMMAND) if is_worker else reading
-        trial = MachineTrial(
-            scratch=_SCRATCH,
-            shm_is_short=memory.is_short,
-            shims=f"{_SCRATCH}/{runtime_directory.SHIMS}" if reading.calls_others else None,
-        )
-        task = engines.task_of(reading, settings, trial)
+        shims = f"{_SCRATCH}/{runtime_directory.SHIMS}" if reading.calls_others else None
+        task = engines.task_of(reading, settings, scratch=_SCRATCH, shm_is_short=memory.is_short, shims=shims)
         task = engines.with_network(task) if is_here else task
         made = SSHD.plan(task, "this is an MPI worker: trainer-launch sshd") if is_worker else engines.plan(task)
         unheard = signal_policy.unheard(reading.pod.stop_signal or "SIGTERM", made.signals)
@@ -163,7 +159,7 @@ def _place_json(topology: Topology, machine: Host, env: Mapping[str, str]) -> di
 def _plan_json(task: Task, plan: Plan) -> dict[str, Json]:
     return {
         "engine": plan.engine,
-        "topology_label": task.trial.label,
+        "topology_label": task.label,
         "reasons": plan.reasons,
         "grace_s": plan.grace_s,
         "hosting": None if plan.hosting is None else to_builtins(plan.hosting),

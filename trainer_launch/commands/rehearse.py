@@ -27,7 +27,6 @@ from trainer_launch.planning import engines
 from trainer_launch.planning.command import CommandKind, grace_of, launcher_in
 from trainer_launch.planning.mpi_options import is_horovodrun, is_mpirun
 from trainer_launch.planning.reading import check_command, check_torch, read, recognise
-from trainer_launch.planning.task import MachineTrial
 from trainer_launch.rehearsal import controllers, faults, reporting
 from trainer_launch.rehearsal.controllers import overridden, workload_of
 from trainer_launch.rehearsal.controllers.flag_jobs import elastic_job, mpi_job, torch_job
@@ -150,7 +149,7 @@ def _check_plans(kubelet: Kubelet) -> None:
         settings, files = load(given, process.env), LiveFiles(MAX_FILE_BYTES + 1)
         with contextlib.suppress(ContractError, NodeError):  # these depend on the pod, whose launcher says so
             reading = read(PodInput(env=process.env, files=files, hostname=pod.name, command=argv), settings)
-            task = engines.task_of(reading, settings, MachineTrial(scratch=""))
+            task = engines.task_of(reading, settings)
             plan = engines.plan(task)
             if unheard := signal_policy.unheard(stop_signal, plan.signals):
                 _log.warning("%s of %s: %s", pod.draft.main, pod.name, unheard)

@@ -31,7 +31,7 @@ from trainer_launch.planning.command import CHANGE_USER, CommandKind, Unwrapped,
 from trainer_launch.planning.mpi import HOROVODRUN, MPIRUN
 from trainer_launch.planning.plain import FRONT_END
 from trainer_launch.planning.reading import check_command, check_torch, live_pod, read
-from trainer_launch.planning.task import MachineTrial, Task
+from trainer_launch.planning.task import Task
 from trainer_launch.supervisor import inherited, outcome
 
 if TYPE_CHECKING:  # all else is loaded when the plan has been made, while the fork server imports torch
@@ -243,12 +243,9 @@ def _planned(settings: Settings, argv: Sequence[str], scratch: str) -> tuple[Tas
     memory = shared_memory.enlarged(reading, settings)
     if reading.command is not None:
         check_command(reading.command, reading.pod.env.get("PATH"))
-    trial = MachineTrial(
-        scratch=scratch,
-        shm_is_short=memory.is_short,
-        shims=_shims(scratch) if reading.calls_others else None,
-    )
-    task = engines.with_network(engines.task_of(reading, settings, trial))
+    shims = _shims(scratch) if reading.calls_others else None
+    task = engines.task_of(reading, settings, scratch=scratch, shm_is_short=memory.is_short, shims=shims)
+    task = engines.with_network(task)
     plan = engines.plan(task)
     if settings.report is not None:
         plan = _with_preflights_findings(plan, settings.report)
@@ -340,8 +337,8 @@ def _become_front_end(settings: Settings, argv: Sequence[str]) -> None:
     check_command(command, reading.pod.env.get("PATH"))
     env = inherited.with_user(reading.pod.env, tempfile.gettempdir())
     reading = replace(reading, pod=replace(reading.pod, env=env))
-    trial = MachineTrial(scratch="", launcher=_own_words(len(argv)))
-    process = engines.plan(engines.task_of(reading, settings, trial)).processes[0]
+    task = engines.task_of(reading, settings, launcher=_own_words(len(argv)))
+    process = engines.plan(task).processes[0]
     sys.stdout.flush()
     sys.stderr.flush()
     try:

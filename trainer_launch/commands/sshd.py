@@ -29,7 +29,7 @@ from trainer_launch.planning import engines, shared_memory
 from trainer_launch.planning.command import parse_command
 from trainer_launch.planning.mpi import SSHD, forwarded
 from trainer_launch.planning.reading import Reading, live_pod, read
-from trainer_launch.planning.task import MachineTrial, Task, sparing
+from trainer_launch.planning.task import Task, sparing
 from trainer_launch.supervisor import inherited, outcome
 from trainer_launch.supervisor.processes import Processes
 from trainer_launch.supervisor.run_loop import ProgramLoop
@@ -94,8 +94,8 @@ def _task(reading: Reading, parsed: Parsed, scratch: str) -> Task:
         check_host_keys=not settings.insecure_host_keys,
         path=reading.pod.env.get("PATH"),
     )
-    trial = MachineTrial(scratch=scratch, shm_is_short=memory.is_short)
-    task = engines.task_of(replace(reading, job=job, command=COMMAND), settings, trial)
+    reading = replace(reading, job=job, command=COMMAND)
+    task = engines.task_of(reading, settings, scratch=scratch, shm_is_short=memory.is_short)
     handed = handed_on(sparing(task, dict(task.env)), forwarded(settings.forward_env))
     addresses = task.env.get(runtime_directory.LISTEN_AT, "").replace(",", " ").split()
     ready = server.prepared(reach, handed, addresses=addresses, log_level=_LEVELS[settings.log_level])

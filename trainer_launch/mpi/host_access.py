@@ -140,7 +140,7 @@ def prepared(spec: Spec, typed: Typed, env: Mapping[str, str], members: Sequence
 
 
 def _client(spec: Spec, env: Mapping[str, str], port: int | None) -> SshClient:
-    folder = f"{spec.task.trial.scratch}/{runtime_directory.SSH}"
+    folder = f"{spec.task.scratch}/{runtime_directory.SSH}"
     if any(c.isspace() for c in folder):
         raise UsageError(f"mpirun cannot use the folder {folder!r}, which has a blank in its name; set TMPDIR")
     checks = not spec.task.settings.insecure_host_keys

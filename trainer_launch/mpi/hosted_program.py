@@ -186,7 +186,7 @@ class Mpirun(HostedProgram):
     ) -> Process:
         """Write the list of hosts, and return mpirun's command for them. Raises NodeError: it cannot be written."""
         access, spec = self._access, self.spec
-        path = f"{spec.task.trial.scratch}/{runtime_directory.HOSTFILE}"
+        path = f"{spec.task.scratch}/{runtime_directory.HOSTFILE}"
         job_hosts = mpirun_command.JobHosts(
             hosts=tuple(members),
             everyone=tuple(everyone),
@@ -257,7 +257,7 @@ class Horovodrun(HostedProgram):
             slots = min((member.slots or 1 for member in everyone), default=1)
             self.first_hosts = -(-number // slots)
             self.least_hosts = -(-(typed.number_of(*MIN_NUMBER) or number) // slots)
-        folder = Path(access.spec.task.trial.scratch, runtime_directory.HOROVOD)
+        folder = Path(access.spec.task.scratch, runtime_directory.HOROVOD)
         self._bin, self._stopping, self._ready = folder / "bin", folder / "stopping", folder / "ready"
         self._bin.mkdir(parents=True, mode=0o700)
         stopping, ready = shlex.quote(str(self._stopping)), shlex.quote(str(self._ready))

@@ -51,7 +51,7 @@ class Incidents:
     def _workers(self) -> WatchedWorkers:
         from trainer_launch.diagnosis.worker_samples import WatchedWorkers
 
-        return WatchedWorkers(self._processes.pids, self._system.heard, self._task.trial.scratch, self._group)
+        return WatchedWorkers(self._processes.pids, self._system.heard, self._task.scratch, self._group)
 
     @cached_property
     def collector(self) -> Collector | None:
@@ -69,13 +69,13 @@ class Incidents:
             host=task.host.hostname,
             node_rank=task.topology.node_rank,
             env=plan.processes[0].env if plan.workers is None else plan.workers.env,
-            run_dir=task.trial.scratch,
+            run_dir=task.scratch,
         )
         return Collector(about, self._workers, self._system.last_lines, self._group, self._saving)
 
     def _saving(self) -> list[int]:
         """The pids of processes that have reported a checkpoint."""
-        return [report.pid for report in progress.read(self._task.trial.scratch) if report.checkpointing]
+        return [report.pid for report in progress.read(self._task.scratch) if report.checkpointing]
 
     def watch(self, tell_ranks: Callable[[Collected], None] | None = None) -> Watch | None:
         """Watch the workers for hangs, where somebody wants that and this machine shows processes.
@@ -126,7 +126,7 @@ class Incidents:
         if place_of(self._settings) is None or not process_tree.readable():
             return
         with contextlib.suppress(OSError):
-            self._requests = runtime_directory.hear_requests(self._task.trial.scratch)
+            self._requests = runtime_directory.hear_requests(self._task.scratch)
             self._system.listen(self._requests)
             self._system.woken = woken
 

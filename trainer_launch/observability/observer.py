@@ -209,7 +209,7 @@ def first_view(task: Task, plan: Plan) -> node_view.View:
         version=__version__,
         pid=os.getpid(),
         started_ticks=me.started if me is not None else 0,
-        run_dir=task.trial.scratch,
+        run_dir=task.scratch,
         host=task.host.hostname,
         node_rank=task.topology.node_rank,
         contract=task.job.contract,

@@ -22,7 +22,7 @@ from trainer_launch.planning.mpi import HOROVODRUN, MPIRUN, SSHD
 from trainer_launch.planning.plain import FRONT_END, PLAIN
 from trainer_launch.planning.reading import Reading, front_end, has_name, is_our_python, look_at_network
 from trainer_launch.planning.shared_memory import copies_are_refused
-from trainer_launch.planning.task import Engine, MachineTrial, Task, ports_of, with_log_level
+from trainer_launch.planning.task import LAUNCHER, Engine, Task, ports_of, with_log_level
 from trainer_launch.planning.torch import TORCH, TORCHRUN
 
 # The first that says it serves is picked, so `plain`, which serves all, comes last.
@@ -92,8 +92,16 @@ def pick(job: Job, command: Command, asked: str) -> tuple[Engine, str]:
 _MAX_LABEL = 253
 
 
-def task_of(reading: Reading, settings: Settings, trial: MachineTrial) -> Task:
-    """Everything an engine needs for its plan; `trial` is what was done on this machine first.
+def task_of(
+    reading: Reading,
+    settings: Settings,
+    *,
+    scratch: str = "",
+    shm_is_short: bool = False,
+    shims: str | None = None,
+    launcher: tuple[str, ...] = LAUNCHER,
+) -> Task:
+    """Everything an engine needs for its plan; what was made or done on this machine first is as in `Task`.
 
     Raises:
         LaunchError: missing command, or this node has no place in the job.
@@ -111,15 +119,16 @@ def task_of(reading: Reading, settings: Settings, trial: MachineTrial) -> Task:
         command=command,
         env=with_log_level(reading.pod.env, settings),
         settings=settings,
-        trial=replace(
-            trial,
-            python=sys.executable,
-            python_is_ours=is_ours,
-            copies_are_refused=copies_are_refused(reading.job, command),
-            loopback_port=network.free_port(ports_of(settings)),
-            label=label,
-            front_end=front_end(command, path),
-        ),
+        scratch=scratch,
+        python=sys.executable,
+        python_is_ours=is_ours,
+        loopback_port=network.free_port(ports_of(settings)),
+        shm_is_short=shm_is_short,
+        copies_are_refused=copies_are_refused(reading.job, command),
+        shims=shims,
+        label=label,
+        front_end=front_end(command, path),
+        launcher=launcher,
     )
 
 
@@ -127,7 +136,7 @@ def with_network(task: Task) -> Task:
     """The task with what torch workers find in this machine's network; others choose interfaces otherwise."""
     if pick(task.job, task.command, task.settings.engine)[0] not in (TORCH, TORCHRUN):
         return task
-    return replace(task, trial=replace(task.trial, network=look_at_network(task.topology, task.host, task.env)))
+    return replace(task, network=look_at_network(task.topology, task.host, task.env))
 
 
 def _label(source: str, pod: PodInput) -> str:

@@ -112,7 +112,7 @@ def _plan(task: Task, engine: str, command: tuple[str, ...], reasons: tuple[str,
     process = Process(
         name="mpirun" if engine == MPIRUN.name else engine,
         argv=command,
-        env={**env_of_program(task), runtime_directory.VARIABLE: task.trial.scratch},
+        env={**env_of_program(task), runtime_directory.VARIABLE: task.scratch},
         label="launcher" if task.settings.prefix else None,
     )
     spec_of(task, process)  # whether it makes sense
@@ -176,7 +176,7 @@ def _reach(task: Task, command: tuple[str, ...]) -> tuple[str, str]:
 
 def _plan_of_sshd(task: Task, reason: str) -> Plan:
     """A single process, sshd, as `task.command` has it; a request to stop goes to the ranks first."""
-    env = {**task.env, runtime_directory.VARIABLE: task.trial.scratch}
+    env = {**task.env, runtime_directory.VARIABLE: task.scratch}
     return Plan(
         engine=SSHD.name,
         processes=(Process(name="sshd", argv=task.command.argv, env=env, label=""),),

@@ -47,10 +47,10 @@ def _plan(task: Task, reason: str) -> Plan:
     """Plan a single process: the command, with `python` before a bare script or module."""
     command = task.command
     argv = task.argv
-    env, reasons = {**env_of_program(task), runtime_directory.VARIABLE: task.trial.scratch}, [reason]
-    if task.trial.shims is not None:
-        argv = through_shims(argv, task.trial.shims)
-        env |= {"PATH": f"{task.trial.shims}:{env.get('PATH', '/usr/bin:/bin')}", **_typed(task.job)}
+    env, reasons = {**env_of_program(task), runtime_directory.VARIABLE: task.scratch}, [reason]
+    if task.shims is not None:
+        argv = through_shims(argv, task.shims)
+        env |= {"PATH": f"{task.shims}:{env.get('PATH', '/usr/bin:/bin')}", **_typed(task.job)}
         reasons.append("launchers that it calls, such as torchrun, run under trainer-launch")
     if _is_torchs(task.job) and task.topology.pods != 1:
         if is_starter(command.argv):
@@ -114,7 +114,7 @@ def _warnings(task: Task) -> tuple[str, ...]:
     if launcher is not None and launcher.name == OURS:
         return ()
     reaches_shim = is_starter(command.argv) or (launcher is not None and launcher.is_inside and launcher.is_shim)
-    if reaches_shim and task.trial.shims:
+    if reaches_shim and task.shims:
         return ()  # the shim uses the launcher, or says why not
     asked = typed(job, "nproc_per_node")
     if launcher is not None and _is_covered(job, launcher):
@@ -212,7 +212,7 @@ def _plan_of_front_end(task: Task, reason: str) -> Plan:
     Raises:
         UsageError: the front end would start on each node the workers that were typed for all nodes.
     """
-    command, trial, settings = task.command, task.trial, task.settings
+    command, settings = task.command, task.settings
     name, nodes = command.front_end, task.job.nodes
     several = nodes if nodes is not None and nodes.max > 1 else None
     has = f"the job has {nodes} nodes (contract {task.job.contract})"
@@ -227,7 +227,7 @@ def _plan_of_front_end(task: Task, reason: str) -> Plan:
         )
     orders = {
         "name": name,
-        "launcher": trial.launcher,
+        "launcher": task.launcher,
         "is_one_of_several": several is not None,
         "conflict": has if several is not None and settings.nodes is None else "",
         "workers": (variable_of("nproc_per_node"), "1") if several and not _is_number(task.job) else None,
@@ -235,7 +235,7 @@ def _plan_of_front_end(task: Task, reason: str) -> Plan:
         "termination_log": settings.termination_log,
     }
     words = command.argv[len(command.python) :]
-    python, program = trial.front_end
+    python, program = task.front_end
     words = words if words[0] == "-m" else (program, *words[1:])
     process = Process(
         name=name,

@@ -21,22 +21,7 @@ _ONLY_WHERE_SET = ("no_grpc_proxy",)  # which gRPC reads in place of the others
 _BYPASSES = ("no_proxy", "NO_PROXY", *_ONLY_WHERE_SET)
 _MOST_HOSTS = 1000  # by name
 _PATIENCE_S = 30.0  # for a lost node, where --min-nodes lets a fixed job go on without it
-
-
-class MachineTrial(Struct, frozen=True, kw_only=True):
-    """Results of trials on this machine for a plan, and the files made for it."""
-
-    scratch: str  # a private folder for this run's files
-    python: str = ""  # the interpreter that has trainer_launch
-    python_is_ours: bool = False  # whether the interpreter typed in the command is that one
-    loopback_port: int = 0  # a free one, where a single node's agent meets its launcher
-    shm_is_short: bool = False  # /dev/shm is too small for what the engines take by themselves
-    copies_are_refused: bool = False  # process_vm_readv, with which Open MPI's ranks copy from each other
-    shims: str | None = None  # the folder of a torchrun and others that use the launcher, for scripts
-    label: str | None = None  # this node's topology label, "" where there is none; None: ranks follow node numbers
-    front_end: tuple[str, str] = ("", "")  # the Python of a typed front end, and the path of its program
-    launcher: tuple[str, ...] = ("trainer-launch", "run", "--")  # what a front end becomes, without the command
-    network: NodeNetwork | None = None  # what torch workers find here; None: nobody has looked
+LAUNCHER = ("trainer-launch", "run", "--")  # without the command
 
 
 class Task(Struct, frozen=True, kw_only=True):
@@ -48,7 +33,18 @@ class Task(Struct, frozen=True, kw_only=True):
     command: Command
     env: Mapping[str, str]
     settings: Settings
-    trial: MachineTrial
+    # What was tried on this machine, and made for the plan.
+    scratch: str = ""  # a private folder for this run's files
+    python: str = ""  # the interpreter that has trainer_launch
+    python_is_ours: bool = False  # whether the interpreter typed in the command is that one
+    loopback_port: int = 0  # a free one, where a single node's agent meets its launcher
+    shm_is_short: bool = False  # /dev/shm is too small for what the engines take by themselves
+    copies_are_refused: bool = False  # process_vm_readv, with which Open MPI's ranks copy from each other
+    shims: str | None = None  # the folder of a torchrun and others that use the launcher, for scripts
+    label: str | None = None  # this node's topology label, "" where there is none; None: ranks follow node numbers
+    front_end: tuple[str, str] = ("", "")  # the Python of a typed front end, and the path of its program
+    launcher: tuple[str, ...] = LAUNCHER  # what a front end becomes, without the command
+    network: NodeNetwork | None = None  # what torch workers find here; None: nobody has looked
 
     @property
     def argv(self) -> tuple[str, ...]:
@@ -56,7 +52,7 @@ class Task(Struct, frozen=True, kw_only=True):
         command = self.command
         if command.python or command.kind not in (CommandKind.SCRIPT, CommandKind.MODULE):
             return command.argv
-        return (self.trial.python, *(("-m",) if command.kind is CommandKind.MODULE else ()), *command.program)
+        return (self.python, *(("-m",) if command.kind is CommandKind.MODULE else ()), *command.program)
 
     @property
     def grace_s(self) -> float:
@@ -134,8 +130,8 @@ def env_of_workers(task: Task) -> dict[str, str]:
     threads, _ = usable_threads(task.host, task.topology.local_world_size, env.get("OMP_NUM_THREADS"))
     if threads is not None:
         env["OMP_NUM_THREADS"] = threads
-    if task.trial.network is not None:
-        env |= interfaces.settled(task.trial.network)[0]
+    if task.network is not None:
+        env |= interfaces.settled(task.network)[0]
     return _for_children(task, env)
 
 
@@ -158,14 +154,14 @@ def sparing(task: Task, env: dict[str, str]) -> dict[str, str]:
     directly (its user guide, NCCL_SHM_DISABLE; NVIDIA/nccl#525). Open MPI puts the files that it maps elsewhere
     (vader's in 3.1 to 4.x, open-mpi/ompi#5422; sm's from 5.0, which has vader's name as an alias), and so does UCX.
     """
-    if task.trial.shm_is_short:
+    if task.shm_is_short:
         if task.host.gpus.cuda:
             env.setdefault("NCCL_SHM_DISABLE", "1")
         if task.job.engine in _MPI and not any(name.startswith(_OPEN_MPI) for name in env):
             env |= {f"{_OPEN_MPI}{name}_backing_directory": "/tmp" for name in ("vader", "sm")}
         if task.job.engine in _MPI:
             env.setdefault("UCX_POSIX_DIR", "/tmp")
-    if task.trial.copies_are_refused and env.keys().isdisjoint(_TWO_COPIES):
+    if task.copies_are_refused and env.keys().isdisjoint(_TWO_COPIES):
         env |= _TWO_COPIES
     return env
 

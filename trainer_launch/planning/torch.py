@@ -100,10 +100,10 @@ def plan(task: Task, reason: str) -> Plan:
 
 
 def _workers(task: Task, options: Mapping[str, str]) -> tuple[Workers, str]:
-    words, trial, settings = program(task), task.trial, task.settings
+    words, settings = program(task), task.settings
     forks, why = _way_to_start(task, options, words)
     env = env_of_workers(task)
-    env[runtime_directory.VARIABLE] = trial.scratch
+    env[runtime_directory.VARIABLE] = task.scratch
     env["TORCHELASTIC_SIGNALS_TO_HANDLE"] = options.get("signals_to_handle") or DEFAULT_SIGNALS
     if forks and settings.hang_report_after != "off":
         env.setdefault(*_FLIGHT_RECORDER)
@@ -117,9 +117,9 @@ def _workers(task: Task, options: Mapping[str, str]) -> tuple[Workers, str]:
         records=forks and settings.hang_report_after != "off",
         script=None if "module" in options else words[0],
         preload=_modules(settings.preload),
-        python=trial.python,
-        run_dir=trial.scratch,
-        errors=runtime_directory.errors_in(trial.scratch),
+        python=task.python,
+        run_dir=task.scratch,
+        errors=runtime_directory.errors_in(task.scratch),
         node_label=task.node if settings.prefix else None,
         virtual_local_rank="virtual_local_rank" in options,
         serve_store=task.env.get(_UNSHARED) == "1",
@@ -142,7 +142,7 @@ def _obstacle(task: Task, options: Mapping[str, str], words: tuple[str, ...]) ->
     """Why the program cannot run in a process that is forked from a server."""
     if "no_python" in options:
         return "the program is not a script or module of the launcher's own Python"
-    if task.env.get("PYTHON_EXEC", task.trial.python) != task.trial.python:
+    if task.env.get("PYTHON_EXEC", task.python) != task.python:
         return "PYTHON_EXEC names another Python"
     if "module" not in options and not words[0].endswith(".py"):
         return f"{words[0]!r} is not a .py file"
@@ -157,7 +157,7 @@ def _argv(task: Task, options: Mapping[str, str], words: tuple[str, ...]) -> tup
     """The command of each worker, as torchrun makes it."""
     if "no_python" in options:
         return words
-    python = task.env.get("PYTHON_EXEC", task.trial.python)
+    python = task.env.get("PYTHON_EXEC", task.python)
     return (python, "-u", *(("-m",) if "module" in options else ()), *words)
 
 
@@ -194,12 +194,12 @@ def plan_of_torchrun(task: Task, reason: str) -> Plan:
     template = options.pop("log_line_prefix_template", None)  # by its variable, which torch before 2.15 reads, too
     # After "--" torch takes nothing of the program for an option of its own, such as --n=3 for --nnodes.
     words = (*torchrun_options.render(options), *unknown, "--", *program(task))
-    failure = f"{task.trial.scratch}/{runtime_directory.FAILURE}"
+    failure = f"{task.scratch}/{runtime_directory.FAILURE}"
     env = {
         # With the agents' store shared, torch 2.13 breaks restarts: a new group reads its dead predecessor's keys.
         _UNSHARED: "1",
         **env_of_workers(task),
-        runtime_directory.VARIABLE: task.trial.scratch,
+        runtime_directory.VARIABLE: task.scratch,
         "TORCHELASTIC_ERROR_FILE": failure,
     }
     if template:
@@ -208,7 +208,7 @@ def plan_of_torchrun(task: Task, reason: str) -> Plan:
     env[_SHUTDOWN_TIMEOUT] = env.get(_SHUTDOWN_TIMEOUT) or str(math.ceil(task.grace_s))
     torchrun = Process(
         name="torchrun",
-        argv=(task.trial.python, "-m", "torch.distributed.run", *words),
+        argv=(task.python, "-m", "torch.distributed.run", *words),
         env=env,
         label=task.node if task.settings.prefix else None,
     )
@@ -236,7 +236,7 @@ def _options(task: Task) -> dict[str, str]:
         options.setdefault("local_addr", "127.0.0.1")
     if options.keys().isdisjoint(("log_dir", "redirects", "tee")):
         # torchrun leaves its folder of logs behind; the runtime directory is removed at the end.
-        options["log_dir"] = runtime_directory.errors_in(task.trial.scratch)
+        options["log_dir"] = runtime_directory.errors_in(task.scratch)
     return options
 
 
@@ -364,7 +364,7 @@ def form_of_program(task: Task) -> dict[str, str]:
     command = task.command
     if command.kind is CommandKind.TORCHRUN:
         return {}
-    is_plain_python = len(command.python) == 1 and task.trial.python_is_ours
+    is_plain_python = len(command.python) == 1 and task.python_is_ours
     if command.kind is CommandKind.PROGRAM or (command.python and not is_plain_python):
         return {"no_python": "1"}
     return {"module": "1"} if command.kind is CommandKind.MODULE else {}
@@ -463,7 +463,7 @@ def check_placement(task: Task, reason: str) -> None:
     Raises:
         UsageError: --topology-label asks for what this engine cannot do.
     """
-    if task.trial.label is not None:
+    if task.label is not None:
         raise UsageError(
             f"--topology-label needs torch workers that the launcher itself starts ({reason}); remove it"
         )
@@ -477,9 +477,9 @@ def warnings(task: Task) -> Iterator[str]:
             f"1 worker starts in a pod with {gpus.count} accelerators ({gpus.reason}), and torch uses 1 of them; "
             f"add --nproc-per-node auto for a worker on each, or --nproc-per-node 1 if one is enough"
         )
-    if task.trial.network is not None:
-        yield from interfaces.settled(task.trial.network)[1]
-    if task.trial.label == "" and task.topology.pods != 1:
+    if task.network is not None:
+        yield from interfaces.settled(task.network)[1]
+    if task.label == "" and task.topology.pods != 1:
         yield (
             "this node has no topology label, so its ranks come last; "
             "put one into the file or variable that --topology-label names"
@@ -532,7 +532,7 @@ def own_place(task: Task, nodes: NodeRange) -> tuple[int | None, Endpoint]:
     topology = task.topology
     if topology.pods == 1:
         # One node meets nobody else: its own loopback will do, whatever address the platform names.
-        return 0, Endpoint("127.0.0.1", task.trial.loopback_port)
+        return 0, Endpoint("127.0.0.1", task.loopback_port)
     if topology.node_rank is None and not topology.by_arrival:
         raise ContractError(f"this job has {nodes} nodes, but the rank of this node is unknown {_to_set(task)}")
     if topology.coordinator is None:
@@ -560,7 +560,7 @@ def _membership(task: Task, local_addr: str | None) -> Membership:
         seats=seats,
         secret_file=task.job.secret_file,
         nodes=0 if nodes.fixed is None else nodes.max + topology.spares,
-        label=task.trial.label or "",
+        label=task.label or "",
     )
 
 
