@@ -65,8 +65,9 @@ def version_in(text: str) -> str:
 
 
 # The stages that a host has to pass, in order: facts of the rules of mpi-hosts, then of mpi-ssh.
-STAGES = DNS, PORT, BANNER, HOST_KEY, KEY, SHELL = ("DNS", "port", "banner", "host key", "key", "shell")
-_OF_HOSTS = (DNS, PORT, BANNER)
+_OF_HOSTS = DNS, PORT, BANNER, SESSION = ("DNS", "port", "banner", "session")
+HOST_KEY, KEY, SHELL = ("host key", "key", "shell")
+STAGES = (*_OF_HOSTS, HOST_KEY, KEY, SHELL)
 _WORDS = {  # that ssh prints at a stage; who came far was not stuck before
     KEY: "Permission denied|Too many authentication failures|UNPROTECTED PRIVATE|no matching (?:key|cipher|MAC)",
     HOST_KEY: "[Hh]ost key|HOST IDENTIFICATION",
@@ -90,7 +91,7 @@ def refusal(code: int | None, err: str) -> Refusal:
                 return Refusal(stage, line[:_SHOWN])
         return Refusal(BANNER, last or "it said nothing")
     if code is None:
-        return Refusal(SHELL, "no answer in time")
+        return Refusal(SESSION, f"no answer in {_ASK_S:g} s")
     return Refusal(SHELL, f"its login shell or the test command ends with code {code}{f'; {last}' if last else ''}")
 
 

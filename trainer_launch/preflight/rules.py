@@ -376,6 +376,8 @@ RULES = (
          "check that its sshd runs, its port, and NetworkPolicies"),
     Rule("mpi-hosts", "banner", bool, _NODE, "", "no sshd answers on {value}",
          "read that pod's log; check that the port is sshd's"),
+    Rule("mpi-hosts", "session", bool, _NODE, "", "no command ends in time on {value}",
+         "check that host's load and home directory, and its login shell's start-up files"),
     Rule("mpi-ssh", "host key", bool, _JOB, FIX_JOB, "another host key than the job's is shown by {value}",
          _IMPOSTOR),
     Rule("mpi-ssh", "key", bool, _JOB, FIX_JOB, "the job's key is refused by {value}", _SECRET),

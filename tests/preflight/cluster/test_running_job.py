@@ -74,6 +74,7 @@ ONE_NODE = {"nodes": NodeRange(1, 1), "node_rank": 0}
         pytest.param("trainer-v2-torch", IN_POD, ONE_NODE, {}, None, id="one node, as the platform says"),
         pytest.param("unknown", {}, ONE_NODE, {}, None, id="no pod"),
         pytest.param("pytorchjob-v1", IN_POD, {}, {}, Status.UNKNOWN, id="where init containers have no names"),
+        pytest.param("pytorchjob-v1-elastic", IN_POD, {"node_rank": None}, {}, Status.UNKNOWN, id="nor a rank"),
         pytest.param("trainer-v2-torch", IN_POD, {}, {"level": "container"}, Status.SKIPPED, id="as was asked for"),
     ],
 )
@@ -90,6 +91,7 @@ def test_who_is_checked_alone_for_want_of_variables_is_warned(
     assert obstacle is not None
     findings = node_side.alone(made, settings, obstacle)
     assert [finding.status for finding in findings] == ([] if status is None else [status])
+    assert all(("envInjection" in finding.action) is (contract == "unknown") for finding in findings)
 
 
 def test_a_standby_of_a_job_that_has_not_begun_is_none_at_work(standby: Endpoint) -> None:

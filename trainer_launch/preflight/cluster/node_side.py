@@ -288,12 +288,12 @@ def obstacle(subject: Subject, settings: Settings, chosen: Collection[str], skip
         return "deselected with --only or --policy"
     if topology.pods == 1:
         return _SINGLE_NODE
-    if topology.nodes is None or topology.node_rank is None or topology.coordinator is None:
-        return _UNKNOWN_PLACE
     if subject.job.engine not in (None, "torchrun", "plain"):
         return "the nodes of this job do not connect to node 0"
     if subject.job.contract in container_checks.HIDING and "level" not in settings.model_fields_set:
         return _HIDDEN
+    if topology.nodes is None or topology.node_rank is None or topology.coordinator is None:
+        return _UNKNOWN_PLACE
     return None
 
 
@@ -307,7 +307,11 @@ def alone(subject: Subject, settings: Settings, obstacle: str) -> list[Finding]:
     text = f"this node was checked alone, and compared with no other: {obstacle}"
     if obstacle == _HIDDEN:
         return [all_present.unknown(text, scope=Scope.JOB)]
-    action = "name this init container in envInjection.targets of the runtime; for a job of one node, set --nodes 1"
+    action = "set --nodes, --node-rank and --master-addr, if they can be known here"
+    if subject.job.contract == contracts.UNKNOWN.name:
+        action = (
+            "name this init container in envInjection.targets of the runtime; for a job of one node, set --nodes 1"
+        )
     return [all_present.bad(None, text, scope=Scope.JOB, action=action)]
 
 
