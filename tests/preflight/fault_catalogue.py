@@ -327,7 +327,8 @@ FAULTS: tuple[FleetFault, ...] = (
     library("NCCL falls back to sockets", "gpu-network", on_node(network="Socket"), kind="rail"),
     library("the driver hangs", "gpu-count", lambda told: told.update(hangs="init"), kind="driver"),
     library("driver and library do not match", "gpu-count gpu-load", lambda told: (told.update(
-        init={"error": 18}), on_node(fails=["device", "No CUDA GPUs are available"])(told)), kind="driver"),
+        init={"error": 18}), on_node(fails=["device", "torch 2.11, built with CUDA 13.0, sees no GPU"])(told)),
+        kind="driver"),
     library("torch is not built for this GPU", "gpu-load", on_node(
         fails=["device", "RuntimeError: no kernel image is available"]), kind="version"),
     library("another NCCL is loaded", "facts", on_node(nccl="2.27.7"), kind="version"),

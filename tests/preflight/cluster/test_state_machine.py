@@ -9,7 +9,10 @@ from tests.preflight.cluster.job import JOB, Simulation, failure, present
 from trainer_launch import __version__
 from trainer_launch.model.codec import encode
 from trainer_launch.model.findings import Fault, Scope, Status
+from trainer_launch.preflight import registry
+from trainer_launch.preflight.check import Where
 from trainer_launch.preflight.cluster import preflight_messages as msg
+from trainer_launch.preflight.node_preflight import merged
 
 OTHER_VERSION = (
     f"node 0 (trainer-launch {__version__}) uses protocol version {msg.VERSION}, this node {msg.VERSION - 1}; "
@@ -155,6 +158,19 @@ def test_what_nodes_find_by_themselves_is_told_to_all_and_alike_findings_are_one
     assert found["shm"].subject == "node 1 (job-node-0-1), node 2 (job-node-0-2)"
     assert found["memlock"].subject == "node 3 (job-node-0-3)"
     assert found["shm"].fault is Fault.JOB
+
+
+@pytest.mark.parametrize(("n_nodes", "fault"), [(2, Fault.JOB), (3, Fault.NODE)])
+def test_an_image_that_fails_on_few_nodes_is_not_the_jobs_fault(n_nodes: int, fault: Fault) -> None:
+    """Such as on a machine with an older driver, while drivers are updated; that node's own verdict is the same."""
+    job = Simulation(n_nodes)
+    own = replace(failure("gpu-load", "the driver is too old"), remedy="FIX_IMAGE")
+    job.own = {1: [own]}
+    job.come(*range(n_nodes))
+    (found,) = job.loud()
+    assert (found.fault, found.remedy) == (fault, "FIX_IMAGE" if fault is Fault.JOB else "")
+    (told,) = merged([own], [found], "node 1 (job-node-0-1)", registry.ids(Where.CLUSTER))
+    assert (told.fault, told.remedy, told.text) == (fault, found.remedy, own.text)
 
 
 def test_the_kubernetes_node_of_a_pod_at_fault_is_told_where_it_is_known() -> None:

@@ -10,7 +10,7 @@ from msgspec import Struct, field
 from msgspec.structs import replace
 
 from trainer_launch.model import Endpoint, Job, Topology, units
-from trainer_launch.model.findings import Fault, Finding, Measure, Scope
+from trainer_launch.model.findings import Fault, Finding, Measure, Scope, Status
 from trainer_launch.model.units import grouped
 from trainer_launch.planning.torch import seats_by_index
 from trainer_launch.preflight.check import Where, check
@@ -189,9 +189,18 @@ def port_taken(problem: str) -> Finding:
 
 def own_findings(nodes: Iterable[JobNode]) -> list[Finding]:
     """The findings of nodes about themselves, those of a kind together: the first stands for the others."""
-    pairs = ((node.name, finding) for node in nodes for finding in node.report.findings[:_MAX_OF_A_NODE])
+    reports = [(node.name, node.report.findings[:_MAX_OF_A_NODE]) for node in nodes]
+    pairs = ((name, finding) for name, findings in reports for finding in findings)
     kinds = grouped((kind_of(finding), (name, finding)) for name, finding in pairs)
-    return [_together(members) for members in kinds.values()]
+    return [_together(members, len(reports)) for members in kinds.values()]
+
+
+def of_few(finding: Finding) -> Finding:
+    """The finding of a node among others that have it not: an image would fail on all, so it may be the machine."""
+    if finding.status is not Status.FAIL or finding.remedy != "FIX_IMAGE":
+        return finding
+    action = f"most nodes of this job do not have this: see the driver of that machine, or {finding.action}"
+    return replace(finding, fault=Fault.NODE, remedy="", action=action)
 
 
 def kind_of(finding: Finding) -> object:
@@ -199,8 +208,8 @@ def kind_of(finding: Finding) -> object:
     return finding.check, finding.status, finding.fault, finding.remedy
 
 
-def _together(members: Sequence[tuple[str, Finding]]) -> Finding:
+def _together(members: Sequence[tuple[str, Finding]], n_nodes: int) -> Finding:
     names = list(dict.fromkeys(name for name, _ in members))
-    first = members[0][1]
+    first = of_few(members[0][1]) if 2 * len(names) < n_nodes else members[0][1]
     others = f" (there; {len(names) - 1} more nodes have this, too)" if len(names) > 1 else ""
     return replace(first, subject=", ".join(names), text=f"on {names[0]}: {first.text}{others}")
