@@ -456,6 +456,10 @@ def slow_racks(fleet: Fleet, folder: Path) -> None:
     fleet.rated = lambda one, other, rail: ("", 45e9 if one // 4 == other // 4 else 40e9)
 
 
+def shared_switches(fleet: Fleet, folder: Path) -> None:
+    fleet.rated = lambda one, other, rail: ("", 45e9 if one // 4 == other // 4 else 22e9)
+
+
 def a_busy_moment(fleet: Fleet, folder: Path) -> None:
     """One test of a pair is slow, as another job's checkpoint uses the network; later ones are not."""
     seen: dict[tuple[int, int], int] = {}
@@ -622,6 +626,7 @@ HEALTHY_FLEETS: tuple[HealthyFleet, ...] = (
         each(own_variables),
     ),
     HealthyFleet("racks between which it is a little slower", slow_racks),
+    HealthyFleet("racks whose switches share half the bandwidth", shared_switches),
     HealthyFleet("one pair is disturbed once", a_busy_moment),
     HealthyFleet("no GPUs", each(without_gpus)),
     HealthyFleet("no RDMA", each(without_rdma)),

@@ -9,6 +9,7 @@ import pytest
 from msgspec.structs import replace
 
 from tests.preflight.cluster.job import Simulation
+from tests.preflight.fleet import Fleet
 from tests.preflight.world import Names, run_all, subject
 from tests.schemas.validator import schema
 from trainer_launch.model.findings import OF_MACHINES, REMEDIES, Fault, Finding, Report, Scope, Status
@@ -106,6 +107,16 @@ def test_a_link_between_healthy_nodes_and_a_pair_of_which_either_may_be_faulty_h
     assert cluster(job) == {"pairs": ""}
     job = Simulation(2, outcome=lambda node, partner: ("reset", 0))
     assert cluster(job) == {"pairs": ""}
+
+
+@pytest.mark.parametrize(("rail", "remedy"), [(2, "DRAIN"), (None, "")])
+def test_a_node_that_is_slow_on_all_rails_has_none_as_its_switch_may_be_shared(
+    rail: int | None, remedy: str
+) -> None:
+    fleet = Fleet(8)
+    fleet.rated = lambda one, other, on: ("", 22e9) if 3 in (one, other) and rail in (None, on) else None
+    (finding,) = [one for one in fleet.findings() if one.status is Status.FAIL]
+    assert (finding.check, finding.remedy) == ("pairs", remedy)
 
 
 def test_a_node_that_is_missing_a_name_that_does_not_resolve_and_a_slow_clock_have_none() -> None:

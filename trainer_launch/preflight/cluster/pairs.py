@@ -192,11 +192,14 @@ class Standard:
             return True
         return any((end, test.rail) in self._slow for end in test.ends)
 
+    def fails(self, tests: Iterable[PairTest], least: float = FLOOR) -> bool:
+        """Whether one of these tests fails by itself; slowness by comparison alone only warns."""
+        return any(not test.is_whole or test.rate < least for test in tests)
+
     def is_hard(self, tests: Iterable[PairTest]) -> bool:
-        """Whether these tests fail by themselves; slowness by comparison alone only warns."""
+        """Whether these tests of a node fail by themselves, or are slower than its model has to be."""
         # Where pairs of this network do not reach what is expected, that proves nothing of a node.
-        wanted = FLOOR if self.of_pairs < self._expected else max(FLOOR, self._expected)
-        return any(not test.is_whole or test.rate < wanted for test in tests)
+        return self.fails(tests, FLOOR if self.of_pairs < self._expected else max(FLOOR, self._expected))
 
     def _slowest_allowed(self, rates: Sequence[int]) -> float:
         """Bytes per second below which it is too slow for anything, or by far slower than the others."""
@@ -243,31 +246,34 @@ def _of_node(
         f"{_shown(middle)} in the median"
     )
     more = {"scope": Scope.RAIL if rails else Scope.NODE, "action": _ACTION_NODE if hard else _ACTION_SLOW}
-    return _blamed(bad, standard, text, subject=name, middle=middle, **more)
+    # All rails may be slow for what lies before the node: the switch of a rack with one node of this job.
+    more["remedy"] = "DRAIN" if (hard and rails) or standard.fails(bad) else ""
+    return _blamed(bad, standard, text, is_hard=hard, subject=name, middle=middle, **more)
 
 
 def _of_link(link: Link, its: Sequence[PairTest], standard: Standard) -> Finding:
     bad = [test for test in its if standard.is_bad(test)]
     first, second = (standard.names[end] for end in link.ends)
-    how, how_slow = "fails", ""
-    if not standard.is_hard(bad):
+    how, how_slow, is_hard = "fails", "", standard.fails(bad)  # switches may be shared, and so slower
+    if not is_hard:
         how, how_slow = "is slow", f": {_rates(bad)}, the median of all pairs is {_shown(standard.of_pairs)}"
     text = (
         f"the link between {first} and {second}{_on(link.rails)} {how} in {link.failed} of {link.tests} tests, "
         f"while both pass with other nodes{how_slow}"
     )
     subject = f"{first} - {second}{_on(link.rails)}"
-    return _blamed(bad, standard, text, subject=subject, middle=standard.of_pairs)
+    return _blamed(bad, standard, text, is_hard=is_hard, subject=subject, middle=standard.of_pairs)
 
 
 def _unresolved(ends: Pair, its: Sequence[PairTest], standard: Standard) -> Finding:
     first, second = (standard.names[end] for end in ends)
-    how = "fail" if standard.is_hard(its) else "are slow"
+    is_hard = standard.fails(its)
+    how = "fail" if is_hard else "are slow"
     text = (
         f"{first} and {second} {how} with each other; either one of them is faulty or the path between them "
         "(unresolved)"
     )
-    return _blamed(its, standard, text, subject=f"{first} - {second}")
+    return _blamed(its, standard, text, is_hard=is_hard, subject=f"{first} - {second}")
 
 
 def _blamed(
@@ -275,16 +281,16 @@ def _blamed(
     standard: Standard,
     text: str,
     *,
+    is_hard: bool,
     middle: float | None = None,  # of what `bad` are held against, if that explains them
     **more: Any,
 ) -> Finding:
-    is_hard = standard.is_hard(bad)
     if middle is not None:
         more["measured"] = round(max(test.rate for test in bad) / MBYTE, 1) if bad else None
         more["expected"] = round(max(FLOOR, standard.share * middle) / MBYTE, 1)
         more |= {"unit": "MB/s", "basis": Basis.BOTH if is_hard else Basis.PEER}
     evidence = tuple(_evidence(test, standard.names) for test in bad[:_SHOWN])
-    more = {"scope": Scope.LINK, "action": _ACTION_LINK, "remedy": "DRAIN" if is_hard else ""} | more
+    more = {"scope": Scope.LINK, "action": _ACTION_LINK} | more
     return pairs.bad(Fault.NODE if is_hard else None, text, evidence=evidence, **more)
 
 
