@@ -109,11 +109,13 @@ def test_a_link_between_healthy_nodes_and_a_pair_of_which_either_may_be_faulty_h
     assert cluster(job) == {"pairs": ""}
 
 
-@pytest.mark.parametrize(("rail", "remedy"), [(2, "DRAIN"), (None, "")])
+@pytest.mark.parametrize(("rail", "remedy", "limited"), [(2, "DRAIN", 0), (2, "DRAIN", 8), (None, "", 0)])
 def test_a_node_that_is_slow_on_all_rails_has_none_as_its_switch_may_be_shared(
-    rail: int | None, remedy: str
+    rail: int | None, remedy: str, limited: int
 ) -> None:
     fleet = Fleet(8)
+    for node in fleet.nodes[:limited]:
+        node.each_card(power_limit=[500_000, 700_000])  # which says nothing of links
     fleet.rated = lambda one, other, on: ("", 22e9) if 3 in (one, other) and rail in (None, on) else None
     (finding,) = [one for one in fleet.findings() if one.status is Status.FAIL]
     assert (finding.check, finding.remedy) == ("pairs", remedy)

@@ -170,7 +170,10 @@ ALSO: list[tuple[str, Subject]] = [
     ("gpu-memory", of_gpu(memory_used=40 * GIB, env={"CUDA_MPS_PIPE_DIRECTORY": "/mps"})),
     ("gpu-memory", all_cards(**GH200)),  # the kernel has files there
     ("gpu-load", with_tests(ending=LoadEnding.FAILED, stage="nccl", peers=None, why="no NCCL")),
-    ("gpu-load", replace(with_tests(ending=LoadEnding.FAILED, stage="device", why=CPU_TORCH), is_torch=False)),
+    *(
+        ("gpu-load", replace(with_tests(ending=LoadEnding.FAILED, stage="device", why=why), is_torch=False))
+        for why in (CPU_TORCH, NO_CUDA)
+    ),
     ("gpu-peers", with_tests(ending=LoadEnding.NOT_RUN, stage="peers", peers=None, why="CUDA out of memory")),
     ("gpu-peers", with_tests(peers=Peers(good=True, rate=0.0, why=NO_NCCL))),
     ("gpu-network", with_tests(network="Socket", adapters=OTHER_RAIL, env={"NCCL_IB_HCA": "=mlx5_0"})),

@@ -84,10 +84,10 @@ class Gpu(Struct, frozen=True, kw_only=True):
         return str(self.facts.get("name", ""))
 
     @property
-    def limited(self) -> str:
-        """The model with the power limit that was set below the card's own; empty where none was."""
+    def power(self) -> str:
+        """The power limit that was set below the card's own, as in ` at 500 W`; empty where none was."""
         limit, usual = self.facts.get("power_limit", (0, 0))
-        return f"{self.model} at {limit // 1000} W" if limit < usual else ""
+        return f" at {limit // 1000} W" if limit < usual else ""
 
     @property
     def domain(self) -> tuple[str, str] | None:
@@ -154,9 +154,9 @@ class GpuFacts(Struct, frozen=True, kw_only=True):
     @property
     def measures(self) -> tuple[Measure, ...]:
         """All figures, for the comparison with a reference and with others; products by power limit."""
-        limited = {(gpu.index, "gemm"): gpu.limited for gpu in self.gpus}
+        power = {(gpu.index, "gemm"): gpu.power for gpu in self.gpus}
         of_cards = [
-            Measure(name, value, unit, limited.get((test.gpu, name[:4])) or test.facts.get("model", ""), test.gpu)
+            Measure(name + power.get((test.gpu, name[:4]), ""), value, unit, test.facts.get("model", ""), test.gpu)
             for test in self.tests
             for name, value, unit in test.figures
         ]

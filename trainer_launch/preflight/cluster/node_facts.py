@@ -309,7 +309,7 @@ def of_gpus(cards: Cards | None, count: int) -> dict[str, str]:
     gpus = cards.facts()
     if gpus.trouble:
         return {}
-    models = ", ".join(sorted({gpu.limited or gpu.model for gpu in gpus.gpus if gpu.model}))
+    models = ", ".join(sorted({gpu.model + gpu.power for gpu in gpus.gpus if gpu.model}))
     facts = {GPUS: f"{len(gpus.gpus)} of {models or 'unknown model'}"}
     if gpus.driver:
         facts["driver"] = gpus.driver
