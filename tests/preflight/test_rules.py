@@ -178,6 +178,7 @@ ALSO: list[tuple[str, Subject]] = [
     ("gpu-peers", with_tests(peers=Peers(good=True, rate=0.0, why=NO_NCCL))),
     ("gpu-network", with_tests(network="Socket", adapters=OTHER_RAIL, env={"NCCL_IB_HCA": "=mlx5_0"})),
     ("gpu-network", with_tests(network="Socket", adapters=ETHERNET, env=NO_HCA)),
+    ("gpu-network", with_tests(network="Socket", env={"NCCL_NET": "socket"})),
     ("nccl-ib-hca", with_ports("", "", env={"NCCL_NET": "Socket"})),
     ("memlock", subject(env={"NCCL_IB_DISABLE": "1"}, try_out=NO_LOCK)),
     ("memlock", with_ports("", "", try_out=NO_LOCK)),

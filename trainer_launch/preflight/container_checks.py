@@ -54,7 +54,7 @@ _ADVICE = {
 }
 _LACKS = (errno.ENOSYS, errno.EOPNOTSUPP, errno.EINVAL)  # a file system that cannot do it
 _JOBS = frozenset((*_ADVICE, *_LACKS, errno.ENOTDIR))  # whatever node it is, these stay the same
-_WITHOUT_RDMA = (("NCCL_IB_DISABLE", "1"), ("NCCL_NET", "Socket"))
+_WITHOUT_RDMA = (("NCCL_IB_DISABLE", "1"), ("NCCL_NET", "socket"))  # as NCCL compares names
 _HEADROOM = 8  # of the memory limit's rest, this part at most is locked or written
 SETTLED_S = 60.0  # after which a name that its Service publishes is there: caches deny for up to 30 s
 _FIRST_PAUSE_S, _LONGEST_PAUSE_S = 0.02, 1.0
@@ -354,7 +354,8 @@ def nccl_socket_ifname(subject: Subject) -> Observed:
 
 def without_rdma(subject: Subject) -> str:
     """The variable by which this job does without RDMA."""
-    return next((f"{name}={value}" for name, value in _WITHOUT_RDMA if subject.env.get(name) == value), "")
+    set_so = (name for name, value in _WITHOUT_RDMA if subject.env.get(name, "").lower() == value)
+    return next((f"{name}={subject.env[name]}" for name in set_so), "")
 
 
 def used_adapters(subject: Subject) -> tuple[AdapterPort, ...]:

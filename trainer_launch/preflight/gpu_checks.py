@@ -173,7 +173,7 @@ def gpu_count(subject: Subject) -> Observed:
     if host.count == 0 and not subject.may_use_gpus:  # this line stands for all checks of GPUs
         return Observed(skipped="no GPU here: GPU checks are skipped")
     if host.count == 0:
-        text = "this container was given no GPU, though the job may have some: GPU checks are skipped"
+        text = f"this container sees no GPU ({host.reason}), though the job may have some: GPU checks are skipped"
         action = "request the GPUs for the init container as well (resources.limits); the pod is given them once"
         return Observed(skipped=text, more={"action": action})
     if subject.cards is None:
