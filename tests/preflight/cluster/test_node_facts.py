@@ -73,6 +73,12 @@ def test_a_variable_with_the_value_that_it_has_without_it_fails_no_job(
     assert (found.status, found.remedy) == (Status.WARN, "")
 
 
+@pytest.mark.parametrize(("gpus", "status"), [("0", Status.WARN), ("8 of NVIDIA H200", Status.FAIL)])
+def test_without_gpus_nobody_needs_nccls_variables_to_agree(gpus: str, status: Status) -> None:
+    told = [{"gpus": gpus, "env NCCL_ALGO": "Tree" if node == 3 else "Ring"} for node in range(5)]
+    assert [found.status for found in differences(NODES, told)] == [status]
+
+
 def test_a_variable_that_one_node_lacks_is_a_difference() -> None:
     (found,) = differences(NODES, [*[{"env NCCL_ALGO": "Ring"}] * 4, {}])
     assert found.text == "NCCL_ALGO differs: Ring on 4 nodes, (unset) on node 4 (host-4)"

@@ -100,14 +100,16 @@ def differences(names: Sequence[str], reports: Sequence[Mapping[str, str]]) -> I
     if unread:  # a machine that is too busy to start a Python in time has no other versions for that
         text = f"the versions of Python and torch could not be determined in time on {listed(unread)}"
         yield facts.unknown(text, subject=listed(unread))
+    without_nccl = all(report.get(GPUS) == "0" for report in reports)
     for key, values in differing.items():
-        yield _difference(key, grouped((value, name) for name, value in values.items()))
+        is_harmless = without_nccl and key.startswith(f"{ENV}NCCL_")
+        yield _difference(key, grouped((value, name) for name, value in values.items()), is_harmless=is_harmless)
     if not differing and not unread:
         n_alike = sum(all(key in report for report in reports) for key in keys)
         yield facts.passed(f"{counted(n_alike, 'fact')} alike on all {len(names)} nodes", scope=Scope.JOB)
 
 
-def _difference(key: str, groups: Mapping[str, Sequence[str]]) -> Finding:
+def _difference(key: str, groups: Mapping[str, Sequence[str]], *, is_harmless: bool) -> Finding:
     name = key.removeprefix(ENV)
     ordered = sorted(groups.items(), key=lambda group: (-len(group[1]), group[0]))
     most, others = ordered[0], ordered[1:]
@@ -122,7 +124,7 @@ def _difference(key: str, groups: Mapping[str, Sequence[str]]) -> Finding:
         values.append("no value has a majority")
     text = ", ".join(values)
     if not any(rule.check == FACTS and rule.fact == key for rule in RULES):
-        is_alike = len({_in_effect(name, value) for value in groups}) == 1
+        is_alike = is_harmless or len({_in_effect(name, value) for value in groups}) == 1
         key, text = "must agree" if name in _MUST_AGREE and not is_alike else "other", f"{name} differs: {text}"
     return facts.found(
         key,
