@@ -360,7 +360,10 @@ def read(entry: process_tree.ProcessEntry, proc: str = "/proc") -> Activity | No
         with contextlib.suppress(OSError):  # it has ended since
             spun_s = _cpu_s(_fields(f"{folder}/task/{spins}")) if spins else 0.0
         switches = _SWITCHES.search(files.text(f"{folder}/status"))  # of the main thread
-        done, own = process_tree.unlocked(entry.pid, ((0, 0), (0, 0)), lambda: (_io(folder), _io(main)))
+        if fields[0] == "D":
+            done, own = process_tree.unlocked(entry.pid, ((0, 0), (0, 0)), lambda: (_io(folder), _io(main)))
+        else:
+            done, own = _io(folder), _io(main)
         return Activity(
             pid=entry.pid,
             parent=entry.parent,

@@ -3,8 +3,8 @@
 /proc/PID/syscall may be read of one's own children, also with the kernel's default restrictions of ptrace. Where it
 may not be read, or the machine is neither x86_64 nor aarch64, nothing is known.
 
-Some files of /proc/PID wait for locks of that process, which it holds for ever where a file server is gone while it
-maps memory or executes a program: these are read by `unlocked` only.
+Some files of /proc/PID wait for a lock of that process, which it may hold for ever where a file server is gone:
+`environ` and `mem` for that of its memory map; `io`, `syscall`, `stack`, in state D, for one of an exec.
 """
 
 from __future__ import annotations
@@ -345,11 +345,14 @@ class SystemCall(NamedTuple):
 
 def of_thread(pid: int, tid: int) -> SystemCall | None:
     """The call that a thread sleeps in; None: it runs, has ended, or that may not be read."""
-    return unlocked(pid, None, _call_of, pid, tid)
-
-
-def _call_of(pid: int, tid: int) -> SystemCall | None:
     folder = f"/proc/{pid}/task/{tid}"
+    is_uninterruptible = files.text(f"{folder}/stat").rpartition(")")[2].split()[:1] == ["D"]
+    if is_uninterruptible:
+        return unlocked(pid, None, _call_in, folder, pid, is_uninterruptible)
+    return _call_in(folder, pid, is_uninterruptible)
+
+
+def _call_in(folder: str, pid: int, is_uninterruptible: bool) -> SystemCall | None:
     words = files.text(f"{folder}/syscall").split()
     try:
         number, *arguments = (int(word, 0) for word in words)
@@ -360,7 +363,6 @@ def _call_of(pid: int, tid: int) -> SystemCall | None:
     kind = _KINDS.get(number, CallKind.OTHER)
     if kind is CallKind.PATH and _OPENS_PIPE.search(files.text(f"{folder}/wchan")):
         kind = CallKind.OTHER
-    state = files.text(f"{folder}/stat").rpartition(")")[2].split()
     fds: tuple[int, ...] = ()
     with contextlib.suppress(OSError, struct.error):
         fds = tuple(_fds(pid, kind, arguments))
@@ -368,7 +370,7 @@ def _call_of(pid: int, tid: int) -> SystemCall | None:
     # wait4 has the pid first, waitid its type.
     child = arguments[0] if number in _WAIT4 else arguments[1] if arguments[:1] == [_P_PID] else 0
     child = child if kind is CallKind.CHILD and child < 1 << 31 else 0
-    return SystemCall(kind, fds, links, child, is_uninterruptible=state[:1] == ["D"])
+    return SystemCall(kind, fds, links, child, is_uninterruptible)
 
 
 def of_other_threads(pid: int) -> Iterator[SystemCall]:
@@ -425,6 +427,10 @@ def _fds(pid: int, kind: CallKind, arguments: list[int]) -> Iterator[int]:
 
 
 def _memory(pid: int, address: int, size: int) -> bytes:
+    return unlocked(pid, b"", _memory_at, pid, address, size)
+
+
+def _memory_at(pid: int, address: int, size: int) -> bytes:
     fd = os.open(f"/proc/{pid}/mem", os.O_RDONLY | os.O_CLOEXEC)
     try:
         return os.pread(fd, size, address)
