@@ -195,5 +195,16 @@ def test_a_worker_that_reads_standard_input_waits_for_a_person(started: Callable
     eventually(lambda: doing(pid) is Doing.INPUT, "it waits", within_s=20)
 
 
+def test_a_look_at_a_worker_that_holds_no_lock_starts_no_thread(
+    started: Callable[[str], int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pid = started("a, b = socket.socketpair(); a.recv(1)")
+    eventually(lambda: process_tree.of_thread(pid, pid) is not None, "it waits", within_s=20)
+    monkeypatch.setattr(threading.Thread, "start", lambda _: pytest.fail("a wake-up of PID 1"))
+    workers = WatchedWorkers(lambda: {"program": pid}, lambda _: 0, "/nowhere")
+    assert workers.look()
+    assert process_tree.of_thread(pid, pid) is not None
+
+
 def test_of_a_process_that_is_gone_nothing_is_known() -> None:
     assert worker_samples.wait_in_kernel(2**22 + 1, ()) is Doing.UNKNOWN
