@@ -157,7 +157,6 @@ class MpiJob(RunLoop):
         self.phase = MpiPhase.WAITING
         self._members = self._hosts.members
         self._starts = 0
-        self._note = ""  # the hosts that were missing when it was stopped
         self._failures = 0  # that cost the budget
         self._before: Death | None = None  # the failure before, if it came soon after its start
         self._early = 0  # starts in a row that did not last, and cost nothing
@@ -491,5 +490,4 @@ class MpiJob(RunLoop):
         if self._stop_signal is not None:  # how it took the request is worth a word when it did not leave with 0
             cause = death if death is not None and death.exit_code != 0 else None
         failure = None if cause is None else self.classified(cause)
-        ended = self.ended(failure, max(1, self._starts), well=self._cause is None)
-        return replace(ended, note=self._note)
+        return self.ended(failure, self._starts, well=self._cause is None)

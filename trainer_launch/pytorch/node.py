@@ -133,7 +133,6 @@ class TorchNode(RunLoop):
         self._away_since_s: float | None = self._started_at_s  # None while the coordinator is there
         self._waiting: say.Waiting | None = None  # the coordinator's last word about missing nodes
         self._says_at_s = self._started_at_s + self._say_again_s  # when to log again what this node waits for
-        self._note = ""  # what it waited for when it was stopped
 
     def close(self) -> None:
         """The job is over for this node."""
@@ -672,10 +671,8 @@ class TorchNode(RunLoop):
     def outcome(self) -> Outcome:
         """How the job ended for this node, and why."""
         end = self._job_end
-        attempt, well = max(1, self._starts), isinstance(end, say.Finished)
-        outcome = self.ended(self._cause(), attempt, well=well)
-        if self._note:
-            return replace(outcome, note=self._note)
+        well = isinstance(end, say.Finished)
+        outcome = self.ended(self._cause(), self._starts, well=well)
         if isinstance(end, say.GiveUp):
             first = {"rank": end.rank, "exit_code": end.exit_code, "signal": end.signal}
             return replace(outcome, given_up=GivenUp(reason=end.reason, message=end.message or "", **first))

@@ -42,6 +42,7 @@ class RunLoop(ABC):
         self._processes, self._watch = processes, watch
         self._evidence = Evidence()  # of the first failure
         self.is_done = False
+        self._note = ""  # what it waited for when it was stopped
         self._stop_signal: int | None = None  # the first that asked to stop, or to start nothing again
         self._started_at_s = self._system.now()
 
@@ -124,15 +125,16 @@ class RunLoop(ABC):
         errors = death.lines or self._system.last_errors(death.process)
         return failure.classify(death, replace(self._evidence, last_lines=lines, last_errors=errors, **more))
 
-    def ended(self, cause: Failure | None, attempt: int, *, well: bool) -> Outcome:
-        """How it ended: `well`, unless it was asked to stop."""
+    def ended(self, cause: Failure | None, starts: int, *, well: bool) -> Outcome:
+        """How it ended, after so many starts: `well`, unless it was asked to stop."""
         verdict = Verdict.SUCCEEDED if well else Verdict.FAILED
         return Outcome(
             verdict=verdict if self._stop_signal is None else Verdict.STOPPED,
             failure=cause,
             stop_signal=self._stop_signal,
             took_s=self._system.now() - self._started_at_s,
-            attempt=attempt,
+            attempt=max(1, starts),
+            note=self._note,
             survivors=self._processes.stuck(),
         )
 
@@ -244,7 +246,7 @@ class ProgramLoop(RunLoop):
 
     def outcome(self) -> Outcome:
         """How it ended, and why."""
-        return self.ended(self._failure(), attempt=1, well=self._cause is None)
+        return self.ended(self._failure(), starts=1, well=self._cause is None)
 
     def _failure(self) -> Failure | None:
         cause, is_stopped = self._cause, self._stop_signal is not None
