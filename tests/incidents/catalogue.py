@@ -350,7 +350,7 @@ TO_TELL: tuple[Situation, ...] = (
     ended(
         "memory",
         "MemoryError",
-        _CODE + ", because an allocation failed: MemoryError:",
+        _CODE + ", because an allocation failed: MemoryError: incident_job.py, line …",
         "OutOfMemory",
         1,
     ),

@@ -280,7 +280,7 @@ def source_to(address: str) -> str:
 _BACKLOG = 4096  # the kernel cuts it to net.core.somaxconn
 _MOST_IDLE_S = 32_767  # that the kernel takes for TCP_KEEPIDLE
 _OTHER_FILES = 256  # descriptors that stay free for the rest of the process
-TOO_FEW_FILES = "the limit of open files (ulimit -n) leaves this process no room for %d nodes"
+TOO_FEW_FILES = "the limit of open files (ulimit -n) leaves this process no room for %s"
 _ANY = ("", "0.0.0.0", "::", "*")
 
 

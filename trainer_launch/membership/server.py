@@ -41,6 +41,7 @@ from trainer_launch.membership.state import (
 from trainer_launch.model import Endpoint, Hosting, Seats
 from trainer_launch.model.codec import MessageError
 from trainer_launch.model.errors import NodeError
+from trainer_launch.model.units import counted
 
 MAX_CONNECTIONS = 8192
 MAX_UNGREETED = 200
@@ -125,7 +126,7 @@ class ServerConnections(ABC, Generic[_Heard, _Sent]):
         self._stopping = threading.Event()
         self._defect = ""  # of ours, which has ended what the server is for
         if not allow_connections(nodes):
-            log(TOO_FEW_FILES % nodes, logging.WARNING)
+            log(TOO_FEW_FILES % counted(nodes, "node"), logging.WARNING)
         self._max_connections = max(64, min(MAX_CONNECTIONS, spare_files()))
 
     @abstractmethod
