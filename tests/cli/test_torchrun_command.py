@@ -141,15 +141,57 @@ def test_an_address_of_nobody_ends_with_its_name_and_this_machines(tmp_path: Pat
     assert f"this is {os.uname().nodename}: no address for head.invalid yet" in ended.stderr
 
 
-@pytest.mark.parametrize("shared", ["True", "False"])
-def test_a_typed_port_is_where_scripts_meet_also_after_a_restart(shared: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("shared", "method", "words"),
+    [
+        ("True", "auto", ("--master-addr=localhost", "--master-port={}")),
+        ("False", "auto", ("--master-addr=localhost", "--master-port={}")),
+        ("True", "exec", ("--master-addr=localhost", "--master-port={}")),
+        ("True", "auto", ("--rdzv-endpoint=localhost:{}",)),
+    ],
+)
+def test_a_typed_port_is_where_scripts_meet_also_after_a_restart(
+    shared: str, method: str, words: tuple[str, ...], tmp_path: Path
+) -> None:
     port = str(free_port())
-    words = ("--nproc-per-node=2", "--max-restarts=1", "--master-addr=localhost", f"--master-port={port}")
+    words = ("--nproc-per-node=2", "--max-restarts=1", *(word.format(port) for word in words))
     program = (script(tmp_path, MEETS_AT_A_TYPED_ADDRESS), f"tcp://localhost:{port}")
     env = {"TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1"} if shared == "False" else {}
-    ended = launch("run", "--", "torchrun", *words, *program, env=env)
+    ended = launch("run", "--start-method", method, "--", "torchrun", *words, *program, env=env)
     assert ended.returncode == 0, ended.stderr
     assert ended.stdout.count(f"sum 2.0 after 1 {shared}") == 2, ended.stdout
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ("--node-rank={}", "--master-addr=localhost", "--master-port={}"),
+        ("--rdzv-id=j", "--rdzv-backend=c10d", "--rdzv-endpoint=127.0.0.1:{}"),
+    ],
+)
+def test_scripts_of_several_nodes_meet_at_the_typed_address_too(words: tuple[str, ...], tmp_path: Path) -> None:
+    port = free_port()
+    train = (script(tmp_path, MEETS_AT_A_TYPED_ADDRESS), f"tcp://localhost:{port}")
+    with ExitStack() as stack:
+        typed = [[words[0].format(str(rank)), *(word.format(port) for word in words[1:])] for rank in range(2)]
+        nodes = [
+            stack.enter_context(start("run", "--", "torchrun", "--nnodes=2", "--max-restarts=2", *own, *train))
+            for own in typed
+        ]
+        ends = ends_of(nodes)
+    assert [code for code, _ in ends] == [0, 0], ends
+    assert all("sum 2.0 after" in output for _, output in ends), ends
+
+
+def test_a_script_that_takes_the_coordinator_for_torchs_store_is_told_at_once(tmp_path: Path) -> None:
+    port = str(free_port())
+    where = ("--nnodes=2", "--node-rank=0", "--master-addr=localhost", f"--master-port={port}")
+    asks = f"from torch.distributed import TCPStore\nTCPStore('localhost', {port})\n"
+    train = script(tmp_path, asks)
+    with start("run", "--", "torchrun", *where, train) as node:
+        node.read_until("waiting up to")
+        with start("run", "--nproc-per-node", "1", "--", train):
+            node.read_until(r"it looks for torch's store, which is where MASTER_ADDR and MASTER_PORT")
 
 
 def test_where_rank_0_serves_the_store_and_workers_are_executed_nobody_else_imports_torch(tmp_path: Path) -> None:

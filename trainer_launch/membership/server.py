@@ -47,6 +47,7 @@ MAX_CONNECTIONS = 8192
 MAX_UNGREETED = 200
 MAX_UNSENT_BYTES = 1 << 20  # what a peer may leave unread before it is dropped
 _READ_BYTES = 65536
+_OF_TORCH = b"\0"  # how each client of a TCPStore begins
 _MANY_COMPLAINTS = 50
 _log = logging.getLogger(__name__)
 _Heard = TypeVar("_Heard")  # what is said to a server
@@ -75,6 +76,11 @@ class Connection:
             return []
         if not data:
             return None
+        if not self.is_greeted and not self._unread and data.startswith(_OF_TORCH):
+            raise MessageError(
+                "it looks for torch's store, which is where MASTER_ADDR and MASTER_PORT of the workers say; "
+                'call init_process_group with init_method="env://"'
+            )
         *lines, rest = (self._unread + data).split(b"\n")
         self._unread = rest
         if len(rest) >= MAX_SIGNED_BYTES:

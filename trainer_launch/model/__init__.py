@@ -262,6 +262,7 @@ class Workers(Struct, frozen=True, kw_only=True):
     errors: str = ""  # the folder of the files that torch's @record writes
     node_label: str | None = None  # in the prefix of each line; None: output is passed on byte for byte
     virtual_local_rank: bool = False
+    meet_at: Endpoint | None = None  # where torchrun would have the store: a forked worker finds it there, too
     serve_store: bool = False  # rank 0 serves a generation's store, not a process of the launcher's
     of_deepspeed: bool = False  # they get the variables of the `deepspeed` command, too
     logs: Mapping[str, str] = field(default_factory=_nothing)  # torchrun's options about output, by name

@@ -122,6 +122,7 @@ def _workers(task: Task, options: Mapping[str, str]) -> tuple[Workers, str]:
         errors=runtime_directory.errors_in(task.scratch),
         node_label=task.node if settings.prefix else None,
         virtual_local_rank="virtual_local_rank" in options,
+        meet_at=task.topology.coordinator,
         serve_store=task.env.get(_UNSHARED) == "1",
         of_deepspeed=task.command.is_deepspeed,
         logs={name: value for name, value in options.items() if name in torchrun_options.NAMES},

@@ -403,7 +403,8 @@ class Starter:
                 forked.append(worker)
                 fds += [*(own[stream] for stream in worker.streams), *recorders[n : n + 1], survivors[n]]
             cwd = self._workers.cwd or os.getcwd()
-            pids = server.fork(ForkWorkers(argv=processes[0].argv, cwd=cwd, workers=tuple(forked)), fds)
+            argv, meet_at = processes[0].argv, self._workers.meet_at
+            pids = server.fork(ForkWorkers(argv=argv, cwd=cwd, workers=tuple(forked), meet_at=meet_at), fds)
         finally:
             for fd in {*sockets, *(fd for own in streams for fd in own.values())}:
                 os.close(fd)

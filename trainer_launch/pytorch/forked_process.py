@@ -18,6 +18,7 @@ import os
 import resource
 import runpy
 import signal
+import socket
 import sys
 import tempfile
 import threading
@@ -26,12 +27,13 @@ from collections.abc import Mapping, Sequence
 from importlib.machinery import BuiltinImporter, SourceFileLoader
 from multiprocessing import context, forkserver, process, resource_tracker, util
 from typing import Any, NoReturn
+from urllib.parse import urlsplit
 
 from msgspec import Struct
 
 from trainer_launch.diagnosis import flight_recorder
 from trainer_launch.host import files, process_attributes
-from trainer_launch.model import exit_codes
+from trainer_launch.model import Endpoint, exit_codes
 from trainer_launch.pytorch import error_file, generations
 from trainer_launch.pytorch.error_file import without_frames_of
 from trainer_launch.pytorch.first_import import FirstImport
@@ -133,6 +135,7 @@ class Worker:
     def _run(self) -> BaseException | None:
         """Run the program; return the exception that it did not catch."""
         words = self._request.argv[2:]
+        self._lead_to_store(self._before.imported.modules)
         self._answer_from_first_group(self._before.imported.modules)
         self._before.imported.begin(self._replace)
         try:
@@ -198,6 +201,23 @@ class Worker:
         setattr(groups, "rendezvous", meet_first)  # noqa: B010
         setattr(groups, "_register_process_group", register_first)  # noqa: B010
 
+    def _lead_to_store(self, modules: Mapping[str, Any]) -> None:
+        """Let init_method="tcp://…" meet at the store where torchrun has it: there, our coordinator listens."""
+        known = getattr(modules.get("torch.distributed.rendezvous"), "_rendezvous_handlers", {})
+        place, meet = self._request.meet_at, known.get("tcp")
+        if place is None or meet is None:
+            return
+
+        def meet_at_store(url: str, *args: Any, **options: Any) -> Any:
+            asked = urlsplit(url)
+            if asked.port == place.port and _is_same(asked.hostname or "", place.host):
+                now = {**self._worker.environment, **generations.environment()}
+                store = Endpoint(now["MASTER_ADDR"], int(now["MASTER_PORT"]))
+                url = asked._replace(netloc=str(store)).geturl()
+            return meet(url, *args, **options)
+
+        known["tcp"] = meet_at_store
+
     def _rank(self) -> int:
         return int(generations.environment().get("RANK") or self._worker.environment["RANK"])
 
@@ -205,6 +225,16 @@ class Worker:
         if self._recorder is not None and self._answers and os.getpid() == self._pid:
             with contextlib.suppress(Exception):
                 flight_recorder.tell_at_end(self._recorder, self._rank())
+
+
+def _is_same(host: str, other: str) -> bool:
+    """Whether two names are one, or lead to one address."""
+    if host.lower() == other.lower():
+        return True
+    with contextlib.suppress(OSError, UnicodeError):
+        ours, theirs = ({entry[4][0] for entry in socket.getaddrinfo(name, None)} for name in (host, other))
+        return not ours.isdisjoint(theirs)
+    return False
 
 
 def _write(text: str) -> None:

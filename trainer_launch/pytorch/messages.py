@@ -13,7 +13,7 @@ from typing import Annotated, ClassVar, TypeAlias
 
 from msgspec import Meta, Struct
 
-from trainer_launch.model import PortRange
+from trainer_launch.model import Endpoint, PortRange
 from trainer_launch.model.codec import Codec, Count, MessageError, Port, Tagged
 
 MAX_BYTES = 1 << 24
@@ -46,6 +46,7 @@ class ForkWorkers(Tagged, frozen=True, kw_only=True):
     argv: tuple[str, ...]  # the ordinary command: `python -u [-m] program args...`
     cwd: str
     workers: tuple[ForkedWorker, ...]
+    meet_at: Endpoint | None = None  # an address that leads to the store of the generation
 
     @property
     def fds(self) -> int:
