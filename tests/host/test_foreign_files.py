@@ -12,9 +12,11 @@ import pytest
 from trainer_launch.diagnosis import incident_bundle, stacks
 from trainer_launch.diagnosis.hang_detection import WatchedWorker
 from trainer_launch.host import files, runtime_directory
+from trainer_launch.model import Workers
 from trainer_launch.model.errors import NodeError
 from trainer_launch.observability import event_log, node_view, progress
 from trainer_launch.pytorch import error_file, function_launch
+from trainer_launch.pytorch.worker_processes import LogFolders
 from trainer_launch.supervisor import error_lines
 
 MAKE: dict[str, Callable[[Path], None]] = {
@@ -104,6 +106,32 @@ def test_a_log_is_added_to_a_regular_file_or_not_at_all(tmp_path: Path, kind: st
             files.appended(str(tmp_path / "stdout.log"))
         assert refused.value.filename == str(tmp_path / "stdout.log"), "an error names it"
     assert (tmp_path / "secret").read_text() == "x"
+
+
+@pytest.mark.timeout(30)
+@pytest.mark.parametrize("kind", MAKE)
+def test_what_is_in_the_place_of_a_directory_is_removed_in_its_stead(tmp_path: Path, kind: str) -> None:
+    (tmp_path / "secret").write_text("x")
+    MAKE[kind](tmp_path / "incident")
+    incident_bundle.drop(str(tmp_path / "incident"))
+    attempts = LogFolders(Workers(count=1, argv=(), env={}, errors=str(tmp_path / "errors")), "job")
+    attempts.begin(0)
+    first = Path(attempts.folder)
+    files.remove_tree(str(first))
+    MAKE[kind](first)
+    attempts.begin(1)
+    assert not os.path.lexists(first)
+    assert sorted(os.listdir(tmp_path)) == ["errors", "secret"]
+
+
+@pytest.mark.timeout(30)
+def test_a_fifo_in_the_place_of_an_old_incident_is_removed_with_the_others(tmp_path: Path) -> None:
+    folders = [tmp_path / f"20261129T112222Z-job-node0-{n}" for n in range(incident_bundle.KEPT + 2)]
+    for folder in folders[1:]:
+        folder.mkdir()
+    os.mkfifo(folders[0])
+    incident_bundle.remove_old(str(folders[-1]))
+    assert sorted(tmp_path.iterdir()) == sorted(folders[2:])
 
 
 @pytest.mark.timeout(30)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import pickle
-import shutil
 import signal
 import sys
 from typing import Any
@@ -38,7 +37,7 @@ def main(folder: str, program: str, parent: int, task: bytes) -> None:
     if os.getppid() == parent:
         files.replace(f"{folder}/{function_launch.REPORT}", codec.encode(report))
     else:  # it was killed: nobody is left to read, and to remove the directory
-        within(folder, None, shutil.rmtree, folder, True)
+        within(folder, None, files.remove_tree, folder)
     os._exit(exit_codes.SUCCEEDED)  # as the launcher in a pod, without an end of the interpreter
 
 

@@ -19,7 +19,7 @@ from msgspec.structs import replace
 from trainer_launch.commands.options import Parsed
 from trainer_launch.contracts import UNKNOWN
 from trainer_launch.host import deadline_subprocess, logs, process_tree, runtime_directory, shm
-from trainer_launch.host.files import LiveFiles, read_secret
+from trainer_launch.host.files import LiveFiles, read_secret, remove_tree
 from trainer_launch.host.runtime_directory import private_folder
 from trainer_launch.host.slow_files import within
 from trainer_launch.model import Outcome, Plan
@@ -109,7 +109,7 @@ def to_the_end(
             server = _fork_server(plan)
             return _carried_out(task, plan, scratch, sweep, server)
     finally:
-        within(scratch, None, shutil.rmtree, scratch, True)
+        within(scratch, None, remove_tree, scratch)
 
 
 def _fork_server(plan: Plan) -> ForkServer | None:

@@ -13,7 +13,6 @@ import json
 import logging
 import os
 import re
-import shutil
 import stat
 from collections.abc import Mapping, Sequence
 from datetime import datetime, timezone
@@ -155,7 +154,7 @@ def drop(folder: str) -> None:
     """Remove the folder of what was no incident; who still writes to it finds nothing at its path."""
     with contextlib.suppress(OSError):
         os.rename(folder, f"{folder}~")
-    shutil.rmtree(f"{folder}~", ignore_errors=True)
+    files.remove_tree(f"{folder}~")
 
 
 def remove_old(folder: str) -> None:
@@ -163,7 +162,7 @@ def remove_old(folder: str) -> None:
     place, last = os.path.split(folder)
     own = [name for name in _ids(place) if _order(name) <= _order(last) and _name_of(name) == _name_of(last)]
     for old in own[:-KEPT]:
-        shutil.rmtree(f"{place}/{old}", ignore_errors=True)
+        files.remove_tree(f"{place}/{old}")
 
 
 def read(folder: str) -> Incident | None:

@@ -135,6 +135,16 @@ def _replace(path: str, data: bytes, mode: int) -> bool:
     return True
 
 
+def remove_tree(path: str) -> None:
+    """Remove a directory with all that is in it, or what a worker has put in its place; what cannot be, stays."""
+    import shutil  # workers do without
+
+    try:
+        os.unlink(path)  # rmtree() would wait at a FIFO
+    except OSError:  # a directory
+        shutil.rmtree(path, ignore_errors=True)
+
+
 def overwrite(path: str, data: bytes, *, may_make: bool = True) -> None:
     """Write `data` in place: a bind mount can be neither removed nor replaced. A pipe or a device gets it as well.
 

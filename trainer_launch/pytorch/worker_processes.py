@@ -5,12 +5,12 @@ from __future__ import annotations
 import contextlib
 import errno
 import os
-import shutil
 import tempfile
 from collections.abc import Sequence
 from string import Template
 
 from trainer_launch.host import runtime_directory
+from trainer_launch.host.files import remove_tree
 from trainer_launch.host.slow_files import within
 from trainer_launch.membership.protocol import Formed, Go
 from trainer_launch.model import Membership, Process, Workers
@@ -123,7 +123,7 @@ class LogFolders:
         try:
             attempt = f"{self._of_the_run()}/attempt_{restarts}"
             if self.folder != attempt and not torchrun_options.writes_files(logs):
-                shutil.rmtree(self.folder, ignore_errors=True)  # nobody reads it again
+                remove_tree(self.folder)  # nobody reads it again
             self.folder = attempt
             for local_rank in range(self._workers.count):
                 os.makedirs(f"{attempt}/{local_rank}", exist_ok=True)
