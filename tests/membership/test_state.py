@@ -419,9 +419,17 @@ def test_later_a_syntax_error_may_be_of_data_or_of_a_torn_cache_file_and_costs_t
     assert reason.startswith("rank 1 failed on node 1 (pod-1) with exit code 1: SyntaxError: invalid syntax")
 
 
-def test_an_import_that_fails_twice_in_a_row_at_the_start_is_not_tried_a_third_time():
+@pytest.mark.parametrize(
+    "missing",
+    [
+        {"message": "ModuleNotFoundError: No module named 'x'", "error": "ModuleNotFoundError"},
+        {"message": "/usr/bin/python3: No module named x"},  # by `python -m x`
+        {"message": "/bin/python: No module named x.__main__; 'x' is a package and cannot be directly executed"},
+        {"message": "/bin/python3.11: Error while finding module specification for 'x.y' (ModuleNotFoundError: …)"},
+    ],
+)
+def test_an_import_that_fails_twice_in_a_row_at_the_start_is_not_tried_a_third_time(missing):
     world, peers = running()
-    missing = {"message": "ModuleNotFoundError: No module named 'x'", "error": "ModuleNotFoundError"}
     fails(world, peers[1], rank=1, **missing)
     assert not world.is_over
     again(world, peers)

@@ -26,14 +26,15 @@ def why_not_again(failed: Death, before: Death | None, *, is_early: bool) -> str
         return None
     is_same = (failed.error, failed.message) == (before.error, before.message)
     if is_same and is_of_code(failed.error, failed.message):
-        return f"the same {failed.error} has ended two starts in a row"
+        return f"the same {failed.error or 'missing module'} has ended two starts in a row"
     return None
 
 
 def is_of_code(error: str | None, message: str | None) -> bool:
     """Whether an error tells of the program itself, which is the same at every start."""
     text = message or ""
-    return error in _MISSING or suggestions.is_unparsable_code(text) or suggestions.is_typo_in_program(text)
+    tells = (suggestions.is_unparsable_code, suggestions.is_typo_in_program, suggestions.is_missing_program)
+    return error in _MISSING or any(tell(text) for tell in tells)
 
 
 def why_spent(used: int, allowed: int) -> str | None:

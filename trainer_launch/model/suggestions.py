@@ -48,6 +48,12 @@ _TYPO_IN_PROGRAM = re.compile(TYPO_IN_PROGRAM)
 # `ast.literal_eval`, `eval` and their like raise it of data, too, and name <unknown>, <string> or the data's file.
 UNPARSABLE_CODE = r"(?:SyntaxError|IndentationError|TabError): .*\((?:[^()<>]+\.pyw?|[\w-]+), line \d+\)"
 _UNPARSABLE_CODE = re.compile(UNPARSABLE_CODE)
+# `python -m` prints it: no exception's name stands before it.
+MISSING_PROGRAM = (
+    r"\S{0,200}py[\w.]{0,20}: (?:Error while finding module specification for "
+    r"|No module named \S+(?:; .{1,200} cannot be directly executed)?$)"
+)
+_MISSING_PROGRAM = re.compile(MISSING_PROGRAM)
 
 
 def is_typo_in_program(message: str) -> bool:
@@ -58,3 +64,8 @@ def is_typo_in_program(message: str) -> bool:
 def is_unparsable_code(message: str) -> bool:
     """Whether an exception's type and text tell that Python cannot parse a file of the program."""
     return _UNPARSABLE_CODE.match(message) is not None
+
+
+def is_missing_program(message: str) -> bool:
+    """Whether Python's last words tell that the module that it was to run is not there."""
+    return _MISSING_PROGRAM.match(message) is not None

@@ -236,7 +236,7 @@ SYMPTOMS = (
     _cause(
         "ProgramError",
         _START + r"(?:ImportError|ModuleNotFoundError)\b",
-        r"Error while finding module specification for|^\S{0,200}py[\w.]{0,20}: No module named \S+$",
+        "^" + suggestions.MISSING_PROGRAM,
         what="because a module that it imports is missing",
         hint="install it into the image, or correct PYTHONPATH; a restart will not help",
         **_IN_VAIN,
