@@ -31,6 +31,10 @@ KEY = "-----BEGIN RSA PRIVATE KEY-----\nMIIEowIBAAKCAQEAx\nq83nHgUlq83nHgUl=\n--
         ("POST https://hooks.slack.com/services/T00/B00/XXYY failed", "XXYY"),
         ("https://discord.com/api/webhooks/1234/abcDEF", "abcDEF"),
         ("https://acme.webhook.office.com/webhookb2/1-2@3/IncomingWebhook/4", "IncomingWebhook"),
+        ("POST https://api.telegram.org/bot1234567:AAHdqTcvCH1vGWJxf/sendMessage failed", "AAHd"),
+        ("{'Authorization': 'x', 'auth': 1} Authorization: Token abcdef123456", "abcdef123456"),
+        *((f"login with {begin}abcdefghijkl012 failed", "ghijkl") for begin in ("ya29.", "npm_", "pypi-", "xapp-")),
+        *((f"login with {begin}abcdefghijkl012 failed", "ghijkl") for begin in ("ghr_", "xoxe-", "wandb_v1_")),
         (f"cannot use {KEY}; give up", "q83n"),
         (KEY.partition("\n")[2], "q83n"),  # its beginning was cut off
         (KEY[:60], "MIIE"),  # its end was
@@ -68,6 +72,7 @@ def test_what_is_none_stays(text: str) -> None:
         *("SLACK_WEBHOOK", "DEPLOY_PRIVATE", "STRIPE_API", "TWILIO_SID", "HF_TOKEN", "apiKey", "OPENAI_APIKEY"),
         *("AWS_SECRET_ACCESS_KEY", "MYSQL_PASSWD", "GIT_CREDENTIALS", "client-secret", "GITHUBTOKEN", "KEY"),
         *("KeyOfDoor", "sshPrivateKey", "SSH_KEY_PATH", "storageConnectionString", "CONNECTIONSTRINGS__DB"),
+        *("AZURE_DEVOPS_EXT_PAT", "SSHPASS", "SERVICE_JWT"),
     ],
 )
 def test_a_variable_is_hidden_by_its_name(name: str) -> None:
@@ -114,7 +119,8 @@ def test_a_password_may_be_a_number_and_a_long_number_a_key(name: str, value: st
 
 
 @pytest.mark.parametrize(
-    "name", ["API_URL", "PRIVATE_IP", "SID", "API", "MONKEY", "PWD", "KEEP_ALIVE", "CONNECTION"]
+    "name",
+    ["API_URL", "PRIVATE_IP", "SID", "API", "MONKEY", "PWD", "KEEP_ALIVE", "CONNECTION", "PAT", "PATH", "COMPASS"],
 )
 def test_a_variable_with_half_of_such_a_name_is_shown(name: str) -> None:
     assert redact(name, "10.0.0.1") == "10.0.0.1"

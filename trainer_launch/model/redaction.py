@@ -10,8 +10,10 @@ REDACTED = "[redacted]"
 
 _PARTS = re.compile(r"[A-Z]+(?![a-z])|[A-Z]?[a-z]+")
 _SECRET_PARTS = frozenset(("key", "keys", "auth", "cookie", "cookies", "sig", "signature", "webhook", "webhooks"))
-_PASSWORD_PARTS = frozenset(("pass", "pwd", "passphrase", "cred", "creds"))
-_SECRET_LAST = frozenset(("private", "api", "sid"))  # as in STRIPE_API and TWILIO_SID; API_URL is none
+_PASSWORD_PARTS = frozenset(("pass", "pwd", "passphrase", "sshpass", "cred", "creds"))
+_SECRET_LAST = frozenset(
+    ("private", "api", "sid", "pat", "jwt")
+)  # as in STRIPE_API and TWILIO_SID; API_URL is none
 _NO_SECRETS = frozenset(("PWD", "OLDPWD"))  # the shell's working directories
 # Joined without a separator; for "key" only known forms, because monkey and turkey are no secrets.
 _SECRET_ENDS = ("token", "tokens")
@@ -45,7 +47,10 @@ _PATTERNS = (
     (re.compile(r"([A-Za-z][A-Za-z0-9+.-]{0,31}://)[^/\s@]+@"), rf"\1{REDACTED}@"),
     (re.compile(r"\beyJ[A-Za-z0-9_-]{8,}\.[A-Za-z0-9_-]{4,}\.[A-Za-z0-9_-]*"), REDACTED),
     (
-        re.compile(r"\b(gh[opsu]_|github_pat_|hf_|glpat-|sk-|xox[abp]-|AKIA|ASIA|AIza|nvapi-)[A-Za-z0-9_-]{12,}"),
+        re.compile(
+            r"\b(gh[oprsu]_|github_pat_|glpat-|hf_|npm_|nvapi-|pypi-|sk-|wandb_v1_|xapp-|xox[a-z]-|ya29\.|"
+            r"AKIA|ASIA|AIza)[A-Za-z0-9_-]{12,}"
+        ),
         REDACTED,
     ),
     (
@@ -66,6 +71,7 @@ _PATTERNS = (
     (re.compile(r"(?i)([?&](?:[a-z-]{0,32}signature|sig)=)[^\s&]+"), rf"\1{REDACTED}"),
     (re.compile(r"(?i)\b(bearer|basic)\s+[A-Za-z0-9._~+/=-]{8,}"), rf"\1 {REDACTED}"),
     (re.compile(r"""(?i)\b(authorization["']?\s{0,8}[:=]\s{0,8}["']?token\s+)[^\s"']+"""), rf"\1{REDACTED}"),
+    (re.compile(r"(/bot\d{4,16}:)[A-Za-z0-9_-]{10,}"), rf"\1{REDACTED}"),  # Telegram's
 )
 _SECRET_FILES = re.compile(
     r"/(var/)?run/secrets/.*|/curve/.*|.*/id_[a-z0-9]+|.*\.(key|pem|p12|pfx)|.*/(job-secret|token|\.netrc|credentials|kubeconfig)"
