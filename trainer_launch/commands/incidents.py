@@ -77,10 +77,8 @@ def _place(parsed: Parsed) -> tuple[str, bool]:
 
 
 def _none_yet(place: str, action: str, *, as_json: bool) -> int:
-    words = f"no incidents yet in {place}\n"
-    if as_json:
-        words = "[]\n" if action == "list" else "null\n"
-    sys.stdout.write(words)
+    as_value = "[]" if action == "list" else "null"
+    _print([as_value if as_json else f"no incidents yet in {place}"])
     return 0
 
 
