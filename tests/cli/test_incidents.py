@@ -273,6 +273,13 @@ def test_show_has_the_line_of_the_data_loader_that_a_rank_waits_for(tmp_path: Pa
     assert "rank 2: in __next__" not in lines, "the table of ranks has it"
 
 
+def test_a_directory_whose_name_commands_a_terminal_is_named_without_its_commands(tmp_path: Path) -> None:
+    place = tmp_path / "\x1b[31mred"
+    place.mkdir()
+    said = f"no incidents yet in {tmp_path}/?[31mred/trainer-launch-incidents\n"
+    assert launch("incidents", env={"TMPDIR": str(place)}).stdout == said
+
+
 def test_before_any_incident_there_are_none_yet(tmp_path: Path) -> None:
     for exists in (False, True):
         env, words = {"TMPDIR": str(tmp_path)}, f"no incidents yet in {tmp_path}/trainer-launch-incidents\n"

@@ -11,9 +11,7 @@ REDACTED = "[redacted]"
 _PARTS = re.compile(r"[A-Z]+(?![a-z])|[A-Z]?[a-z]+")
 _SECRET_PARTS = frozenset(("key", "keys", "auth", "cookie", "cookies", "sig", "signature", "webhook", "webhooks"))
 _PASSWORD_PARTS = frozenset(("pass", "pwd", "passphrase", "sshpass", "cred", "creds"))
-_SECRET_LAST = frozenset(
-    ("private", "api", "sid", "pat", "jwt")
-)  # as in STRIPE_API and TWILIO_SID; API_URL is none
+_SECRET_LAST = frozenset(("private", "api", "sid", "pat", "jwt"))  # as in STRIPE_API, TWILIO_SID; API_URL is none
 _NO_SECRETS = frozenset(("PWD", "OLDPWD"))  # the shell's working directories
 # Joined without a separator; for "key" only known forms, because monkey and turkey are no secrets.
 _SECRET_ENDS = ("token", "tokens")
