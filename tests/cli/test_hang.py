@@ -163,8 +163,29 @@ def test_a_program_that_sleeps_for_ever_ends_with_its_place_in_the_termination_m
     assert first.startswith("reason=Hung ")
     assert "program has been idle: no output, no progress and almost no CPU time for" in first
     (folder,) = tmp_path.glob("*Z-*")
-    assert str(folder) in first
+    assert f"collected in {folder}" in rest
     assert any("nanosleep" in line for line in rest)
+    assert "What to do: see where each of its processes was (trainer-launch incidents show)" in rest
+
+
+@pytest.mark.long("tests/diagnosis/test_hang.py")
+@pytest.mark.torch
+def test_workers_of_torchrun_that_hang_are_found_though_torchrun_looks_after_them_all_the_time(
+    tmp_path: Path,
+) -> None:
+    watched = (
+        "--engine",
+        "torchrun",
+        "--hang-timeout",
+        "2",
+        "--incident-dir",
+        str(tmp_path),
+        "--nproc-per-node",
+        "2",
+    )
+    ended = launch("run", *watched, "--", script(tmp_path, "import threading\n" + HANGS))
+    assert ended.returncode == 138, ended.stderr
+    assert "hang: torchrun has been idle" in ended.stderr
 
 
 CONNECTS_IN_VAIN = """

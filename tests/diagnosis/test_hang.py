@@ -233,6 +233,7 @@ def living(for_s=3 * T, worker=ZERO, child_begins_s=-3600.0, **per_s):
             read=int(did.get("main_read", 0)),
             beside_cpu_s=did.get("beside_cpu_s", 0.0),
             beside_bytes=int(did.get("beside_bytes", 0)),
+            switches=int(did.get("main_switches", 0)),
             waits_for_child=waits and at_s > 60,
         )
         child = Activity(
@@ -315,6 +316,13 @@ def test_in_a_program_of_unknown_shape_every_main_thread_counts_but_no_writer_be
     program = WatchedWorker("program", 1, 1)
     assert living(worker=program, for_s=2.9 * T, child_switches=2) is None
     assert living(worker=program, beside_bytes=3) is HangKind.IDLE
+
+
+def test_a_program_that_only_looks_after_its_children_many_times_a_second_hides_no_hang_of_theirs():
+    program = WatchedWorker("torchrun", 1, 1)
+    assert living(worker=program, main_switches=12, main_cpu_s=0.005, beside_cpu_s=0.005) is HangKind.IDLE
+    for works in ({"main_cpu_s": 0.05}, {"main_read": 512}, {"child_switches": 2}, {"child_begins_s": 1e9}):
+        assert living(worker=program, for_s=2.9 * T, main_switches=12, **works) is None
 
 
 LATE = Rules(timeout_s=None, unlearned_s=1800.0)

@@ -89,17 +89,17 @@ def struck_at_s(made, until_s=100.0):
     return now_s, hung
 
 
-def test_who_is_elsewhere_while_the_others_wait_is_to_blame(watch, tmp_path, caplog):
+def test_who_is_elsewhere_while_the_others_wait_is_to_blame(watch, tmp_path):
     at_s, hung = struck_at_s(watch(Workers({ZERO: REDUCE, ONE: BATCH})))
     assert at_s == pytest.approx(T, abs=3)
     assert (hung.rank, hung.local_rank) == (ONE.rank, ONE.local_rank)
     assert "idle" in hung.message
+    (saved,) = (tmp_path / "stacks").iterdir()
     assert hung.lines == (
         "rank 1: waits in all_reduce, called from train.py:31 (step)",
         "rank 2: in data.py:22 (read_batch)",
+        f"collected in {saved}",
     )
-    (saved,) = (tmp_path / "stacks").iterdir()
-    assert str(saved) in caplog.text
     assert str(saved) not in hung.message, "other pods are told it, too"
 
 
@@ -367,7 +367,7 @@ def test_a_program_that_is_no_worker_of_torchs_is_named_without_a_rank(watch):
     while hung is None:
         hung = made.look(made.due_s)
     assert hung.message.startswith("program has been idle")
-    assert hung.lines == ("program: state S",)
+    assert hung.lines[0] == "program: state S"
     assert hung.rank is None
 
 

@@ -85,6 +85,39 @@ def test_what_torchs_agent_logs_of_a_workers_end_is_no_word_of_the_workers():
         assert last_words(("the last word", *lines)) == "the last word"
 
 
+OF_TORCHRUN = """
+[rank1]: Traceback (most recent call last):
+[rank1]:   File "/app/train.py", line 5, in <module>
+[rank1]:     raise ValueError("bad record 17")
+[rank1]: ValueError: bad record 17
+[rank0]: Traceback (most recent call last):
+[rank0]:   File "/torch/distributed/distributed_c10d.py", line 3252, in all_reduce
+[rank0]:     work.wait()
+[rank0]: RuntimeError: [gloo/transport/tcp/pair.cc:553] Connection closed by peer [127.0.0.1]:30382. GLHF!
+E1129 12:23:18.769000 7128 torch/distributed/elastic/multiprocessing/api.py:1002] failed (exitcode: 1) local_rank: 1
+Traceback (most recent call last):
+  File "/torch/distributed/launcher/api.py", line 383, in launch_agent
+    raise ChildFailedError(
+torch.distributed.elastic.multiprocessing.errors.ChildFailedError:
+============================================================
+train.py FAILED
+"""
+
+
+def test_an_error_of_torchrun_is_told_as_that_of_its_worker_which_is_no_victim():
+    lines = tuple(OF_TORCHRUN.splitlines())
+    assert classify(death("exits", 1), Evidence(last_lines=lines)).message.endswith("1: ValueError: bad record 17")
+    victim = classify(death("exits", 1), Evidence(last_lines=lines[5:]))
+    assert victim.reason == "PeerLost"
+    assert "GLHF" in victim.message
+    alone = classify(death("exits", 1), Evidence(last_lines=lines[-6:]))
+    assert alone.message == "main ended with exit code 1"
+    missing = classify(death("exits", 1), Evidence(last_lines=("python: No module named nosuch", *lines[-7:])))
+    assert missing.reason == "ProgramError"
+    unheaded = classify(death("exits", 1), Evidence(last_lines=(*lines[:5], *lines[-3:])))
+    assert unheaded.message.endswith("1: ValueError: bad record 17")
+
+
 def test_what_cpp_says_is_told_together_with_its_end():
     frames = tuple(f"frame #{n}: c10::Error::Error() + 0x96" for n in range(20))
     failure = classify(death("signal", 6), Evidence(last_lines=(TERMINATE, WATCHDOG, *frames)))

@@ -271,12 +271,18 @@ def _begun(sample: Sample, at_s: float) -> Track:
 
 
 def _follow(track: Track, sample: Sample, at_s: float, pace_s: float, *, is_program: bool) -> Track:
-    """Take in one look; every main thread counts in a program, whose shape is unknown."""
+    """Take in one look; every main thread counts in a program, whose shape is unknown.
+
+    Who has children there may only look after them, as torchrun does ten times a second: its wake-ups do not
+    count.
+    """
     window_s, before = _WINDOW * pace_s, {process.key: process for process in track.last.processes}
+    parents = {process.parent for process in sample.processes} if is_program else set[int]()
     mains = {}
     for process in sample.processes:
-        work = track.main_threads.get(process.key, Work(process.counts, at_s, at_s))
-        mains[process.key] = work.observed(process.counts, at_s, window_s, _IDLE)
+        counts = replace(process, switches=0).counts if process.pid in parents else process.counts
+        work = track.main_threads.get(process.key, Work(counts, at_s, at_s))
+        mains[process.key] = work.observed(counts, at_s, window_s, _IDLE)
     counted = [*sample.processes] if is_program else _counted(sample, mains, at_s, 2 * pace_s)
     beside_counts = _beside(track.beside_counts, sample, before, counted)
     beside = track.beside.observed(beside_counts, at_s, window_s, _BESIDE)

@@ -235,9 +235,9 @@ class Watch:
 
     def _strike(self, hang: Hang, now_s: float) -> Death:
         text, digest, collected = self._round(hang).report or self._collected(hang)
-        folder = collected.folder if collected is not None else ""  # of this pod: other pods are told the text, too
-        log.error("hang: %s%s", text, f"; collected in {folder}" if folder else "")
-        for line in digest:
+        if collected is not None and collected.folder:  # of this pod: other pods are told the text, too
+            digest += (f"collected in {collected.folder}",)
+        for line in (text, *digest):
             log.error("hang: %s", line)
         if collected is not None and self._collector is not None:
             self._collector.tell(collected)

@@ -48,6 +48,9 @@ _GOES_ON = re.compile(r"terminate called after|Fatal Python error|Abort\(")  # i
 _LOGGED = re.compile(r"(\[rank\d+\]: *)?\[[IWE]\d{3,4} |.*\bNCCL (WARN|INFO)\b|\S+:\d+: \w*Warning: ")
 # What torch's agent logs of a worker's end: no word of the worker's own.
 _OF_AGENT = re.compile(r"[IWE]\d{4} \S+ +\d+ \S*torch/(distributed/elastic|multiprocessing)/")
+_OF_WORKERS = (
+    "torch.distributed.elastic.multiprocessing.errors.ChildFailedError:"  # torchrun's, which tells no cause
+)
 _CANNOT_RUN = re.compile(r"\S+: (?:line )?\d+: .*: (?:(?:command )?not found|Permission denied|No such file.*)$")
 _ENDED_TORCHRUN = re.compile(r"(?:[\w.]+\.)?SignalException: Process \d+ got signal: (\d+)")
 _NAME = re.compile(_RANK + r"([A-Za-z_][\w.]*)(?=:|$)")
@@ -99,6 +102,8 @@ def final_error(lines: Iterable[str]) -> tuple[str, ...]:
     named = [n for n, line in enumerate(lines) if _UNCAUGHT.match(line) or _TERMINATED.match(line)]
     if not named:
         return lines[-1:]
+    if lines[named[-1]].startswith(_OF_WORKERS):
+        return _workers_error(lines[: named[-1]], named[:-1])
     if lines[named[-1]] == "Fatal Python error: Aborted" and _TERMINATED.match(lines[named[-2:][0]]):
         named = named[-2:][:1]  # what aborts has said why
     first, *rest = lines[named[-1] :]
@@ -108,6 +113,13 @@ def final_error(lines: Iterable[str]) -> tuple[str, ...]:
         return (first, *(line.strip() for line in rest[failed + 1 : failed + 2]))
     own = [line for line in rest if not (_LOGGED.match(line) or _FRAME.match(line))]
     return (first, *own[: _ERROR_LINES - 1])
+
+
+def _workers_error(lines: Sequence[str], named: Sequence[int]) -> tuple[str, ...]:
+    """The last error of torchrun's workers, but no victim's where there is another; without one their last line."""
+    at = ([n for n in named if not _is_victims(re.sub(_RANK, "", lines[n], count=1))] or [-1, *named])[-1]
+    until = next((n for n in range(at + 1, len(lines)) if _TRACEBACK.search(lines[n])), len(lines))
+    return final_error(lines[:until])
 
 
 def headline(lines: Iterable[str]) -> str:

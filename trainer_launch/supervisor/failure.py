@@ -120,6 +120,11 @@ _BY_REASON = (
         pattern=r"\Aranks \S+ have been ",
         hint="see where each rank was (trainer-launch incidents show): nothing tells which one the others wait for",
     ),
+    replace(
+        _HUNG,
+        pattern=r"\A(?!ranks? )\S+ has been ",
+        hint="see where each of its processes was (trainer-launch incidents show)",
+    ),
     _HUNG,
     _NOT_RUNNABLE,
     Cause(
