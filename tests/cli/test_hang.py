@@ -173,17 +173,8 @@ def test_a_program_that_sleeps_for_ever_ends_with_its_place_in_the_termination_m
 def test_workers_of_torchrun_that_hang_are_found_though_torchrun_looks_after_them_all_the_time(
     tmp_path: Path,
 ) -> None:
-    watched = (
-        "--engine",
-        "torchrun",
-        "--hang-timeout",
-        "2",
-        "--incident-dir",
-        str(tmp_path),
-        "--nproc-per-node",
-        "2",
-    )
-    ended = launch("run", *watched, "--", script(tmp_path, "import threading\n" + HANGS))
+    watched = ("--engine", "torchrun", "--hang-timeout", "2", "--incident-dir", str(tmp_path))
+    ended = launch("run", *watched, "--nproc-per-node", "2", "--", script(tmp_path, "import threading\n" + HANGS))
     assert ended.returncode == 138, ended.stderr
     assert "hang: torchrun has been idle" in ended.stderr
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -80,6 +81,9 @@ def test_a_bad_file_is_one_sentence(data: bytes, sentence: str) -> None:
     assert "\n" not in str(raised.value)
 
 
-def test_a_file_that_is_not_there_is_one_sentence(tmp_path: Path) -> None:
+def test_a_file_that_is_not_there_or_would_never_end_is_one_sentence(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "pipe")
+    with pytest.raises(UsageError, match=r"--reference .*pipe cannot be read: it is not a regular file"):
+        thresholds.load_table(str(tmp_path / "pipe"))
     with pytest.raises(UsageError, match=r"--reference .*none cannot be read: No such file"):
         thresholds.load_table(str(tmp_path / "none"))

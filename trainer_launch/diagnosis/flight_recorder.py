@@ -389,9 +389,8 @@ def _recorded(entries: Sequence[Mapping[str, Any]], ranks: Sequence[int]) -> dic
     for before, entry in zip(({}, *entries), entries, strict=False):
         operation, number = str(entry["profiling_name"]).rpartition(":")[2], int(entry["collective_seq_id"])
         is_over = bool(entry.get("retired"))
-        if (
-            str(entry["profiling_name"]).startswith("nccl:") and "state" in entry
-        ):  # retired later than completed; without that it has timed out
+        # NCCL's are retired later than completed; one that is retired but not completed has timed out.
+        if str(entry["profiling_name"]).startswith("nccl:") and "state" in entry:
             is_over = entry["state"] == "completed"
         # torch does not always mark the end of sends that were made one as such; it has no new number.
         is_end = operation == "coalesced" and before.get("is_p2p") and before["collective_seq_id"] == number

@@ -55,6 +55,20 @@ def read(path: str, most: int, offset: int = 0, *, wait_s: float = WAIT_S) -> by
     return within(path, None, _read, path, most, offset, _OPENED | os.O_NOFOLLOW, wait_s=wait_s)
 
 
+def named(path: str, where: str, most: int) -> bytes:
+    """At most so many bytes of a file that the user named; `where` begins the error.
+
+    Raises:
+        UsageError: it is no regular file, or cannot be read.
+    """
+    live = LiveFiles(most)
+    data = live.read(path)
+    if data is None:
+        why = "it is not a regular file that this user may read"
+        raise UsageError(f"{where} cannot be read: {why if live.exists(path) else 'No such file or directory'}")
+    return data
+
+
 def _read(path: str | os.PathLike[str], most: int, offset: int, flags: int) -> bytes | None:
     try:
         descriptor = os.open(path, flags)

@@ -16,7 +16,7 @@ import msgspec
 from msgspec import Struct, field
 from msgspec.structs import replace
 
-from trainer_launch.host.files import LiveFiles
+from trainer_launch.host import files
 from trainer_launch.model.errors import UsageError
 from trainer_launch.model.findings import Fault, Finding, Status
 from trainer_launch.model.suggestions import did_you_mean
@@ -141,15 +141,7 @@ def _checked(where: str, check: str, severity: str) -> dict[str, str]:
 
 
 def _content(path: str, where: str) -> bytes:
-    files = LiveFiles(_MAX_BYTES + 1)
-    data = files.read(path)
-    if data is None:
-        why = (
-            "it is not a regular file that this user may read"
-            if files.exists(path)
-            else "No such file or directory"
-        )
-        raise UsageError(f"{where} cannot be read: {why}")
+    data = files.named(path, where, _MAX_BYTES + 1)
     if len(data) > _MAX_BYTES:
         raise UsageError(f"{where} is larger than {_MAX_BYTES} bytes, which no policy is")
     return data

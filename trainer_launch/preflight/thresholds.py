@@ -9,6 +9,7 @@ from typing import Annotated
 
 from msgspec import Meta, Struct, field
 
+from trainer_launch.host import files
 from trainer_launch.model import codec
 from trainer_launch.model.errors import UsageError
 from trainer_launch.model.findings import Measure
@@ -73,11 +74,7 @@ def load_table(path: str | None) -> Table:
     """
     if path is None:
         return parse_table(BUILT_IN.read_bytes(), str(BUILT_IN))
-    try:
-        with open(path, "rb") as file:
-            data = file.read(MAX_BYTES + 1)
-    except OSError as problem:
-        raise UsageError(f"--reference {path} cannot be read: {problem.strerror}") from None
+    data = files.named(path, f"--reference {path}", MAX_BYTES + 1)
     return parse_table(data, f"--reference {path}")
 
 
