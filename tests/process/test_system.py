@@ -88,7 +88,10 @@ def test_a_closed_system_adopts_no_more_orphans() -> None:
     code = """
 import subprocess
 def adopts():
-    orphan = int(subprocess.check_output(["sh", "-c", "sleep 0 >&- & echo $!"]))
+    command = "exec 3<&0; (read line <&3) >&- & echo $!"  # the orphan outlives its shell, which could reap it
+    with subprocess.Popen(["sh", "-c", command], stdin=subprocess.PIPE, stdout=subprocess.PIPE) as shell:
+        orphan = int(shell.stdout.readline())
+        shell.wait()
     try:
         return os.waitpid(orphan, 0)[0] == orphan
     except ChildProcessError:

@@ -119,14 +119,14 @@ def test_the_node_that_differs_is_named_and_a_secret_is_not_told(tmp_path: Path)
         job = Pods(pods, tmp_path, deadline_s=30)
         for node in range(4):
             env = {"NCCL_NET_TOKEN": "hush-1" if node == 1 else "hush-0"}
-            env |= {"NCCL_ALGO": "Ring"} if node == 2 else {}
+            env |= {"UCX_TLS": "tcp"} if node == 2 else {}
             job.start(node, str(tmp_path / ("other" if node == 3 else "same") / "train.py"), env=env)
         ended = [job.end(node) for node in range(4)]
     assert [code for code, _ in ended] == [30] * 4
     assert all(found == ended[0][1] for _, found in ended)
     named = [(one["text"].split(" differs")[0], one["status"], one["subject"]) for one in ended[0][1]]
     assert [whom for whom in named if whom[1] in ("warn", "fail")] == [
-        ("NCCL_ALGO", "fail", "node 2 (job-node-0-2)"),
+        ("UCX_TLS", "fail", "node 2 (job-node-0-2)"),
         ("the program's code", "warn", "node 3 (job-node-0-3)"),
         ("the command line", "warn", "node 3 (job-node-0-3)"),
         ("NCCL_NET_TOKEN", "warn", "node 1 (job-node-0-1)"),
