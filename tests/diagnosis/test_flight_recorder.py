@@ -233,8 +233,13 @@ def test_messages_that_have_not_ended_are_told_with_their_peers() -> None:
 def test_a_group_without_entries_has_entered_as_much_as_it_has_begun() -> None:
     """Torch keeps the last entries of all groups together: those of a group that is seldom used go."""
     members, entries = {"1": ("", [0, 1]), "3": ("", [0, 2])}, [recorded("1", 4, "gloo:all_reduce", 1, True)]
-    groups = progress_of({"entries": entries}, members, {"1": 9, "3": 7})
-    assert {name: (group["entered"], group["done"]) for name, group in groups.items()} == {"1": (4, 4), "3": (7, 7)}
+    for statuses, of_3 in ({"0": 4, "1": 7}, (7, 7)), ({"0": 4}, (0, 0)):  # (0, 0): it has but sent messages
+        status = {number: {"last_enqueued_collective": count} for number, count in statuses.items()}
+        groups = progress_of({"entries": entries, "pg_status": status}, members, {"1": 9, "3": 7})
+        assert {name: (group["entered"], group["done"]) for name, group in groups.items()} == {
+            "1": (4, 4),
+            "3": of_3,
+        }
 
 
 def test_who_does_not_answer_holds_nobody_up() -> None:

@@ -105,6 +105,24 @@ def test_a_name_that_the_resolver_does_not_answer_for_is_nobodys(monkeypatch: py
         answers.set()
 
 
+def test_an_answer_of_a_slow_resolver_serves_who_asks_next(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A nameserver that is gone costs glibc 5 s each time, and who connects waits for 3 s."""
+    answered, real = threading.Event(), socket.getaddrinfo
+
+    def slowly(host: str, *args: object, **more: object) -> list[object]:
+        answered.wait(5)
+        return [*real("127.0.0.1", 0, type=socket.SOCK_STREAM)]
+
+    monkeypatch.setattr(socket, "getaddrinfo", slowly)
+    with pytest.raises(socket.gaierror, match="did not answer in time"):
+        network.addresses_of("slow-host", 0.01)
+    (lookup,) = (thread for thread, what in slow_files._waiting.items() if what == "the lookup of slow-host")
+    answered.set()
+    lookup.join()
+    monkeypatch.setattr(socket, "getaddrinfo", lambda *_, **_more: [])
+    assert network.addresses_of("slow-host", 0.01) == ["127.0.0.1"]
+
+
 def test_a_free_port_is_one_of_the_range_that_nobody_uses() -> None:
     with socket.create_server(("", 0)) as taken:
         low = taken.getsockname()[1]

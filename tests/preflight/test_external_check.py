@@ -135,6 +135,14 @@ def test_a_command_that_leaves_a_daemon_with_its_output_has_reported_all_the_sam
     assert findings(f"{HANGS}; {printed(DCGM)}")[1].check == "external-dcgm"
 
 
+def test_what_a_command_prints_because_its_program_was_killed_is_no_report(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(external_check, "_limit_s", lambda subject: 1.0)
+    waits = "import subprocess\nsubprocess.run(['sleep', '60'])\n"
+    (finding,) = findings(f"{waits}{printed(DCGM)}")
+    assert finding.status is Status.UNKNOWN
+    assert "did not finish" in finding.text
+
+
 def test_what_floods_its_output_is_bounded_in_time_and_size(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(external_check, "_limit_s", lambda subject: 1.0)
     (finding,) = findings("import sys\nwhile True: sys.stdout.write('x' * 65536)")

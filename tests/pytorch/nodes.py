@@ -142,8 +142,10 @@ class KnownIncidents(GroupIncidents):
     """Incidents that are not collected; the test says which workers wait for nobody when a generation ends."""
 
     free: frozenset[str] = frozenset()
+    collected: list[str]
 
     def failed(self, sentence: str, *, was_killed: bool, timed_out: int | None = None) -> frozenset[str]:
+        self.collected.append(sentence)
         return self.free & self._group.processes.pids().keys()
 
 
@@ -171,8 +173,8 @@ class Here:
         group = WorkerGroup(Processes(plan, self.system, RunObserver()))
         self.starter = FakeStarter(group, self.system)
         samples = StragglerSamples(group.recorders, "", lambda body: None)
-        incidents = KnownIncidents(group, client.send, None)
-        incidents.free = frozenset(free)
+        self.incidents = incidents = KnownIncidents(group, client.send, None)
+        incidents.free, incidents.collected = frozenset(free), []
         self.node = TorchNode(group, client, cast(Starter, self.starter), incidents, samples, watch)
         self.coordinator.tell(Connected())
 

@@ -602,12 +602,12 @@ def test_the_next_start_tries_it_again_before_others_wait_for_this_node(tmp_path
 class Watch:
     """Finds a hang then."""
 
-    def __init__(self, at_s: float) -> None:
-        self.due_s = at_s
+    def __init__(self, at_s: float, reason: str = "Hung") -> None:
+        self.due_s, self._reason = at_s, reason
 
     def look(self, now_s: float) -> Death:
         self.due_s = now_s + 1000
-        return Death(rank=1, local_rank=1, reason="Hung", message="rank 1 has been stopped", at_s=now_s)
+        return Death(rank=1, local_rank=1, reason=self._reason, message="rank 1 has been stopped", at_s=now_s)
 
     def explained(self, _told: object) -> None:
         pass
@@ -621,6 +621,14 @@ def test_a_hang_kills_all_workers_at_once_and_names_the_rank_at_fault(tmp_path: 
     assert (failed.rank, failed.signal) == (1, KILL)
     assert [call for call in here.system.calls if call[1] == "all again"] == [(5, "all again", KILL)]
     assert (*how(ended), ended.took_s) == (Verdict.FAILED, "Hung", 138, 5)
+
+
+@pytest.mark.parametrize("reason", ["Hung", "ProgramError"])
+def test_a_hang_is_collected_once_whoever_is_to_blame(tmp_path: Path, reason: str) -> None:
+    here = Here(tmp_path, watch=Watch(5, reason=reason))
+    here.coordinator.give_up = say.GiveUp("the budget is used up", "node 0", 1, None, 9, None)
+    here.run()
+    assert here.incidents.collected == []
 
 
 def test_a_hung_worker_that_sigkill_does_not_end_is_named_and_the_node_joins_without_it(

@@ -367,7 +367,10 @@ def progress_of(
     no group's name.
     """
     by_name = grouped((entry["process_group"][0], entry) for entry in trace.get("entries") or ())
-    counts_begun, groups = "entries" not in trace or not by_name.keys().isdisjoint(members), {}
+    statuses = (trace.get("pg_status") or {}).values()  # which groups have that enter collectives
+    n_entered = sum(int(status.get("last_enqueued_collective", 0)) > 0 for status in statuses)
+    is_cut = n_entered > len(by_name) and not by_name.keys().isdisjoint(members)
+    counts_begun, groups = "entries" not in trace or is_cut, {}
     for name, (title, ranks) in members.items():
         begun_of = (begun or {}).get(name, 0)
         entered = begun_of if counts_begun else 0

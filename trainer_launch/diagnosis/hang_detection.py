@@ -282,6 +282,8 @@ def _follow(track: Track, sample: Sample, at_s: float, pace_s: float, *, is_prog
     for process in sample.processes:
         counts = replace(process, switches=0).counts if process.pid in parents else process.counts
         work = track.main_threads.get(process.key, Work(counts, at_s, at_s))
+        if process.pid not in parents and not work.since[1]:  # its last child may have ended: that is no work
+            work = work._replace(since=(work.since[0], process.switches, *work.since[2:]))
         mains[process.key] = work.observed(counts, at_s, window_s, _IDLE)
     counted = [*sample.processes] if is_program else _counted(sample, mains, at_s, 2 * pace_s)
     beside_counts = _beside(track.beside_counts, sample, before, counted)

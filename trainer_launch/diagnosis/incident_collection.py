@@ -392,7 +392,8 @@ class Collector:
                 changes["missing"] = (*kept, *missing)
             now = replace(before, **changes)
             now = replace(now, sentence=redact_text(now.sentence))
-            collected.incident = within(collected.folder, now, incident_bundle.finish, collected.folder, now)
+            saved = within(collected.folder, now, incident_bundle.finish, collected.folder, now)
+            collected.incident = replace(saved, states=collected.incident.states)  # the file has other nodes', too
 
     def _begin_writing(self, collected: Collected, texts: Mapping[str, str]) -> None:
         """Write what was taken, should we be killed, then collect what stays; nobody waits for either."""

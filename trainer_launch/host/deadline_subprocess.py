@@ -49,6 +49,7 @@ class Ended(Struct, frozen=True, kw_only=True):
     stdout: bytes = b""
     stderr: bytes = b""
     timed_out: bool = False
+    was_killed: bool = False  # it was itself still there at its limit, and not only what it has started
     took_s: float = 0.0
     problem: OSError | None = None  # why it could not be started
 
@@ -111,7 +112,7 @@ class RunningCommand:
         streams: Streams = Streams(),  # noqa: B008
     ) -> None:
         self._began_s = time.monotonic()
-        self._timed_out = False
+        self._timed_out = self._was_killed = False
         self._kept = {"stdout": bytearray(), "stderr": bytearray()}
         with _input(streams) as stdin:
             self._process = subprocess.Popen(
@@ -153,6 +154,7 @@ class RunningCommand:
             stdout=bytes(self._kept["stdout"]),
             stderr=bytes(self._kept["stderr"]),
             timed_out=self._timed_out,
+            was_killed=self._was_killed,
             took_s=time.monotonic() - self._began_s,
         )
 
@@ -174,6 +176,9 @@ class RunningCommand:
     def kill(self) -> None:
         """Its time is up: SIGKILL for it and all below it."""
         self._timed_out = True
+        with contextlib.suppress(ChildProcessError):  # somebody has waited for it
+            is_over = os.waitid(os.P_PID, self._process.pid, os.WEXITED | os.WNOHANG | os.WNOWAIT) is not None
+            self._was_killed = not is_over  # whatever it makes of the death of its children
         process_tree.kill(self._process.pid)
 
 

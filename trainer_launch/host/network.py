@@ -35,8 +35,9 @@ Addresses: TypeAlias = frozenset[str] | tuple[str, ...]
 Lookup: TypeAlias = Callable[[str], Addresses]  # raises OSError while the name does not resolve
 K = TypeVar("K")
 V = TypeVar("V")
+_late: dict[str, list[Any]] = {}  # what the resolver told of a host after whoever asked had gone
 _THREADS = 16  # that look names up
-LOOKUP_S = 5.0  # for one name
+LOOKUP_S = 12.0  # for one name; after a lost packet, or for a nameserver that is gone, glibc waits 5 s
 MESH_PORTS = (15001, 15021)  # Istio's: what leaves the pod; health
 
 
@@ -407,19 +408,26 @@ def is_absent(problem: socket.gaierror) -> bool:
 
 
 def addresses_of(host: str, limit_s: float) -> list[str]:
-    """The addresses of a host in the resolver's order; while a lookup hangs, nobody waits for another one of it.
+    """The addresses of a host in the resolver's order; an answer that is too late for a caller is the next one's.
 
     Raises:
         OSError: the name does not resolve, or not within `limit_s`.
     """
     try:
-        where = host, None, socket.AF_UNSPEC, socket.SOCK_STREAM
-        entries = in_time(f"the lookup of {host}", None, socket.getaddrinfo, *where, wait_s=max(0.0, limit_s))
+        entries = _late.pop(host, None)
+        if entries is None:
+            entries = in_time(f"the lookup of {host}", None, _look_up, host, wait_s=max(0.0, limit_s))
+            _late.pop(host, None)
     except UnicodeError as problem:  # a label that is empty or too long
         raise OSError(str(problem)) from None
     if entries is None:
         raise socket.gaierror(socket.EAI_AGAIN, "the resolver did not answer in time")
     return [str(entry[4][0]) for entry in entries]
+
+
+def _look_up(host: str) -> list[Any]:
+    _late[host] = entries = [*socket.getaddrinfo(host, None, socket.AF_UNSPEC, socket.SOCK_STREAM)]
+    return entries
 
 
 def connected(endpoint: Endpoint, limit_s: float) -> socket.socket:

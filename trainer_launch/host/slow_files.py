@@ -78,9 +78,10 @@ def file_behind(fd: int) -> str:
 
 
 def _hangs(what: str) -> bool:
-    for thread in [thread for thread in _waiting if not thread.is_alive()]:
-        del _waiting[thread]
-    return what in _waiting.values()
+    for thread in [*_waiting]:  # which other threads change, too
+        if not thread.is_alive():
+            _waiting.pop(thread, None)
+    return what in [*_waiting.values()]
 
 
 def _mount_of(path: str) -> tuple[str, bool]:

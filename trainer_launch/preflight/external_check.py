@@ -117,7 +117,7 @@ def _run(argv: tuple[str, ...], subject: Subject) -> Ended | OSError:
 
 def _report(ended: Ended, limit_s: float) -> ExternalReport | str:
     """The report that the command printed; or why its output does not count."""
-    if ended.status is None or (ended.timed_out and ended.status < 0):  # not what it left behind
+    if ended.status is None or ended.was_killed:  # not what it left behind
         return f"it did not finish within {limit_s:g} s, and was killed"
     if ended.status:
         how = f"signal {-ended.status}" if ended.status < 0 else f"exit code {ended.status}"

@@ -39,7 +39,7 @@ _WITH_BRIDGES = ("nvl", "pcie", "gh200")
 _COHERENT = ("gh200", "gb200", "gb300")  # whose memory the kernel may use for files
 _NOT_BUILT = (
     *("no kernel image", "not compatible with the current PyTorch", "built without CUDA", "driver on your system"),
-    *("driver version is insufficient", "forward compatibility"),
+    *("driver version is insufficient", "forward compatibility", "stub library"),
 )
 _NO_ROOM = ("/dev/shm", "shared memory segment", "No space left on device")
 _OF_SETTINGS = ("no socket interface found", "invalid usage", "ncclInvalidUsage")  # as NCCL has them
@@ -189,7 +189,8 @@ def gpu_count(subject: Subject) -> Observed:
     n_visible = host.count if are_parts else len(facts.gpus)
     models = ", ".join(sorted({gpu.model for gpu in facts.gpus if gpu.model})) or "of unknown model"
     about = f"{counted(n_visible, 'GPU')}: {models}, driver {facts.driver or 'of unknown version'}"
-    expected = host.count - facts.n_others
+    # Others' are in /dev only where that is the whole machine's.
+    expected = host.count - (facts.n_others if host.count >= n_visible + facts.n_others else 0)
     details: dict[str, Any] = {
         "shown": (n_visible, expected),
         "there": there,

@@ -225,7 +225,8 @@ def merged(
     ours = []
     for finding in own:
         if finding.status in (*LOUD, Status.UNKNOWN):
-            if present_nodes.kind_of(present_nodes.of_few(finding)) in alike:  # so was decided
+            few = present_nodes.kind_of(present_nodes.of_few(finding))
+            if few in alike and present_nodes.kind_of(finding) not in alike:  # so was decided
                 finding = present_nodes.of_few(finding)  # noqa: PLW2901
             group = alike.pop(present_nodes.kind_of(finding), None)
             whom = name if group is None else group.subject

@@ -369,7 +369,7 @@ RULES = (
     Rule("facts", "kernel", bool, _WARN, "", "the kernel differs: {value}", "bring the machines to one kernel"),
     Rule("facts", "other", bool, _WARN, "", "{value}", "is it meant to differ? It is set by hand or by an image"),
     Rule("clock", "far off", bool, _NODE, DRAIN, "{value}", _TIME),
-    Rule("clock", "off", bool, _WARN, "", "{value}", _TIME),
+    Rule("clock", "off", bool, _WARN, "", "{value}", "check the time service of that machine (chrony, ntpd)"),
     Rule("mpi-hosts", "DNS", bool, _NODE, "", "no address found for {value}",
          "check that the pod and the job's headless Service exist"),
     Rule("mpi-hosts", "port", bool, _NODE, "", "cannot connect to sshd of {value}",

@@ -277,8 +277,8 @@ class TorchNode(RunLoop):
         self._try(self._starter.prepare)
         if self.is_done or not self._starter.is_ready:
             return
-        if self.phase is NodePhase.JOINING and not self._was_prepared:
-            self._was_prepared = True
+        was_prepared, self._was_prepared = self._was_prepared, True
+        if self.phase is NodePhase.JOINING and not was_prepared:
             self._join()
         elif self.phase is NodePhase.FORMED and not self._has_store:
             self._try(self._open_store)
@@ -434,7 +434,7 @@ class TorchNode(RunLoop):
             self._end_generation(ending, now_s, None if restart.grows else text, since_s, awaits_s=awaits_s)
         elif self.phase is not NodePhase.ENDED:
             if self.phase is NodePhase.DONE:
-                self._ending = Ending(early=self._early_ends())
+                self._ending, self._replaces_since_s = Ending(early=self._early_ends()), now_s
             self._rejoin()
 
     def _on_job_end(self, news: say.GiveUp | say.Finished | say.Refused, now_s: float) -> None:
@@ -466,7 +466,8 @@ class TorchNode(RunLoop):
         death, awaited = ending.death, frozenset[str]()
         if death is not None:
             since_s = death.at_s
-            incident = None if death.reason == "Hung" else self._failure_of(death).message  # a hang's is there
+            is_hang = not death.process and death.reason is not None  # whose incident is there
+            incident = None if is_hang else self._failure_of(death).message
         if is_first:
             self._replaces_since_s = now_s if death is None else death.at_s
             self._observe(since_s)  # what follows is no training

@@ -102,7 +102,7 @@ _HUNG = Cause(
 _BY_REASON = (
     replace(
         _HUNG,
-        pattern=r"\Aranks? \S+ finished with exit code 0",
+        pattern=r"\Aranks? \S+ finished with exit code 0[\s\S]* had printed ",
         hint="correct the error that was printed, and let the program end with another exit code after it",
     ),
     replace(_HUNG, pattern=r"stopped \(SIGSTOP\)", hint="find out who stopped it"),

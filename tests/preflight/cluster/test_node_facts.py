@@ -277,3 +277,8 @@ def test_of_many_failing_nodes_each_is_listed_and_a_message_names_a_few() -> Non
     assert told.subject.endswith("node 7 (host-7) and 12 more")
     skewed = list(clocks([*names, "node 20 (x)"], [*[(60.0, 0.0)] * 10, *[(0.0, 0.0)] * 11]))
     assert len(failing_nodes(skewed, {}).splitlines()) == 10
+
+
+def test_a_machine_with_fewer_but_faster_adapters_is_not_slower() -> None:
+    assert not node_facts.is_slower("1 x 100, 4 x 400", "1 x 100, 8 x 200")
+    assert node_facts.is_slower("1 x 100, 7 x 200", "1 x 100, 8 x 200")

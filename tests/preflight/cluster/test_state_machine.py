@@ -8,7 +8,7 @@ from msgspec.structs import replace
 from tests.preflight.cluster.job import JOB, Simulation, failure, present
 from trainer_launch import __version__
 from trainer_launch.model.codec import encode
-from trainer_launch.model.findings import Fault, Scope, Status
+from trainer_launch.model.findings import Fault, Measure, Scope, Status
 from trainer_launch.preflight import registry
 from trainer_launch.preflight.check import Where
 from trainer_launch.preflight.cluster import preflight_messages as msg
@@ -160,15 +160,23 @@ def test_what_nodes_find_by_themselves_is_told_to_all_and_alike_findings_are_one
     assert found["shm"].fault is Fault.JOB
 
 
+LOADED = Measure("gemm", 665.0, "TFLOP/s", "NVIDIA H200", 0)
+
+
 @pytest.mark.parametrize(("n_nodes", "fault"), [(2, Fault.JOB), (3, Fault.NODE)])
 def test_an_image_that_fails_on_few_nodes_is_not_the_jobs_fault(n_nodes: int, fault: Fault) -> None:
     """Such as on a machine with an older driver, while drivers are updated; that node's own verdict is the same."""
     job = Simulation(n_nodes)
+    job.measures = {0: [LOADED], 2: [LOADED]}
     own = replace(failure("gpu-load", "the driver is too old"), remedy="FIX_IMAGE")
     job.own = {1: [own]}
     job.come(*range(n_nodes))
     (found,) = job.loud()
     assert (found.fault, found.remedy) == (fault, "FIX_IMAGE" if fault is Fault.JOB else "")
+    job = Simulation(n_nodes)
+    job.own = {1: [own]}
+    job.come(*range(n_nodes))
+    assert [unmeasured.fault for unmeasured in job.loud()] == [Fault.JOB], "nobody has shown that the image works"
     (told,) = merged([own], [found], "node 1 (job-node-0-1)", registry.ids(Where.CLUSTER))
     assert (told.fault, told.remedy, told.text) == (fault, found.remedy, own.text)
 

@@ -197,9 +197,10 @@ def collect(
 ) -> msg.NodeReport:
     """The report; `facts` took longer to find out, `key` is for hashes of secrets."""
     all_facts = quick_facts(subject.env, subject.command, subject.topology.local_world_size, key) | dict(facts)
-    all_facts |= of_gpus(subject.cards, subject.host.gpus.count) | of_adapters(
-        container_checks.used_adapters(subject)
-    )
+    gpus = of_gpus(subject.cards, subject.host.gpus.count)
+    if gpus.get(GPUS) == "0" and subject.may_use_gpus:  # its workers have some, and need NCCL
+        gpus = {GPUS: "0 here"}
+    all_facts |= gpus | of_adapters(container_checks.used_adapters(subject))
     return msg.NodeReport(cut(all_facts), *clock, loud(findings), measured(subject.cards))
 
 
@@ -338,8 +339,9 @@ def is_slower(value: str, most: str) -> bool:
     if len(its) == len(usual) == 1 and its[0][0] > 1 and its[0][1] != usual[0][1]:
         return False  # all its ports have a rate of their own: another kind of machine
     _, least = max(usual, default=(0, 0))
-    n_its, n_usual = (sum(count for count, rate in ports if rate >= least) for ports in (its, usual))
-    return n_its < n_usual
+    its, usual = ([port for port in ports if port[1] >= least] for ports in (its, usual))
+    n_its, n_usual = (sum(count for count, _ in ports) for ports in (its, usual))
+    return n_its < n_usual and sum(n * rate for n, rate in its) < sum(n * rate for n, rate in usual)
 
 
 def cut(values: Mapping[str, str]) -> dict[str, str]:

@@ -15,6 +15,7 @@ from trainer_launch.model.units import grouped
 from trainer_launch.planning.torch import seats_by_index
 from trainer_launch.preflight.check import Where, check
 from trainer_launch.preflight.cluster import preflight_messages as msg
+from trainer_launch.preflight.external_check import EXTERNAL
 from trainer_launch.preflight.fault_isolation import Faulty, Pair
 from trainer_launch.preflight.thresholds import Table
 
@@ -189,15 +190,21 @@ def port_taken(problem: str) -> Finding:
 
 def own_findings(nodes: Iterable[JobNode]) -> list[Finding]:
     """The findings of nodes about themselves, those of a kind together: the first stands for the others."""
-    reports = [(node.name, node.report.findings[:_MAX_OF_A_NODE]) for node in nodes]
-    pairs = ((name, finding) for name, findings in reports for finding in findings)
-    kinds = grouped((kind_of(finding), (name, finding)) for name, finding in pairs)
-    return [_together(members, len(reports)) for members in kinds.values()]
+    reports = [(node.name, node.report) for node in nodes]
+    pairs = [(name, finding) for name, report in reports for finding in report.findings[:_MAX_OF_A_NODE]]
+    at_work = {name for name, report in reports if report.measures}  # where the image does work on GPUs
+    settled = []
+    for members in grouped((kind_of(finding), (name, finding)) for name, finding in pairs).values():
+        ill = {name for name, _ in members}
+        is_few = len(at_work - ill) > len(ill)
+        settled += [(name, of_few(finding) if is_few else finding) for name, finding in members]
+    kinds = grouped((kind_of(finding), (name, finding)) for name, finding in settled)
+    return [_together(members) for members in kinds.values()]
 
 
 def of_few(finding: Finding) -> Finding:
     """The finding of a node among others that have it not: an image would fail on all, so it may be the machine."""
-    if finding.status is not Status.FAIL or finding.remedy != "FIX_IMAGE":
+    if finding.status is not Status.FAIL or finding.remedy != "FIX_IMAGE" or finding.check.startswith(EXTERNAL):
         return finding
     action = f"most nodes of this job do not have this: see the driver of that machine, or {finding.action}"
     return replace(finding, fault=Fault.NODE, remedy="", action=action)
@@ -208,8 +215,8 @@ def kind_of(finding: Finding) -> object:
     return finding.check, finding.status, finding.fault, finding.remedy
 
 
-def _together(members: Sequence[tuple[str, Finding]], n_nodes: int) -> Finding:
+def _together(members: Sequence[tuple[str, Finding]]) -> Finding:
     names = list(dict.fromkeys(name for name, _ in members))
-    first = of_few(members[0][1]) if 2 * len(names) < n_nodes else members[0][1]
+    first = members[0][1]
     others = f" (there; {len(names) - 1} more nodes have this, too)" if len(names) > 1 else ""
     return replace(first, subject=", ".join(names), text=f"on {names[0]}: {first.text}{others}")
