@@ -35,7 +35,7 @@ _NETWORK = ("enableDNSHostnames", "subdomain", "publishNotReadyAddresses")
 _REPLICATED = ("name", "replicas", "template", "dependsOn", "groupName")
 _JOB = (
     "parallelism", "completions", "completionMode", "backoffLimit", "podFailurePolicy", "template", "selector",
-    "manualSelector",
+    "manualSelector", "backoffLimitPerIndex",
 )  # fmt: skip
 _RESTARTS = ("OnFailure", "Never")  # what a Job's pods may have
 _BACKOFF = 6  # a Job's own default
@@ -320,6 +320,8 @@ def _child_rules(batch: Field) -> ChildRules:
     batch.only(_JOB, "of a Job")
     if batch.get("completions").given and batch.get("completions").value != batch.get("parallelism").number(1):
         batch.ignore("completions of a Job: it has as many pods as its parallelism says")
+    if batch.get("backoffLimitPerIndex").given:
+        batch.ignore("backoffLimitPerIndex of a Job")
     policy = batch.get("podFailurePolicy")
     policy.only(("rules",))
     return ChildRules(
