@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import os
+import subprocess
+
 import pytest
 
 from tests.rehearsal.controllers.manifests import job_of, replica
@@ -28,6 +31,30 @@ def test_options_of_our_own_sshd_stay_and_the_last_port_is_the_rehearsals(progra
         *("trainer-launch", "sshd", "--ssh-port", "2222", "--forward-env", "HF_TOKEN", "--grace", "60"),
         *("--ssh-port", "2200"),
     )
+
+
+def words_of(command: str) -> tuple[str, ...]:
+    launcher, *_ = mpi("sshAuthMountPath: /home/m/.ssh, ", replica("l", f"command: {command}"))
+    return (*launcher.main.command, *launcher.main.args)
+
+
+@pytest.mark.parametrize(
+    ("before", "program"),
+    [
+        ("mpirun", "python, /home/m/train.py"),
+        ("trainer-launch, run, --max-restarts, '3', --, /usr/bin/mpiexec, -n, '2'", "/home/m/prog"),
+    ],
+)
+def test_ranks_get_the_home_of_their_own_pod(before: str, program: str) -> None:
+    words, plain = words_of(f"[{before}, {program}]"), words_of(f"[{before}, prog]")
+    first = len(plain) - 1
+    assert words[:first] == plain[:first]
+    bash, option, script, files, *rest = words[first:]
+    assert (bash, option, files) == ("bash", "-c", "/s/files")
+    assert tuple(rest) == words_of(f"[{program}]")[-len(rest) :], "as typed"
+    argv = (bash, option, script, "/s/launcher/files", "printf", "%s|", "/s/launcher/files/home/m/x y", "*", "/s/q")
+    done = subprocess.run(argv, env={**os.environ, "HOSTNAME": "worker-0"}, capture_output=True, text=True)
+    assert done.stdout == "/s/worker-0/files/home/m/x y|*|/s/q|"
 
 
 def test_only_the_folder_of_a_folder_named_ssh_is_a_home() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 
@@ -10,8 +11,9 @@ from msgspec.structs import replace
 
 from trainer_launch.host import runtime_directory
 from trainer_launch.host.files import JOB_SECRET
+from trainer_launch.model.errors import UsageError
 from trainer_launch.model.value_parsers import parse_number
-from trainer_launch.planning.mpi_options import is_horovodrun, is_mpirun
+from trainer_launch.planning.mpi_options import is_horovodrun, is_mpirun, parse
 from trainer_launch.rehearsal.controllers import pod_values, v1
 from trainer_launch.rehearsal.controllers.pod_values import HOSTFILE, Container, Pod, Workload, expanded
 
@@ -46,6 +48,8 @@ _ON_A_LAPTOP = {
 }
 _DEVICES = ("OMPI_MCA_oob_tcp_if_include", "OMPI_MCA_btl_tcp_if_include")
 _LAUNCHERS = ("OMPI_MCA_", "I_MPI_", "HYDRA_")  # variables that only who runs mpirun gets
+# A file of the home that the launcher's words name is each rank's own, as on a cluster.
+_OWN_HOME = 'exec "${@//"$0"/"${0%/*/*}/$HOSTNAME/files"}"'
 _MEETING = ("PET_MASTER_ADDR", "PET_RDZV_ENDPOINT", "TRAINER_LAUNCH_MASTER_ADDR")
 _SIZES = ("PET_NNODES", "NNODES")
 _PORT = "29500"  # any: a free one comes in its place
@@ -119,7 +123,7 @@ def _changed(container: Container, pod: Pod, port: int, scratch: str, device: st
     if _key_folder(container) is None:
         return container
     is_launcher = HOSTFILE in container.files
-    words = (*container.command, *container.args)
+    words = _with_own_homes((*container.command, *container.args), _home(container), scratch)
     name = words[0].rpartition("/")[2] if words else ""
     if name == "sshd":
         words = (OURS, "sshd")
@@ -134,6 +138,18 @@ def _changed(container: Container, pod: Pod, port: int, scratch: str, device: st
         **({**_ON_A_LAPTOP, **devices} if is_launcher else _apart(scratch)),
     }
     return replace(container, env=env, command=words[:1], args=words[1:])
+
+
+def _with_own_homes(words: tuple[str, ...], home: str, scratch: str) -> tuple[str, ...]:
+    """The words of an mpirun; else all its ranks would write to the same file, and read it half written."""
+    at = next((at for at, word in enumerate(words) if is_mpirun(word)), None)
+    if home and at is not None:
+        with contextlib.suppress(UsageError):  # mpirun itself refuses them
+            program = parse(words[at:]).program
+            if any(f"{home}/" in word for word in program):
+                agent = ("bash", "-c", _OWN_HOME, f"{scratch.removesuffix('/tmp')}/files")
+                return (*words[: -len(program)], *agent, *program)
+    return words
 
 
 def _env(pod: Pod, container: Container, port: int, scratch: str) -> Mapping[str, str]:
