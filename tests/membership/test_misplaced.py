@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import errno
-import functools
 import socket
 import threading
 from collections.abc import Iterator
@@ -116,7 +115,7 @@ def test_a_resolver_that_hangs_holds_up_no_node(monkeypatch: pytest.MonkeyPatch)
     with node("127.0.0.1", 1) as (made, _):
         monkeypatch.setattr(made, "where", lambda: (Endpoint("node-0", 1), "10.0.0.7"))
         monkeypatch.setattr(socket, "getaddrinfo", lambda *_, **_more: answers.wait(2) and [])
-        monkeypatch.setattr(client, "in_time", functools.partial(slow_files.in_time, wait_s=0.05))
+        monkeypatch.setattr(client, "WAIT_S", 0.05)
         try:
             assert made.own_address(None, "node-1") == "10.0.0.7"
             assert not answers.is_set(), "it is told before the resolver answers"

@@ -20,9 +20,9 @@ from typing import Any, Generic, TypeAlias, TypeVar
 from msgspec import Struct
 from msgspec.structs import replace
 
-from trainer_launch.host.network import is_here, may_share, mesh_port, tune
+from trainer_launch.host.network import addresses_of, is_here, may_share, mesh_port, tune
 from trainer_launch.host.runtime_directory import tell
-from trainer_launch.host.slow_files import in_time
+from trainer_launch.host.slow_files import WAIT_S
 from trainer_launch.membership import protocol as msg
 from trainer_launch.membership import timeouts
 from trainer_launch.membership.authentication import (
@@ -481,13 +481,10 @@ class Client(ReconnectingClient[msg.Message, msg.FromNode, News]):
         if given:
             return given
         coordinator, own = self.where()
-        entries: list[Any] = []
-        try:
-            where = coordinator.host, coordinator.port, socket.AF_UNSPEC, socket.SOCK_STREAM
-            entries = in_time(f"the lookup of {coordinator.host}", entries, socket.getaddrinfo, *where)
-        except OSError:  # a resolver that fails for a moment; the name was found when we connected
-            pass
-        if own is not None and all(own != address[0] for *_, address in entries):
+        addresses: list[str] = []
+        with contextlib.suppress(OSError):  # the name was found when we connected; a resolver may fail for a moment
+            addresses = addresses_of(coordinator.host, WAIT_S)
+        if own is not None and own not in addresses:
             return own
         return name if coordinator.is_loopback else coordinator.host
 
