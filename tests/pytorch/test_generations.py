@@ -13,9 +13,10 @@ import textwrap
 from pathlib import Path
 from typing import Any
 
+import psutil
 import pytest
 
-from tests.cli.launching import clean_env, launch, script, start
+from tests.cli.launching import Started, clean_env, launch, script, start
 
 pytestmark = [pytest.mark.process, pytest.mark.torch, pytest.mark.timeout(300)]
 SCRIPT = str(Path(__file__).with_name("keeping.py"))
@@ -53,7 +54,7 @@ def ends(output: str) -> set[str]:
 
 
 def forgotten(output: str) -> bool:
-    """Whether gloo has left a rank in its collective for ever, about once in 1,000: it is replaced as well."""
+    """Whether gloo has left a rank that sent to the killed one in its collective for ever: it is replaced, too."""
     return "cannot leave its collective; it is replaced" in output
 
 
@@ -86,6 +87,36 @@ def test_after_a_kill_the_others_keep_their_processes_and_all_is_equal_to_the_la
     assert re.search(r"generation 2: 1 rank replaced in \d+\.\d+ s; 3 ranks kept their state at step 7", output), (
         output
     )
+
+
+def test_ranks_that_send_at_the_moment_in_which_a_generation_ends_are_kept(tmp_path: Path) -> None:
+    body = """
+        import sys, torch, trainer_launch
+        from torch import distributed
+        state, ones = {"step": 0}, torch.ones(3)
+        for generation in trainer_launch.generations():
+            with generation:
+                distributed.init_process_group("gloo")
+                generation.share(state)
+                sys.stdout.write(f"training in {generation.number}\\n")
+                while generation.number <= 12:
+                    distributed.all_reduce(ones)
+                    state["step"] += 1
+    """
+    options = ("--nproc-per-node", "4", "--max-restarts", "50", "--incident-dir", "none")
+    with start("run", *options, "--", script(tmp_path, textwrap.dedent(body)), env={"PYTHONUNBUFFERED": "1"}) as run:
+        for number in range(1, 13):
+            run.read_until(f"training in {number}$", times=4)
+            store_of(run).kill()
+        status, output = run.end()
+    assert status == 0, output
+    assert re.findall(r"(\d) ranks kept their state", output) == ["4"] * 12, output
+
+
+def store_of(run: Started) -> psutil.Process:
+    """The process with the store of the present generation: of the two that do not train that with threads."""
+    below = psutil.Process(run.process.pid).children()
+    return next(each for each in below if "fork_server" in " ".join(each.cmdline()) and each.num_threads() > 1)
 
 
 @LONG

@@ -38,7 +38,6 @@ if TYPE_CHECKING:
 MAX_BYTES = 1 << 17
 _TCP = tuple((socket.SOCK_STREAM, family) for family in (socket.AF_INET, socket.AF_INET6))
 _AGAIN_S = 0.05  # between two looks for connections that were made meanwhile
-_QUIET_S = 0.02  # until ranks that lost a peer send nothing any more
 _STUCK_S = 3.0  # in one call of torch without using the CPU, although all connections are shut
 _WORDS = 1000  # of an error
 
@@ -243,8 +242,7 @@ class _Channel:
 
     def leave(self) -> None:
         """The block has ended: leave all process groups, and say so."""
-        time.sleep(_QUIET_S)  # see `_end_waiting`
-        self._groups.shut()  # ranks that wait for this one have to notice
+        self._groups.shut()
         with flight_recorder.asking:
             _forget_groups()
         reports: Any = sys.modules.get("trainer_launch.observability.report")  # of a program that reports its steps
@@ -291,11 +289,8 @@ class _Channel:
     def _end_waiting(self, number: int) -> None:
         """Make the main thread's collective fail, and whatever else of torch it waits for, until it has left.
 
-        Gloo forgets a message that it cannot send at the moment in which the connection ends, and waits for it
-        until the group's timeout (torch 2.13, `Pair::write` and `Pair::signalException`). So ranks that still send
-        get a moment to become quiet. If it happens nevertheless, this process ends and is replaced.
+        Where nothing helps, this process ends and is replaced: see `_GroupSockets`.
         """
-        time.sleep(_QUIET_S)
         state, since_s = _state_of(self._main_thread), time.monotonic()
         while True:
             with self._changed:
@@ -326,7 +321,9 @@ class _GroupSockets:
     """The TCP connections of this generation's process groups and its store, and no others of the program's.
 
     A group's are those that torch has made while it made the group. Gloo's `abort` leaves a collective blocked
-    (torch 2.13); without its connections it fails at once.
+    (torch 2.13); where it can receive nothing any more it fails at once. Its peers can send to it until the next
+    generation: gloo forgets a message that meets a connection which has just ended, and waits for it until the
+    group's timeout (`Pair::write` and `Pair::signalException`). A peer that is killed still does that to it.
     """
 
     def __init__(self) -> None:
@@ -335,10 +332,13 @@ class _GroupSockets:
         self._earlier: set[str] = set()  # those when the generation was
         self._made: set[str] = set()
         self._store_port = 0
+        self._open: dict[str, socket.socket] = {}  # what peers send to, although gloo has left it
 
     def begin(self) -> None:
         """A generation begins."""
         _watch_groups(self)
+        while self._open:
+            self._open.popitem()[1].close()
         self._earlier, self._made, self.are_open = {*_sockets().values()}, set(), True
         self._store_port = int(os.environ.get("MASTER_PORT") or 0)
 
@@ -357,7 +357,7 @@ class _GroupSockets:
             self._made |= {*_sockets().values()} - before
 
     def shut(self) -> None:
-        """End the connections, and the collectives of groups that can be aborted."""
+        """Receive nothing any more, and end the collectives of groups that can be aborted."""
         begun = self._before
         for fd, inode in _sockets().items():
             is_made = inode in self._made or (begun is not None and inode not in begun)
@@ -366,7 +366,9 @@ class _GroupSockets:
                     continue
                 peer = connection.getpeername()
                 if is_made or (peer[1] == self._store_port and inode not in self._earlier):
-                    connection.shutdown(socket.SHUT_RDWR)
+                    connection.shutdown(socket.SHUT_RD)
+                    if inode not in self._open:
+                        self._open[inode] = connection.dup()
         _abort_groups()
 
 
