@@ -104,7 +104,9 @@ def test_ranks_that_send_at_the_moment_in_which_a_generation_ends_are_kept(tmp_p
                     state["step"] += 1
     """
     options = ("--nproc-per-node", "4", "--max-restarts", "50", "--incident-dir", "none")
-    with start("run", *options, "--", script(tmp_path, textwrap.dedent(body)), env={"PYTHONUNBUFFERED": "1"}) as run:
+    with start(
+        "run", *options, "--", script(tmp_path, textwrap.dedent(body)), env={"PYTHONUNBUFFERED": "1"}
+    ) as run:
         for number in range(1, 13):
             run.read_until(f"training in {number}$", times=4)
             store_of(run).kill()
