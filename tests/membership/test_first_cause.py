@@ -233,6 +233,9 @@ def test_two_starts_in_a_row_that_end_with_the_same_error_are_seen_behind_who_lo
 # -- who failed first -----------------------------------------------------------------------------
 
 
+LATE = "RuntimeError: [gloo/transport/tcp/unbound_buffer.cc:81] Timed out waiting 5000ms for recv operation"
+
+
 def told(rank, ago_s=0.0, number=None, message="", **more):
     code = None if number else 1
     return msg.Failed(1, rank, code, number, message, message.partition(":")[0] or None, ago_s=ago_s, **more)
@@ -247,8 +250,25 @@ def told(rank, ago_s=0.0, number=None, message="", **more):
         (told(0, number=9), told(2, ago_s=0.4, message="RuntimeError: cannot go on"), 0),
         (told(0, message="RuntimeError: cannot go on"), told(2, number=9), 2),
         (told(0, message=CLOSED, lost_peer=True), told(2, ago_s=0.4, message=CLOSED, lost_peer=True), 0),
+        (told(0, message=CLOSED, lost_peer=True), told(2, message=LATE, lost_peer=True, timed_out=True), 2),
+        (
+            told(0, message=LATE, lost_peer=True, timed_out=True),
+            told(2, ago_s=0.4, message=LATE, lost_peer=True, timed_out=True),
+            0,
+        ),
+        (told(0, message="ValueError: x"), told(2, ago_s=0.4, message=LATE, lost_peer=True, timed_out=True), 0),
     ],
-    ids=["crashed of an error", "crashed first", "as told", "killed", "fails of a kill", "victims"],
+    ids=[
+        "crashed of an error",
+        "crashed first",
+        "as told",
+        "killed",
+        "fails of a kill",
+        "victims",
+        "lost who timed out",
+        "timed out both",
+        "timed out after an error",
+    ],
 )
 def test_who_failed_first_is_named_whoever_told_first(first, second, named):
     world, (zero, one, two) = running(max_restarts=0)

@@ -112,9 +112,18 @@ def test_whoever_ends_first_by_itself_meanwhile_is_named_at_once(tmp_path: Path,
     assert (2, "leader", "rank 1", TERM) in here.system.calls
 
 
+LATE = "RuntimeError: [../gloo/transport/tcp/unbound_buffer.cc:81] Timed out waiting 5000ms for recv operation"
+
+
+def test_of_two_victims_the_one_that_timed_out_is_told_although_who_lost_it_was_seen_first(tmp_path: Path) -> None:
+    here = Here(tmp_path, rank_0=[LOST, ENDS], rank_1=[Program(ends_s=2, code=1, error=LATE), ENDS], free=FREE)
+    here.run()
+    (failed,) = here.coordinator.failures
+    assert (failed.rank, failed.lost_peer, failed.timed_out) == (1, True, True)
+
+
 def test_a_time_out_waits_for_nobody(tmp_path: Path) -> None:
-    late = "RuntimeError: [../gloo/transport/tcp/unbound_buffer.cc:81] Timed out waiting 5000ms for recv operation"
-    here = Here(tmp_path, rank_0=[Program(1, 1, error=late), ENDS], rank_1=[Program(), ENDS], free=FREE)
+    here = Here(tmp_path, rank_0=[Program(1, 1, error=LATE), ENDS], rank_1=[Program(), ENDS], free=FREE)
     here.run()
     (failed,) = here.coordinator.failures
     assert (failed.rank, failed.lost_peer, failed.timed_out) == (0, True, True)

@@ -278,7 +278,9 @@ def correct(state: JobState, node: NodeRecord, failed: msg.Failed, now_s: float)
     if suspicion is None or failed.generation != run.number or node.key not in run.members:
         return
     before = suspicion.failed
-    if node.key == suspicion.key or failed.lost_peer or _order(failed, now_s) >= _order(before, suspicion.at_s):
+    if node.key == suspicion.key or (failed.lost_peer and not failed.timed_out):
+        return
+    if _order(failed, now_s) >= _order(before, suspicion.at_s):
         return
     later = "had only lost its connection" if before.lost_peer else "failed after that"
     state.say(f"{_with_words(_reason(node, failed), failed.message)}; {_who(before)} {later}")
@@ -286,9 +288,13 @@ def correct(state: JobState, node: NodeRecord, failed: msg.Failed, now_s: float)
     fail(state, node, failed, now_s)
 
 
-def _order(failed: msg.Failed, heard_s: float) -> tuple[bool, bool, float]:
-    """The smaller, the nearer to the cause: a victim is none, and a worker that was killed is nobody's victim."""
-    return failed.lost_peer, failed.signal not in _KILLS, heard_s - failed.ago_s
+def _order(failed: msg.Failed, heard_s: float) -> tuple[int, bool, float]:
+    """The smaller, the nearer to the cause: a worker that was killed is nobody's victim, and a victim is no cause.
+
+    Who waited until a time-out is nearer than who lost a connection: to a rank that had timed out.
+    """
+    rank = failed.lost_peer + (failed.lost_peer and not failed.timed_out)
+    return rank, failed.signal not in _KILLS, heard_s - failed.ago_s if rank != 1 else 0.0
 
 
 def _who(failed: msg.Failed) -> str:

@@ -371,6 +371,8 @@ class TorchNode(RunLoop):
             self._end_generation(ending, now_s, awaits_s=awaits_s)
         elif not self._ending.is_reported and worker_ends.is_guiltier(death, self._ending.stopped_at_s):
             self._note_guiltier(death)
+        elif not self._ending.is_reported and worker_ends.is_nearer(death, self._ending.death):
+            self._ending = replace(self._ending, death=worker_ends.by_itself(death))
 
     def _is_cause(self, ending: Ending) -> bool:
         """Whether a failure of its own has ended a generation, and no worker that still lives failed before it."""

@@ -81,6 +81,11 @@ def is_guiltier(death: Death, stopped_at_s: float) -> bool:
     return death.exit_code != 0 and not is_victim(death) and (death.message is not None or not is_ours)
 
 
+def is_nearer(death: Death, victim: Death | None) -> bool:
+    """Whether a victim waited until a time-out: its end is what another victim lost its connection to."""
+    return victim is not None and (waited_in_vain(death), waited_in_vain(victim)) == (_TIMED_OUT, _LOST)
+
+
 def by_itself(death: Death) -> Death:
     """Return a death as it would have been: its error was written when our request to end came."""
     was_ended = death.signal in _OUR_SIGNALS and death.message is not None
