@@ -117,6 +117,18 @@ def test_a_hang_costs_a_restart_and_at_last_ends_the_job(tmp_path: Path) -> None
     assert (job.asked(TERM), len(job.starts)) == ([30.0, 60.0], 2)
 
 
+@pytest.mark.parametrize("restarts", [0, 1])
+def test_a_hang_that_ends_the_job_stays_its_end_when_it_is_asked_to_stop_then(
+    tmp_path: Path, restarts: int
+) -> None:
+    """A job that would have started again has stopped."""
+    job = MpiRun(tmp_path, "a b", Life(STUBBORN), restarts=restarts, hangs=(30.0,))
+    job.system.signalled(31.0, TERM)
+    ended = job.run()
+    assert (ended.verdict, len(job.starts)) == (Verdict.STOPPED if restarts else Verdict.FAILED, 1)
+    assert restarts or failure_of(ended).message == "rank 1 hangs"
+
+
 def test_a_lost_host_is_waited_for_and_costs_nothing(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     job = MpiRun(tmp_path, "a b", loses("b"), ENDS, restarts=0)
     job.system.at(59.0, lambda: job.hosts.leave("b")).at(90.0, lambda: job.hosts.come("b"))

@@ -217,7 +217,9 @@ class MpiJob(RunLoop):
 
     @property
     def is_decided(self) -> bool:
-        """Whether the job had succeeded before a request to stop came."""
+        """Whether the job had succeeded before a request to stop came, or hung and may not start again."""
+        if self._hang is not None and retry_policy.why_spent(self._failures, self._max_restarts) is not None:
+            return True
         return self._death is not None and self._death.exit_code == 0 and not self._is_ended_by_us
 
     def tell_ranks(self, number: int, action: SignalAction) -> bool:
@@ -376,7 +378,7 @@ class MpiJob(RunLoop):
         nobody_failed = self._hang is None and (missing or self._is_resized or left or end.is_unreached)
         if stuck and nobody_failed:
             self._give_up(f"{stuck}; mpirun is not started again beside it")
-        elif missing and not stuck:
+        elif missing and not stuck and not self._is_last:
             self._on_missing(missing, lost, lasted_s, now_s)
         elif self._hang is not None:
             self._on_failure(self._hang, None, now_s)
