@@ -16,6 +16,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from msgspec.structs import replace
 
 from tests.waiting import eventually
 from trainer_launch.diagnosis import worker_samples
@@ -130,6 +131,25 @@ def test_a_worker_that_waits_for_itself_or_for_nobody_is_in_no_transfer(
 
     eventually(waits, "it waits", within_s=20)
     assert doing(pid) is Doing.UNKNOWN
+
+
+@pytest.mark.parametrize(
+    ("start", "rank", "waits"),
+    [
+        ("subprocess.Popen(CHILD)", None, Doing.TRANSFER),
+        ("subprocess.Popen(CHILD, env={'RANK': '0'})", None, Doing.UNKNOWN),
+        ("subprocess.Popen(CHILD)", 0, Doing.UNKNOWN),
+    ],
+    ids=["a download", "a rank, as torchrun does", "a rank's own child"],
+)
+def test_a_program_that_sleeps_between_two_looks_at_a_download_is_in_a_transfer(
+    started: Callable[[str], int], start: str, rank: int | None, waits: Doing
+) -> None:
+    pid, kinds = started(f"{start}\ntime.sleep(600)"), [CallKind.OTHER, CallKind.DATA]
+    eventually(lambda: [call and call.kind for call in calls_of(pid)] == kinds, "its child reads", within_s=20)
+    workers = WatchedWorkers(lambda: {"program": pid}, lambda _: 0, "/nowhere")
+    (worker,) = workers.look()
+    assert workers.doing(replace(worker, rank=rank), "") is waits
 
 
 @pytest.fixture

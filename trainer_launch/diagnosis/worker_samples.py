@@ -290,7 +290,8 @@ class WatchedWorkers:
         if shown not in (Doing.UNKNOWN, Doing.DATA):
             return shown
         (below,) = self.children([worker]).values()
-        waits = wait_in_kernel(worker.pid, below, self._store_ports(worker), has_joined=has_joined)
+        ports, is_program = self._store_ports(worker), worker.rank is None
+        waits = wait_in_kernel(worker.pid, below, ports, has_joined=has_joined, is_program=is_program)
         if waits is not Doing.COLLECTIVE and stacks.awaits_transfer(text):
             return Doing.TRANSFER
         return shown if waits is Doing.UNKNOWN else waits
@@ -411,12 +412,14 @@ def wait_in_kernel(
     own_ports: Collection[int] = (),
     *,
     has_joined: bool = False,
+    is_program: bool = False,
 ) -> Doing:
     """The wait of the worker `pid`: COLLECTIVE in the job's store, TRANSFER or INPUT outside the job, or UNKNOWN.
 
     Idle in a call of files, or of a connection that is none of the job's, is a transfer: of the main thread; of a
     thread while the main thread waits for a lock; of a program that the main thread waits for. The job's own
-    connections are those to its store; of those to other ranks the caller knows by torch's calls.
+    connections are those to its store; of those to other ranks the caller knows by torch's calls. What is no rank but
+    a program may sleep between two looks at one that it has started, unless that is a rank.
 
     `below` are its descendants, `own_ports` those of the job's store. A worker that `has_joined` a collective which
     has not ended may wait for that, so its other threads prove nothing.
@@ -439,6 +442,9 @@ def wait_in_kernel(
         calls += [other for other in others if other.kind not in _POLLS]
         polls = [other for other in others if other.kind in _POLLS]
     programs = {child for each in (*calls, *polls) for child in _awaited(each, pid, by_parent)}
+    if is_program and call.kind is CallKind.OTHER:
+        children = by_parent.get(pid, [])
+        programs |= {each for each in children if "RANK" not in (process_tree.environment(each) or {})}
     moves = any(_moves(each, remote) for each in calls)
     is_transfer = moves or any(_program_moves(child, by_parent, remote) for child in programs)
     return Doing.TRANSFER if is_transfer else Doing.UNKNOWN
