@@ -360,13 +360,13 @@ def test_nobody_is_ended_for_what_was_known_of_an_earlier_quiet(watch):
     assert struck_s > T + ANSWER_S
 
 
-def test_a_program_that_is_no_worker_of_torchs_is_named_without_a_rank(watch):
-    workers = Workers({WatchedWorker("program", 2**22 + 3, 1): ""})
-    made = watch(workers)
-    hung = None
-    while hung is None:
-        hung = made.look(made.due_s)
-    assert hung.message.startswith("program has been idle")
+@pytest.mark.parametrize("report", [None, Rules(timeout_s=T / 4)])
+def test_a_program_that_is_no_worker_of_torchs_is_named_without_a_rank_and_idle_until_its_end(watch, report):
+    made = watch(Workers({WatchedWorker("program", 2**22 + 3, 1): ""}), report=report)
+    at_s, hung = struck_at_s(made)
+    assert hung.message == (
+        f"program has been idle: no output, no progress and almost no CPU time for {at_s - hung.at_s:.0f} s"
+    )
     assert hung.lines[0] == "program: state S"
     assert hung.rank is None
 

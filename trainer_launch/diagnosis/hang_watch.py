@@ -58,6 +58,7 @@ class _Report(NamedTuple):
     text: str
     digest: tuple[str, ...]
     collected: Collected | None
+    said: str  # the hang's own sentence, as it was then
 
 
 class _HangRound(Struct, frozen=True, kw_only=True):
@@ -234,7 +235,8 @@ class Watch:
         return replace(hang, workers=elsewhere) if elsewhere else hang
 
     def _strike(self, hang: Hang, now_s: float) -> Death:
-        text, digest, collected = self._round(hang).report or self._collected(hang)
+        text, digest, collected, said = self._round(hang).report or self._collected(hang)
+        text = hang.text if text == said else text  # which tells for how long it was
         if collected is not None and collected.folder:  # of this pod: other pods are told the text, too
             digest += (f"collected in {collected.folder}",)
         for line in (text, *digest):
@@ -275,13 +277,13 @@ class Watch:
         digest = stacks_digest({worker: self._place(worker, texts) for worker in children})
         digest += _loaders(children, texts)
         if self._collector is None:
-            return _Report(hang.text, digest, None)
+            return _Report(hang.text, digest, None, hang.text)
         sentence = (lambda _: hang.text) if hang.kind is HangKind.STOPPED else hang.text  # that says it all
         report = "".join(f"{line}\n" for line in (hang.text, *digest))
         is_same = self._round(hang).is_reported
         collected = self._collector.collect(HANG, sentence, report=report, texts=texts, is_same=is_same)
         collected.limit_s, collected.is_early = hang.limit_s, hang.is_early
-        return _Report(collected.incident.sentence, digest, collected)
+        return _Report(collected.incident.sentence, digest, collected, hang.text)
 
     def _place(self, worker: WatchedWorker, texts: Mapping[int, str]) -> str:
         if frames := main_thread(texts.get(worker.pid, "")):
