@@ -278,6 +278,18 @@ def test_who_failed_first_is_named_whoever_told_first(first, second, named):
     assert world.last(one, msg.GiveUp).rank == named
 
 
+@pytest.mark.parametrize("code", [1, 7])
+def test_of_ranks_that_end_in_the_same_way_on_several_nodes_and_say_nothing_none_is_named(code):
+    world, (zero, one, two) = running(max_restarts=0)
+    world.say(zero, told(0))
+    world.say(two, replace(told(2, ago_s=0.4), exit_code=code))
+    world.say(one, told(1))
+    world.join(zero, one, two)
+    end = world.last(one, msg.GiveUp)
+    assert (end.is_victim, end.rank) == (True, 0) if code == 1 else (False, 2)
+    assert end.reason.count("nothing tells which of them is the cause") == (code == 1)
+
+
 def test_workers_that_wait_for_nobody_have_a_moment_where_only_victims_are_known():
     patience = {}
     for name, failed in {

@@ -280,6 +280,11 @@ def correct(state: JobState, node: NodeRecord, failed: msg.Failed, now_s: float)
     before = suspicion.failed
     if node.key == suspicion.key or (failed.lost_peer and not failed.timed_out):
         return
+    if _is_silent(failed) and _is_silent(before) and failed.exit_code == before.exit_code:
+        if state.failure is not None and not state.failure.is_victim:
+            state.failure = replace(state.failure, is_victim=True)
+            suspicion.reason += ", others in the same way: nothing tells which of them is the cause"
+        return
     if _order(failed, now_s) >= _order(before, suspicion.at_s):
         return
     later = "had only lost its connection" if before.lost_peer else "failed after that"
@@ -295,6 +300,11 @@ def _order(failed: msg.Failed, heard_s: float) -> tuple[int, bool, float]:
     """
     rank = failed.lost_peer + (failed.lost_peer and not failed.timed_out)
     return rank, failed.signal not in _KILLS, heard_s - failed.ago_s if rank != 1 else 0.0
+
+
+def _is_silent(failed: msg.Failed) -> bool:
+    """Whether a rank has ended by itself, and said nothing."""
+    return failed.rank is not None and failed.signal is None and not (failed.message or failed.lost_peer)
 
 
 def _who(failed: msg.Failed) -> str:
