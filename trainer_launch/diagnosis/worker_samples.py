@@ -418,8 +418,8 @@ def wait_in_kernel(
 
     Idle in a call of files, or of a connection that is none of the job's, is a transfer: of the main thread; of a
     thread while the main thread waits for a lock; of a program that the main thread waits for. The job's own
-    connections are those to its store; of those to other ranks the caller knows by torch's calls. What is no rank but
-    a program may sleep between two looks at one that it has started, unless that is a rank.
+    connections are those to its store; of those to other ranks the caller knows by torch's calls. What is no rank
+    may sleep between two looks at a program that it has started, unless that is a rank.
 
     `below` are its descendants, `own_ports` those of the job's store. A worker that `has_joined` a collective which
     has not ended may wait for that, so its other threads prove nothing.
