@@ -122,6 +122,17 @@ def test_of_two_victims_the_one_that_timed_out_is_told_although_who_lost_it_was_
     assert (failed.rank, failed.lost_peer, failed.timed_out) == (1, True, True)
 
 
+@pytest.mark.parametrize("ends_s", [1, 2])
+def test_a_time_out_is_told_although_who_lost_that_rank_on_another_node_was_told_first(
+    tmp_path: Path, ends_s: int
+) -> None:
+    late = Program(ends_s=ends_s, code=1, error=LATE)
+    here = Here(tmp_path, rank_0=[late, ENDS], rank_1=[Program(term_s=2), ENDS], free=FREE)
+    here.hears(1.5, say.Restart(1, "rank 3 failed on node 1", patience_s=timeouts.PATIENCE_S)).run()
+    (failed,) = here.coordinator.failures
+    assert (failed.rank, failed.lost_peer, failed.timed_out) == (0, True, True)
+
+
 def test_a_time_out_waits_for_nobody(tmp_path: Path) -> None:
     here = Here(tmp_path, rank_0=[Program(1, 1, error=LATE), ENDS], rank_1=[Program(), ENDS], free=FREE)
     here.run()

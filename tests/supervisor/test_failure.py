@@ -219,6 +219,10 @@ def test_who_received_another_size_is_not_named_as_its_cause() -> None:
         ("rank 2 (node 0) never entered barrier #9; rank 2 is stopped (SIGSTOP)", "who stopped it"),
         ("all known ranks entered all_reduce #9 of default_pg, and ranks 0-1 have waited in it", "network"),
         (
+            "all known ranks entered broadcast #9: no network delivers it, or the ranks name different roots",
+            "same root",
+        ),
+        (
             "all ranks wait for each other outside recorded collectives: ranks 0-1 wait in recv",
             "sends and receives",
         ),

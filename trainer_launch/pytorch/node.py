@@ -424,6 +424,12 @@ class TorchNode(RunLoop):
         ending = self._ending
         if self.phase is NodePhase.ENDING and (ending.is_reported or ending.death is None):
             return  # it ends it for what this node has reported, or repeats itself: ours have been stopped since
+        if (
+            self.phase is NodePhase.ENDING
+            and ending.death is not None
+            and worker_ends.is_nearer(ending.death, None)
+        ):
+            return  # the coordinator is told once all have ended: a time-out may be what others lost their peer for
         text = f"generation {restart.generation} is over: {restart.reason}"
         _log.log(logging.WARNING if self._is_first and not restart.grows else logging.INFO, "%s", text)
         if restart.patience_s and ending.awaited:  # victims here and there: one that waits for nobody may say why

@@ -82,8 +82,8 @@ def is_guiltier(death: Death, stopped_at_s: float) -> bool:
 
 
 def is_nearer(death: Death, victim: Death | None) -> bool:
-    """Whether a victim waited until a time-out: its end is what another victim lost its connection to."""
-    return victim is not None and (waited_in_vain(death), waited_in_vain(victim)) == (_TIMED_OUT, _LOST)
+    """Whether a victim waited until a time-out: its end is what another victim, here or elsewhere, lost."""
+    return waited_in_vain(death) == _TIMED_OUT and (victim is None or waited_in_vain(victim) == _LOST)
 
 
 def by_itself(death: Death) -> Death:

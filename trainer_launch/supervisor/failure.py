@@ -107,6 +107,11 @@ _BY_REASON = (
     ),
     replace(_HUNG, pattern=r"stopped \(SIGSTOP\)", hint="find out who stopped it"),
     replace(
+        _HUNG,
+        pattern=r"\Aall known ranks entered .* name different roots",
+        hint="make all ranks name the same root; if they do, check the network between the nodes, and the devices",
+    ),
+    replace(
         _HUNG, pattern=r"\Aall known ranks entered", hint="check the network between the nodes, and the devices"
     ),
     replace(
