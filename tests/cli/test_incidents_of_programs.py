@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import os
 import signal
 import sys
 from pathlib import Path
@@ -27,12 +28,11 @@ child.stdout.readline()
 raise ValueError("no luck")
 """
 QUIET = """
-import os, sys, time
+import sys, time
 for n in range(8):
     print("beat", n, flush=True)
     time.sleep(0.2)
-if os.environ.get("RANK", "1") == "1":
-    time.sleep(6)
+open(sys.argv[1]).close()  # a FIFO: until somebody opens it, too
 print("done", flush=True)
 """
 
@@ -68,11 +68,14 @@ def test_a_programs_failure_says_the_same_everywhere_and_keeps_what_is_below(tmp
 
 
 def test_a_programs_hang_is_reported_when_it_is_asked_for_and_nobody_is_killed(tmp_path: Path) -> None:
-    place = tmp_path / "incidents"
+    place, enough = tmp_path / "incidents", tmp_path / "enough"
+    os.mkfifo(enough)
     watched = ("--hang-report-after", "2", "--incident-dir", str(place), "--engine", "plain")
-    ended = launch("run", *watched, "--", sys.executable, script(tmp_path, QUIET))
-    assert ended.returncode == 0, ended.stderr
-    assert "suspected hang: program has been idle: no output, no progress" in ended.stderr
+    with start("run", *watched, "--", sys.executable, script(tmp_path, QUIET), str(enough)) as run:
+        run.read_until("suspected hang: program has been idle: no output, no progress")
+        enough.write_text("")
+        code, output = run.end()
+    assert code == 0, output
     one = only(place)
     assert one.incident.kind == "hang"
     assert "state S" in incident_bundle.text_of(one, "stacks/program.txt")
@@ -86,10 +89,11 @@ def test_any_program_may_be_quiet_where_nobody_asked_for_reports(tmp_path: Path)
 
 
 def test_status_shows_the_last_incident_while_the_run_goes_on(tmp_path: Path) -> None:
-    place = tmp_path / "incidents"
-    code = QUIET.replace("time.sleep(6)", "time.sleep(60)")
+    place, enough = tmp_path / "incidents", tmp_path / "enough"
+    os.mkfifo(enough)
     watched = ("--hang-report-after", "2", "--incident-dir", str(place), "--engine", "plain", "--grace", "2")
-    with start("run", *watched, "--", sys.executable, script(tmp_path, code), env={"TMPDIR": str(tmp_path)}) as run:
+    words = ("run", *watched, "--", sys.executable, script(tmp_path, QUIET), str(enough))
+    with start(*words, env={"TMPDIR": str(tmp_path)}) as run:
         run.read_until(r"suspected hang: ")
         one = only(place)
         line = f"incident  {one.incident.sentence}; see trainer-launch incidents show {one.id}"

@@ -31,8 +31,10 @@ def last_words(folder: Path, *words: str, env: Mapping[str, str] | None = None) 
 
 
 def started(folder: Path, *within: str) -> subprocess.Popen[str]:
-    """A launcher below something, whose program has begun."""
-    code = f"open({str(folder / 'began')!r}, 'w').close(); import time; time.sleep(0.7); print('done')"
+    """A launcher below something, whose program has begun, and waits for the file `enough`."""
+    began, enough = folder / "began", folder / "enough"
+    code = f"import os, time; open({str(began)!r}, 'w').close()\n"
+    code += f"while not os.path.exists({str(enough)!r}): time.sleep(0.05)\nprint('done')"
     words = (*within, *LAUNCHER, "run", "--", sys.executable, "-c", code)
     process = subprocess.Popen(
         words,
@@ -42,7 +44,7 @@ def started(folder: Path, *within: str) -> subprocess.Popen[str]:
         stderr=subprocess.STDOUT,
         text=True,
     )
-    eventually(lambda: (folder / "began").exists(), "the program began")
+    eventually(began.exists, "the program began")
     return process
 
 
@@ -61,6 +63,7 @@ def test_a_signal_that_was_ignored_at_the_start_ends_neither_the_launcher_nor_it
 ) -> None:
     process = started(tmp_path, *within)
     process.send_signal(number)
+    (tmp_path / "enough").touch()
     code, said = ended(process)
     assert (code, said.count("done\n")) == (0, 1), said
 

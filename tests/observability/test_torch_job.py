@@ -18,8 +18,10 @@ TRAIN = """
 import os, sys, time, trainer_launch
 rank, failures = os.environ["RANK"], os.environ["TORCHELASTIC_RESTART_COUNT"]
 trainer_launch.report(progress=0.1 + 0.4 * int(failures), metrics={"rank": int(rank)})
+open(sys.argv[1] + rank, "w").close()
 if rank == "1" and failures == "0":
-    time.sleep(0.2)
+    while not os.path.exists(sys.argv[1] + "0"):  # both have begun
+        time.sleep(0.02)
     sys.exit(3)
 while not os.path.exists(sys.argv[1]):
     time.sleep(0.02)
