@@ -188,7 +188,7 @@ class Pod:
         self._folder = folder
         self._last_words = folder / f"last-words-{host.name}"
         self._argv, self._env = argv, {"TRAINER_LAUNCH_TERMINATION_LOG": str(self._last_words), **env}
-        self._ending = threading.Event()
+        self._ending, self._away_no_more = threading.Event(), threading.Event()
         self._process = self._start()
         self._thread = threading.Thread(target=self._look_after, daemon=True)
         self._thread.start()
@@ -234,9 +234,14 @@ class Pod:
         except subprocess.TimeoutExpired:
             self.host.kill(process)
 
+    def come_back(self) -> None:
+        """Let the kubelet start it again now."""
+        self._away_no_more.set()
+
     def end(self) -> None:
         """Take the pod away for good."""
         self._ending.set()
+        self._away_no_more.set()
         for process in self._below():
             with contextlib.suppress(psutil.Error):
                 process.kill()
@@ -264,8 +269,12 @@ class Pod:
             self._process.stdout.close()
             self.last_words.append(self._last_words.read_text() if self._last_words.exists() else "")
             self.codes.append(code if code >= 0 else 128 - code)  # as a container's runtime says it
-            if self.succeeded or self._ending.wait(self.restart_s):
+            if self.succeeded:
                 return
+            self._away_no_more.wait(self.restart_s)
+            if self.is_gone:
+                return
+            self._away_no_more.clear()
             self.before_restart()
             for path in self.host.tmp.iterdir():  # a container that is started again has an empty /tmp
                 shutil.rmtree(path) if path.is_dir() else path.unlink()

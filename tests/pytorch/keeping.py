@@ -1,6 +1,7 @@
 """A training script whose survivors keep their state: each rank shows its generations, and at last a hash of all.
 
-usage: keeping.py STEPS FOLDER FAULTS; FAULTS is JSON, {step: [rank, what]}, and each comes once.
+usage: keeping.py STEPS FOLDER FAULTS [GENERATIONS]; FAULTS is JSON, {step: [rank, what]}, and each comes once. It
+makes more steps until there were GENERATIONS, so that a fault from outside comes in time.
 
 A step has as many samples as any job has ranks, or more, and adds their gradients in one order: the result is equal
 to the last bit however many ranks there are.
@@ -23,6 +24,7 @@ import trainer_launch
 
 SAMPLES = 8
 steps, folder, faults = int(sys.argv[1]), Path(sys.argv[2]), json.loads(sys.argv[3])
+generations = int(sys.argv[4]) if sys.argv[4:] else 1
 torch.set_num_threads(1)
 torch.manual_seed(0)
 model = torch.nn.Sequential(torch.nn.Linear(8, 16), torch.nn.LayerNorm(16), torch.nn.ReLU(), torch.nn.Linear(16, 1))
@@ -82,7 +84,7 @@ for generation in trainer_launch.generations():
         shown = {"generation": generation.number, "rank": generation.rank, "of": generation.world_size}
         shown |= {"kept": generation.kept, "new": generation.is_new, "step": state["step"], "pid": os.getpid()}
         print(f"generation {json.dumps(shown)}", flush=True)
-        while state["step"] < steps:
+        while state["step"] < steps or generation.number < generations:
             fails(state["step"], generation.rank)
             mean = apply(gradients(state["step"], generation.rank, generation.world_size))
             state["losses"] = [*state["losses"], mean]

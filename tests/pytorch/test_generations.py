@@ -16,7 +16,7 @@ from typing import Any
 import psutil
 import pytest
 
-from tests.cli.launching import Started, clean_env, launch, script, start
+from tests.cli.launching import Started, clean_env, launch, script, shm_of_its_own, start
 
 pytestmark = [pytest.mark.process, pytest.mark.torch, pytest.mark.timeout(300)]
 SCRIPT = str(Path(__file__).with_name("keeping.py"))
@@ -302,7 +302,7 @@ def test_survivors_that_wait_for_a_pod_hear_a_request_to_stop(tmp_path: Path, ha
 )
 def test_of_several_nodes_the_survivors_keep_their_state(tmp_path: Path, size: str, fault: str, kept: int) -> None:
     (tmp_path / "faults").mkdir()
-    words = (SCRIPT, "1500" if "8s" in fault else "400", str(tmp_path / "faults"), "{}")
+    words = (SCRIPT, "1500" if "8s" in fault else "40", str(tmp_path / "faults"), "{}", "2")
     options = ("--nodes", size, "--nproc-per-node", "2", "--fault", fault)
     ended = launch("rehearse", *options, "--", *words, env={"TMPDIR": str(tmp_path)})
     output = ended.stdout + ended.stderr
@@ -388,8 +388,8 @@ LEAKS = """
 
     def used():
         pages = int(open("/proc/self/statm").read().split()[1])
-        counts = {"threads": len(os.listdir("/proc/self/task")), "fds": len(os.listdir("/proc/self/fd"))}
-        return {"kib": pages * 4, **counts}
+        folders = {"threads": "/proc/self/task", "fds": "/proc/self/fd", "segments": "/dev/shm"}
+        return {"kib": pages * 4, **{name: len(os.listdir(folder)) for name, folder in folders.items()}}
 
     kills, state = int(sys.argv[1]), {"sum": torch.zeros(4), "step": 0}
     for generation in trainer_launch.generations():
@@ -414,15 +414,15 @@ def test_a_survivor_of_many_replacements_has_no_more_memory_threads_and_descript
     tmp_path: Path, kills: int
 ) -> None:
     options = ("--nproc-per-node", "3", "--max-restarts", "999", "--incident-dir", "none")
-    before = len(os.listdir("/dev/shm"))
-    ended = launch("run", *options, "--", script(tmp_path, textwrap.dedent(LEAKS)), str(kills), timeout_s=280)
+    words = ("run", *options, "--", script(tmp_path, textwrap.dedent(LEAKS)), str(kills))
+    ended = launch(*words, within=shm_of_its_own(), timeout_s=280)
     assert ended.returncode == 0, ended.stderr
     looks = shown(ended.stdout)
     assert len(looks) == kills + 1
     early, last = looks[5], looks[-1]
     assert (last["threads"], last["fds"]) == (early["threads"], early["fds"])
     assert last["kib"] - early["kib"] < 8192
-    assert len(os.listdir("/dev/shm")) <= before + 1
+    assert last["segments"] <= early["segments"] + 1
 
 
 # Rank 0 waits in step 40 until rank 1 is dead: the fault comes in time on a machine of any speed.

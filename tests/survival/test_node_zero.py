@@ -8,6 +8,7 @@ import pytest
 
 from tests.pods import job, wait_until
 from tests.survival.jobs import (
+    DEADLINE_S,
     ELASTIC,
     FIXED,
     LONG,
@@ -41,12 +42,13 @@ def test_an_elastic_job_goes_on_without_node_0_and_every_pod_can_tell(tmp_path: 
 
 def test_node_0_comes_back_late_and_under_another_address(tmp_path: Path) -> None:
     """The others have gone on by then; all meet at node 0 again."""
-    with job(ELASTIC.names, training(tmp_path), ELASTIC.env_of, restart_s=10.0) as running:
+    with job(ELASTIC.names, training(tmp_path), ELASTIC.env_of, restart_s=600.0) as running:
         begun(running)
         recovery = Recovery(running)
         move_pod(0)(running)
         recovery.wait(workers=2)
-        wait_until(lambda: is_steady(tmp_path, 3), "all three to train again", running.pods, 60)
+        running.pods[0].come_back()
+        wait_until(lambda: is_steady(tmp_path, 3), "all three to train again", running.pods, DEADLINE_S)
         completed(running)
         assert recovery.starts == [1, 0, 0]
 

@@ -8,6 +8,7 @@ import pytest
 
 from tests.pods import job, wait_until
 from tests.survival.jobs import (
+    DEADLINE_S,
     ELASTIC,
     FIXED,
     MARKS,
@@ -31,9 +32,9 @@ def test_the_majority_of_an_elastic_job_goes_on_and_the_other_side_waits(alone: 
         recovery = Recovery(running)
         unplug(alone)(running)
         recovery.wait(workers=2)
-        wait_until(lambda: not running.pods[alone].workers(), "the minority to stop", running.pods, 30)
+        wait_until(lambda: not running.pods[alone].workers(), "the minority to stop", running.pods, DEADLINE_S)
         plug(alone)(running)
-        wait_until(lambda: is_steady(tmp_path, 3), "all three to train again", running.pods, 60)
+        wait_until(lambda: is_steady(tmp_path, 3), "all three to train again", running.pods, DEADLINE_S)
         completed(running)
         assert recovery.starts == [0, 0, 0]
     assert {step.workers for step in steps(tmp_path)} == {2, 3}, "nobody has trained alone"
@@ -44,7 +45,8 @@ def test_a_fixed_job_waits_until_the_network_heals(tmp_path: Path) -> None:
         begun(running)
         recovery = Recovery(running)
         unplug(0)(running)
-        wait_until(lambda: not any(pod.workers() for pod in running.pods), "all workers to stop", running.pods, 60)
+        are_stopped = lambda: not any(pod.workers() for pod in running.pods)  # noqa: E731
+        wait_until(are_stopped, "all workers to stop", running.pods, DEADLINE_S)
         plug(0)(running)
         recovery.wait()
         completed(running)

@@ -8,6 +8,7 @@ import pytest
 
 from tests.pods import job, wait_until
 from tests.survival.jobs import (
+    DEADLINE_S,
     MARKS,
     Recovery,
     begun,
@@ -31,13 +32,12 @@ def env_of(node: int, nodes: int = 3) -> dict[str, str]:
 def test_the_spare_replaces_a_killed_pod_which_comes_back_as_the_spare(tmp_path: Path) -> None:
     with job(NAMES[:3], training(tmp_path), env_of) as running:
         begun(running, 2)
-        wait_until(lambda: node_states(running, 0) == ["running", "running", "spare"], "a spare", running.pods, 60)
+        states = lambda: node_states(running, 0)  # noqa: E731
+        wait_until(lambda: states() == ["running", "running", "spare"], "a spare", running.pods, DEADLINE_S)
         recovery = Recovery(running)
         kill_pod(1)(running)
         recovery.wait(2)
-        wait_until(
-            lambda: node_states(running, 0) == ["running", "spare", "running"], "it as the spare", running.pods, 60
-        )
+        wait_until(lambda: states() == ["running", "spare", "running"], "it as the spare", running.pods, DEADLINE_S)
         completed(running)
         assert (recovery.starts, recovery.failures) == ([0, 1, 0], 0)
         assert [SPARE in pod.last_words[-1] for pod in running.pods] == [False, True, False]
