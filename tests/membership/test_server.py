@@ -23,7 +23,7 @@ from trainer_launch.membership.state import CoordinatorSettings, Looked
 from trainer_launch.model import Endpoint, Seats
 from trainer_launch.model.errors import NodeError
 
-LONG_S = 10.0
+LONG_S = 60.0
 
 
 class Cluster:
