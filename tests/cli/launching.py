@@ -167,7 +167,7 @@ def script(folder: Path, text: str) -> str:
     return str(path)
 
 
-def ends_of(nodes: Sequence[Started], timeout_s: float = 60.0) -> list[tuple[int, str]]:
+def ends_of(nodes: Sequence[Started], timeout_s: float = DEADLINE_S) -> list[tuple[int, str]]:
     """Exit code and all output of each node of a job, once all have ended."""
     try:
         return [node.end(timeout_s=timeout_s) for node in nodes]

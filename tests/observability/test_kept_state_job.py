@@ -14,6 +14,7 @@ from tests.schemas.validator import violations
 from trainer_launch.diagnosis import incident_bundle
 
 EXAMPLE = Path(__file__).parents[2] / "docker" / "examples" / "train_keeping_state.py"
+IN_TIME = Path(__file__).parents[1] / "pytorch" / "in_time.py"
 pytestmark = [pytest.mark.process, pytest.mark.torch, pytest.mark.timeout(300)]
 
 
@@ -22,8 +23,8 @@ def test_a_rehearsal_tells_everywhere_that_ranks_kept_their_state_and_repeated_n
     words = ("--nproc-per-node", "4", "--fault", "kill worker worker=2 at=step:40", "--report", str(page))
     env = {"TRAINER_LAUNCH_EVENTS": str(events), "TRAINER_LAUNCH_INCIDENT_DIR": str(place)}
     # Pods do not inherit what a shell has set.
-    program = ("env", f"CHECKPOINT={tmp_path}/model.pt", sys.executable, str(EXAMPLE))
-    ended = launch("rehearse", *words, "--report", str(data), "--", *program, env=env)
+    program = ("env", f"CHECKPOINT={tmp_path}/model.pt", sys.executable, str(IN_TIME), "2", str(EXAMPLE))
+    ended = launch("rehearse", *words, "--report", str(data), "--", *program, env=env, cwd=tmp_path)
     output = ended.stdout + ended.stderr
     assert ended.returncode == 0, output
     sentence = r"1 rank replaced in \d+\.\d\d s; 3 ranks kept their state at step \d+, no step is repeated"

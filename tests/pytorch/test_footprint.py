@@ -27,12 +27,12 @@ def test_beside_a_worker_three_processes_wait_without_a_wake_up(tmp_path: Path) 
     (tmp_path / "train.py").write_text(SCRIPT)
     launcher = Started(("run", "--nproc-per-node", "1", "--", "train.py"), None, tmp_path)
     try:
-        eventually((tmp_path / "began").exists, "the worker's start", 60)
+        eventually((tmp_path / "began").exists, "the worker's start")
         top = psutil.Process(launcher.pid)
         worker = int((tmp_path / "began").read_text())
         beside = [one for one in (top, *top.children()) if one.pid != worker]
         assert len(beside) == 3
-        eventually(lambda: is_quiet_for(beside, 1.5), "one and a half seconds without a wake-up", 30)
+        eventually(lambda: is_quiet_for(beside, 1.5), "one and a half seconds without a wake-up")
     finally:
         launcher.close()
 

@@ -425,27 +425,10 @@ def test_a_survivor_of_many_replacements_has_no_more_memory_threads_and_descript
     assert last["segments"] <= early["segments"] + 1
 
 
-# Rank 0 waits in step 40 until rank 1 is dead: the fault comes in time on a machine of any speed.
-IN_TIME = """
-    import fcntl, os, runpy, sys
-    import trainer_launch
-    report, lock = trainer_launch.report, open("lock", "a")
-    if os.environ["RANK"] == "1":
-        fcntl.flock(lock, fcntl.LOCK_EX)
-    def report_and_wait(step):
-        report(step=step)
-        if step == 40:
-            fcntl.flock(lock, fcntl.LOCK_EX)
-            fcntl.flock(lock, fcntl.LOCK_UN)
-    trainer_launch.report = report_and_wait
-    runpy.run_path(sys.argv[1], run_name="__main__")
-"""
-
-
 def test_the_example_goes_on_without_its_checkpoint(tmp_path: Path) -> None:
     example = Path(__file__).parents[2] / "docker" / "examples" / "train_keeping_state.py"
     options = ("--nodes", "2", "--nproc-per-node", "1", "--fault", "kill worker node=1 at=step:40")
-    words = (script(tmp_path, textwrap.dedent(IN_TIME)), str(example))
+    words = (str(Path(__file__).with_name("in_time.py")), "1", str(example))
     ended = launch("rehearse", *options, "--", *words, env={"TMPDIR": str(tmp_path)}, cwd=tmp_path)
     output = ended.stdout + ended.stderr
     assert ended.returncode == 0, output
