@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from trainer_launch.host import files
 from trainer_launch.model.errors import UsageError
 from trainer_launch.model.findings import Measure, Report
 from trainer_launch.preflight import thresholds
@@ -86,4 +87,12 @@ def test_a_file_that_is_not_there_or_would_never_end_is_one_sentence(tmp_path: P
     with pytest.raises(UsageError, match=r"--reference .*pipe cannot be read: it is not a regular file"):
         thresholds.load_table(str(tmp_path / "pipe"))
     with pytest.raises(UsageError, match=r"--reference .*none cannot be read: No such file"):
+        thresholds.load_table(str(tmp_path / "none"))
+
+
+def test_a_file_whose_server_is_gone_is_not_said_to_be_missing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(files, "within", lambda path, default, *_: default)  # as after 2 s
+    with pytest.raises(UsageError, match=r"--reference .*none cannot be read: its file server does not answer"):
         thresholds.load_table(str(tmp_path / "none"))

@@ -26,6 +26,7 @@ _FLAGS = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC  # a new file: nobo
 _APPENDED = os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_NONBLOCK | os.O_NOFOLLOW | os.O_NOCTTY | os.O_CLOEXEC
 _TEXT_BYTES = 1 << 26  # of what the kernel tells
 _BLOCK_BYTES = 1 << 16
+SILENT = "its file server does not answer"
 T = TypeVar("T")
 
 
@@ -59,14 +60,19 @@ def named(path: str, where: str, most: int) -> bytes:
     """At most so many bytes of a file that the user named; `where` begins the error.
 
     Raises:
-        UsageError: it is no regular file, or cannot be read.
+        UsageError: it is no regular file, or cannot be read, or its file server does not answer.
     """
-    live = LiveFiles(most)
-    data = live.read(path)
-    if data is None:
-        why = "it is not a regular file that this user may read"
-        raise UsageError(f"{where} cannot be read: {why if live.exists(path) else 'No such file or directory'}")
+    data = within(path, SILENT, _named, path, most)
+    if isinstance(data, str):
+        raise UsageError(f"{where} cannot be read: {data}")
     return data
+
+
+def _named(path: str, most: int) -> bytes | str:
+    """The file, or why it cannot be read."""
+    data = _read(path, most, 0, _OPENED)
+    why = "it is not a regular file that this user may read"
+    return data if data is not None else why if os.path.exists(path) else os.strerror(errno.ENOENT)
 
 
 def _read(path: str | os.PathLike[str], most: int, offset: int, flags: int) -> bytes | None:
@@ -108,7 +114,7 @@ def _answer(path: str, call: Callable[..., T], *args: object) -> T:
     """What the call returns, or an OSError if the file server does not answer."""
     answer = within(path, None, call, *args)
     if answer is None:
-        raise TimeoutError(errno.ETIMEDOUT, "its file server does not answer", path)
+        raise TimeoutError(errno.ETIMEDOUT, SILENT, path)
     return answer
 
 
