@@ -109,16 +109,26 @@ def test_a_link_between_healthy_nodes_and_a_pair_of_which_either_may_be_faulty_h
     assert cluster(job) == {"pairs": ""}
 
 
-@pytest.mark.parametrize(("rail", "remedy", "limited"), [(2, "DRAIN", 0), (2, "DRAIN", 8), (None, "", 0)])
-def test_a_node_that_is_slow_on_all_rails_has_none_as_its_switch_may_be_shared(
-    rail: int | None, remedy: str, limited: int
+@pytest.mark.parametrize(
+    ("rail", "rate", "limited", "expected"),
+    [
+        (2, 22e9, 0, ("fail", "DRAIN")),
+        (2, 22e9, 8, ("fail", "DRAIN")),
+        (None, 22e9, 0, ("warn", "")),
+        (None, 6e9, 0, ("warn", "")),
+        (None, 1e9, 0, ("fail", "")),
+    ],
+)
+def test_a_node_that_is_slow_on_all_rails_is_not_accused_as_its_switch_may_be_shared(
+    rail: int | None, rate: float, limited: int, expected: tuple[str, str]
 ) -> None:
     fleet = Fleet(8)
     for node in fleet.nodes[:limited]:
         node.each_card(power_limit=[500_000, 700_000])  # which says nothing of links
-    fleet.rated = lambda one, other, on: ("", 22e9) if 3 in (one, other) and rail in (None, on) else None
-    (finding,) = [one for one in fleet.findings() if one.status is Status.FAIL]
-    assert (finding.check, finding.remedy) == ("pairs", remedy)
+    fleet.rated = lambda one, other, on: ("", rate) if 3 in (one, other) and rail in (None, on) else None
+    (finding,) = [one for one in fleet.findings() if one.check == "pairs"]
+    assert (finding.status.value, finding.remedy) == expected
+    assert "node 3 (job-node-0-3)" in finding.subject
 
 
 def test_a_node_that_is_missing_a_name_that_does_not_resolve_and_a_slow_clock_have_none() -> None:

@@ -44,6 +44,7 @@ _ACTION_REFERENCE = (
 # Of the median of all: who is below warns. Without accelerators, other work on a machine is seen, too.
 _SHARES = {SOCKET: 0.3, NCCL: 0.75}
 _SHARE_OF_REFERENCE = 0.75
+_OVERSUBSCRIBED = 0.1  # of that, who is alone behind a switch that other racks' traffic shares has more
 _TEST_S = 5.0
 _PATIENCE = {SOCKET: 1, NCCL: 4}  # times a test's time, for who has to set more up
 _REPORT_S = 2.0  # from a test's limit until its ends have reported
@@ -196,10 +197,11 @@ class Standard:
         """Whether one of these tests fails by itself; slowness by comparison alone only warns."""
         return any(not test.is_whole or test.rate < least for test in tests)
 
-    def is_hard(self, tests: Iterable[PairTest]) -> bool:
+    def is_hard(self, tests: Iterable[PairTest], *, is_of_rails: bool) -> bool:
         """Whether these tests of a node fail by themselves, or are slower than its model has to be."""
         # Where pairs of this network do not reach what is expected, that proves nothing of a node.
-        return self.fails(tests, FLOOR if self.of_pairs < self._expected else max(FLOOR, self._expected))
+        share = 0.0 if self.of_pairs < self._expected else 1.0 if is_of_rails else _OVERSUBSCRIBED
+        return self.fails(tests, max(FLOOR, share * self._expected))
 
     def _slowest_allowed(self, rates: Sequence[int]) -> float:
         """Bytes per second below which it is too slow for anything, or by far slower than the others."""
@@ -237,7 +239,7 @@ def _of_node(
     name = f"{names[node]}{_on(rails)}"
     bad = [test for test in its if standard.is_bad(test)]
     partners = listed(list(dict.fromkeys(names[sum(test.ends) - node] for test in bad)))
-    hard, middle = standard.is_hard(bad), standard.of_nodes
+    hard, middle = standard.is_hard(bad, is_of_rails=bool(rails)), standard.of_nodes
     text = (
         f"{name} fails in {len(bad)} of {len(its)} pair tests, with {partners}, "
         f"which pass with other nodes: the faulty part is this {'GPU or its network card' if rails else 'node'}"
