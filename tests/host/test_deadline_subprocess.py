@@ -220,7 +220,8 @@ def test_adapters_are_listed_with_the_state_of_their_ports(tmp_path: Path) -> No
         ("mlx5_1", 1, False),
     ]
     tree(tmp_path, {"sys/class/infiniband_verbs/uverbs0/ibdev": "mlx5_1\n"})
-    assert [port.device for port in network.adapter_ports(root)] == ["mlx5_1"]  # the other one is another pod's
+    (own,) = network.adapter_ports(root)
+    assert (own.device, own.has_others) == ("mlx5_1", True)  # the other one is another pod's
     assert network.may_use_rdma(root)
     assert not network.may_use_rdma(tmp_path / "nothing")
 

@@ -23,6 +23,7 @@ from queue import Empty, Queue
 from typing import Any, TypeAlias, TypeVar
 
 from msgspec import Struct
+from msgspec.structs import replace
 
 from trainer_launch.host import files
 from trainer_launch.host.deadline_subprocess import begin_thread
@@ -181,6 +182,7 @@ class AdapterPort(Struct, frozen=True):
     is_active: bool
     rate: str = ""  # as the kernel writes it: 400 Gb/sec (4X NDR)
     is_ethernet: bool = False
+    has_others: bool = False  # the machine has adapters that this container was not given
 
 
 def interfaces() -> tuple[Interface, ...]:
@@ -238,7 +240,9 @@ def adapter_ports(root: Path = Path("/")) -> tuple[AdapterPort, ...]:
     """
     devices = (path.name for path in (root / "dev/infiniband").glob("uverbs*"))
     own = {files.text(root / "sys/class/infiniband_verbs" / name / "ibdev").strip() for name in devices} - {""}
-    return tuple(port for port in _ports_below(root / "sys/class/infiniband") if not own or port.device in own)
+    ports = [*_ports_below(root / "sys/class/infiniband")]
+    its = [port for port in ports if not own or port.device in own]
+    return tuple(replace(port, has_others=len(its) < len(ports)) for port in its)
 
 
 def _ports_below(folder: Path) -> Iterator[AdapterPort]:

@@ -53,6 +53,7 @@ _MUST_AGREE: Mapping[str, str] = {
 LEAST_S, READ_S = 10.0, 30.0  # for versions and code: more than both take where nothing hangs
 _VERSIONS_PROGRAM = Path(__file__).parents[1] / "children" / "worker_versions.py"
 _RATES = re.compile(r"(\d+) x (\d+)")  # of adapters, as `of_adapters` tells them
+_GIVEN = ", of "  # and before how many a pod was given, where that is not all
 _VERSIONS_S = 20.0  # a cold disk, or a machine with much else to do
 _OF_TORCH = ("torch", "cuda", "nccl")
 _REPORT_S = 60.0  # for all nodes to say what they have found
@@ -327,14 +328,17 @@ def of_gpus(cards: Cards | None, count: int) -> dict[str, str]:
 def of_adapters(ports: Sequence[AdapterPort]) -> dict[str, str]:
     """The RDMA adapters that are up, by their rates: a node with others slows all down, or hangs them."""
     rates = Counter(port.rate or "of unknown rate" for port in ports if port.is_active)
-    shown = ", ".join(f"{count} x {rate}" for rate, count in sorted(rates.items()))
-    return {"adapters": shown or "none of them"} if ports else {}
+    shown = ", ".join(f"{count} x {rate}" for rate, count in sorted(rates.items())) or "none of them"
+    shown += f"{_GIVEN}{len(ports)} given" if any(port.has_others for port in ports) else ""
+    return {"adapters": shown} if ports else {}
 
 
 def is_slower(value: str, most: str) -> bool:
     """Whether fewer of these adapters have the rate that most of those have; slower ones may be spare."""
     if UNSET in (value, most) or "unknown" in value + most:
         return False  # nobody knows
+    if value.partition(_GIVEN)[2] != most.partition(_GIVEN)[2]:
+        return False  # its pod was given another number of those that its machine has
     its, usual = ([(int(count), int(rate)) for count, rate in _RATES.findall(text)] for text in (value, most))
     if len(its) == len(usual) == 1 and its[0][0] > 1 and its[0][1] != usual[0][1]:
         return False  # all its ports have a rate of their own: another kind of machine
