@@ -63,6 +63,13 @@ def with_ports(*rates: str, gpus: int = 2, **changes: Any) -> Subject:
     return subject(adapters=ports, host={"gpus": replace(HEALTHY.host.gpus, count=gpus)}, **changes)
 
 
+def shared_card(**facts: Any) -> Subject:
+    """A pod of several that has one GPU, which other pods may use as well."""
+    one = {"gpus": replace(HEALTHY.host.gpus, count=1)}
+    gpus = (replace(FACTS.gpus[0], facts={**FACTS.gpus[0].facts, **facts}),)
+    return with_gpus(gpus, host=one, topology={"local_world_size": 1})
+
+
 def lost_a_card(uuid: str, **changes: Any) -> Subject:
     """A node that does not have the card of this UUID, which the job names."""
     facts = replace(FACTS, gpus=FACTS.gpus[:1], absent=(uuid,), **changes)
@@ -113,7 +120,7 @@ INNOCENT: dict[tuple[str, str], Subject] = {
     ("gpu-count", "shown"): subject(
         env={"CUDA_VISIBLE_DEVICES": "MIG-1,MIG-2,MIG-3"}, host={"gpus": replace(HEALTHY.host.gpus, count=3)}
     ),
-    ("gpu-count", "elsewhere"): lost_a_card("GPU-1", n_unseen=1),  # maybe the one that is meant
+    ("gpu-count", "elsewhere"): subject(env={"CUDA_VISIBLE_DEVICES": "GPU-0,GPU-1"}),
     ("gpu-count", "for workers"): subject(is_torch=False, topology={"local_world_size": 16}),
     ("gpu-recovery", "lost"): with_gpus((FACTS.gpus[0], Gpu(index=1, unknown={"recovery": "no answer"}))),
     ("gpu-recovery", "recovery"): of_gpu(recovery=0),
@@ -168,6 +175,7 @@ ALSO: list[tuple[str, Subject]] = [
     ("gpu-mig", all_cards(mig=1, mig_parts=1, env={"NVIDIA_VISIBLE_DEVICES": "/var/run/nvidia"}, workers=1)),
     ("gpu-memory", of_gpu(memory_used=40 * GIB, memory_total=80 * GIB, topology=ONE_RANK)),  # time slicing
     ("gpu-memory", of_gpu(memory_used=40 * GIB, env={"CUDA_MPS_PIPE_DIRECTORY": "/mps"})),
+    ("gpu-memory", shared_card(memory_used=40 * GIB)),  # each pod of the job has such a part
     ("gpu-memory", all_cards(**GH200)),  # the kernel has files there
     ("gpu-load", with_tests(ending=LoadEnding.FAILED, stage="nccl", peers=None, why="no NCCL")),
     *(
@@ -289,6 +297,12 @@ def test_what_a_card_tells_is_as_bad_as_it_is(node: Subject, check: str, status:
     assert finding.fault is (None if status == "warn" else Fault.JOB if misled else Fault.NODE)
 
 
+def test_a_lost_card_that_the_job_names_is_of_its_machine_and_a_name_that_nobody_has_of_the_job() -> None:
+    (lost,), (misnamed,) = (findings(lost_a_card("GPU-1", n_unseen=n), "gpu-count") for n in (1, 0))
+    assert (lost.fault, lost.remedy, misnamed.fault, misnamed.remedy) == (Fault.NODE, "DRAIN", Fault.JOB, "FIX_JOB")
+    assert "missing: GPU-1" in lost.text
+
+
 def test_cards_that_need_different_remedies_have_findings_of_their_own() -> None:
     gone, erring = ({**gpu.facts, f"{LOAD}xids": [xid]} for gpu, xid in zip(FACTS.gpus, (79, 48), strict=True))
     node = with_gpus((replace(FACTS.gpus[0], facts=gone), replace(FACTS.gpus[1], facts=erring)))
@@ -349,6 +363,19 @@ def test_a_node_with_more_or_faster_adapters_is_not_faulty_for_that() -> None:
     assert among(spare, spare, with_ports(*[NDR] * 8, "")) == [("node 2", None)]  # not one of those for the GPUs
     unknown = with_ports("of unknown rate", *[NDR] * 7)
     assert among(with_ports(*[NDR] * 8), with_ports(*[NDR] * 8), unknown) == [("node 2", None)]
+
+
+def test_a_pod_that_was_given_fewer_adapters_of_its_machine_than_others_is_not_faulty_and_told() -> None:
+    whole, fewer, ill = (with_ports(*rates) for rates in ([NDR] * 8, [NDR] * 4, [*[NDR] * 7, ""]))
+    assert among(whole, whole, given(fewer)) == [("node 2", None)]
+    assert among(given(whole), given(whole), given(fewer)) == [("node 2", None)]
+    assert among(given(whole), given(whole), given(ill)) == [("node 2", Fault.NODE)]
+    assert among(whole, whole, fewer) == [("node 2", Fault.NODE)]  # its machine has no more
+
+
+def given(node: Subject) -> Subject:
+    """Its machine has others, too."""
+    return replace(node, adapters=tuple(replace(port, has_others=True) for port in node.adapters))
 
 
 def test_the_speed_of_all_gpus_together_is_a_measure_of_the_node() -> None:

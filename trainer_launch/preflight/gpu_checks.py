@@ -117,7 +117,8 @@ def _with_derived(subject: Subject) -> list[Gpu]:
     most = max((sum(gpu.facts["nvlinks"]) for gpu in linked), default=0)
     domains = [gpu.domain for gpu in facts.gpus if gpu.domain]
     is_in_parts = all(gpu.facts.get("mig") for gpu in facts.gpus if not gpu.lost)
-    is_shared = subject.ranks == 1 or "CUDA_MPS_PIPE_DIRECTORY" in subject.env
+    # By time slicing, pods are given one GPU each.
+    is_shared = 1 in (subject.ranks, len(facts.gpus)) or "CUDA_MPS_PIPE_DIRECTORY" in subject.env
     made = []
     for gpu in facts.gpus:
         links, memory = enumerate(gpu.facts.get("nvlinks", ())), in_units(gpu.facts.get("memory_total", 0))
@@ -198,10 +199,11 @@ def gpu_count(subject: Subject) -> Observed:
         "about": about,
     }
     if facts.absent and n_visible < expected:
-        text = f"CUDA_VISIBLE_DEVICES names {listed(facts.absent, _SHOWN)}, which no GPU of this machine has"
-        if facts.n_unseen > 0:
-            return Observed(unknown=f"{text}; or this machine has lost it, as not all GPUs in /dev are there")
-        details["elsewhere"] = text
+        names = listed(facts.absent, _SHOWN)
+        if facts.n_unseen > 0:  # of those in /dev: this machine has lost one
+            details["reason"] += f"; missing: {names}"
+        else:
+            details["elsewhere"] = f"CUDA_VISIBLE_DEVICES names {names}, which no GPU of this machine has"
     if workers is not None and subject.is_torch:
         details |= {"for workers": (n_visible, workers), "used": (workers, n_visible), "idle": n_visible - workers}
         details |= {"workers": counted(workers, "worker"), "n_visible": counted(n_visible, "GPU")}
