@@ -39,6 +39,7 @@ UNSET = "(unset)"
 NCCL = "nccl loaded"
 ENV = "env "  # how a variable's fact begins
 GPUS, WORKERS = "gpus", "nproc_per_node"
+_ADAPTERS = f"{ENV}NCCL_IB_HCA"
 _SHOWN = 8
 _VERSIONS = "python"  # where this is missing, so is all that is found out with it
 _ALWAYS_REPORTED = (WORKERS, "command", "adapters", "pair tests")  # or there is none
@@ -101,21 +102,32 @@ def differences(names: Sequence[str], reports: Sequence[Mapping[str, str]]) -> I
     if unread:  # a machine that is too busy to start a Python in time has no other versions for that
         text = f"the versions of Python and torch could not be determined in time on {listed(unread)}"
         yield facts.unknown(text, subject=listed(unread))
-    without_nccl = all(report.get(GPUS) == "0" for report in reports)
+    asked = {name: (report.get(GPUS), report.get(_ADAPTERS)) for name, report in zip(names, reports, strict=True)}
     for key, values in differing.items():
-        is_harmless = without_nccl and key.startswith(f"{ENV}NCCL_")
-        yield _difference(key, grouped((value, name) for name, value in values.items()), is_harmless=is_harmless)
+        of_nccl = {value for name, value in values.items() if asked[name][0] != "0"}
+        is_harmless = key.startswith(f"{ENV}NCCL_") and len(of_nccl) < 2
+        groups = grouped((value, name) for name, value in values.items())
+        yield _difference(key, groups, asked, is_harmless=is_harmless)
     if not differing and not unread:
         n_alike = sum(all(key in report for report in reports) for key in keys)
         yield facts.passed(f"{counted(n_alike, 'fact')} alike on all {len(names)} nodes", scope=Scope.JOB)
 
 
-def _difference(key: str, groups: Mapping[str, Sequence[str]], *, is_harmless: bool) -> Finding:
+def _difference(
+    key: str, groups: Mapping[str, Sequence[str]], asked: Mapping[str, object], *, is_harmless: bool
+) -> Finding:
+    """The finding; where `asked` is not the same, nodes may have other adapters."""
     name = key.removeprefix(ENV)
     ordered = sorted(groups.items(), key=lambda group: (-len(group[1]), group[0]))
     most, others = ordered[0], ordered[1:]
     has_majority = 2 * len(most[1]) > sum(map(len, groups.values()))
-    slower = [group for group in others if key == "adapters" and has_majority and is_slower(group[0], most[0])]
+    alike = {asked[node] for node in most[1]}
+    slower = [
+        (value, its)
+        for value, nodes in others
+        if key == "adapters" and has_majority and is_slower(value, most[0])
+        if (its := [node for node in nodes if asked[node] in alike])
+    ]
     if slower:  # who has more is not accused
         key, others = "slower adapters", slower
     values = [f"{value} on {listed(nodes)}" for value, nodes in ordered[:_SHOWN]]
@@ -141,7 +153,7 @@ def _difference(key: str, groups: Mapping[str, Sequence[str]], *, is_harmless: b
 def _in_effect(name: str, value: str) -> str:
     """The value of a variable as libraries read it: in small letters, and none where it is what they do anyway."""
     default = _MUST_AGREE.get(name)
-    read = value.strip().lower()
+    read = ",".join(sorted(value.strip().lower().split(",")))  # they choose, in no order
     return value if default is None else "" if read in (UNSET, default) else read
 
 
