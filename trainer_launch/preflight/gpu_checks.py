@@ -409,7 +409,7 @@ def _judged(
         worst = min(its, key=lambda card: card.measure.value)
         n_own = sum(card.node == node for card in cards)
         is_whole = measure.gpu is None or 1 < n_own == len(its)
-        is_far = kind.name == "pcie" and 4 <= 2 * len(its) == n_own  # as where all CPUs are of the other socket
+        is_far = kind.name == "pcie" and 2 * len(its) >= n_own  # as where all CPUs are of the other socket
         where = (
             names[node] if is_whole else f"{names[node]}, GPU {', '.join(str(card.measure.gpu) for card in its)}"
         )
