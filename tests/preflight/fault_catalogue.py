@@ -294,6 +294,7 @@ def its_card(number: int, **facts: Any) -> Break:
 
 
 _NODE_1 = ("--nodes", "2", "--node-rank", "1", "--master-addr", "job-node-0-0.job", "--wait-timeout", "0")
+HDR = "200 Gb/sec (4X HDR)"
 _NO_GPU = {"gpus": Gpus(count=0, reason="none")}
 
 # fmt: off
@@ -612,6 +613,66 @@ def no_ecc_told(node: Node) -> None:
     node.gpus = replace(node.gpus, gpus=cards)
 
 
+def of_two_models(older: tuple[int, str], newer: tuple[int, str]) -> Callable[[Fleet, Path], object]:
+    """Each with adapters of its own: so many of a rate."""
+
+    def differ(fleet: Fleet, folder: Path) -> None:
+        for node in fleet.nodes:
+            count, rate = older if node.rank % 3 == 1 else newer
+            if node.rank % 3 == 1:
+                another_model(node)
+            node.change(adapters=tuple(AdapterPort(f"mlx5_{at}", 1, True, rate) for at in range(count)))
+
+    return differ
+
+
+def alone_in_a_rack(fleet: Fleet, folder: Path) -> None:
+    fleet.rated = lambda one, other, rail: ("", 22e9) if BAD in (one, other) else None
+
+
+def on_cpus(node: Node) -> None:
+    without_gpus(node)
+    node.change(env={"NCCL_IB_DISABLE": "1"}, topology=replace(node.subject.topology, local_world_size=1))
+
+
+def with_few_adapters(node: Node) -> None:
+    node.change(adapters=tuple(replace(port, has_others=True) for port in node.subject.adapters[:4]))
+
+
+def far_from_its_cpus(node: Node) -> None:
+    tests = (
+        replace(
+            test,
+            figures=tuple(
+                (name, value * (0.6 if name[1:] in ("2d", "2h") else 1), unit) for name, value, unit in test.figures
+            ),
+        )
+        for test in node.gpus.tests
+    )
+    node.gpus = replace(node.gpus, tests=tuple(tests))
+
+
+def with_one_gpu(node: Node) -> None:
+    """Which on some machines other pods use as well."""
+    node.gpus = replace(node.gpus, gpus=node.gpus.gpus[:1], tests=node.gpus.tests[: node.rank % 3 != 1])
+    node.each_card(memory_used=(40 if node.rank % 3 == 1 else 1) * GIB, memory_total=141 * GIB)
+    topology = replace(node.subject.topology, local_world_size=1)
+    node.change(host={"gpus": Gpus(count=1, reason="1 in /dev")}, topology=topology)
+    node.versions[pairs.FACT] = "nccl on 1 GPUs"
+
+
+def in_cliques(node: Node) -> None:
+    """Of one NVLink fabric."""
+    fabric = {"state": 3, "status": 0, "health": 0xAA, "cluster": "ab" * 16, "clique": node.rank // 4}
+    node.each_card(fabric=fabric)
+
+
+def rebooted(node: Node) -> None:
+    """Its clock is being set yet, and it has a newer kernel."""
+    node.offset_s = 2.0
+    node.versions["kernel"] = "6.8.0-70"
+
+
 HEALTHY_FLEETS: tuple[HealthyFleet, ...] = (
     HealthyFleet("nothing differs", each(lambda node: None), {"spread": 0.0}),
     HealthyFleet("all figures scatter by 1 %", each(lambda node: None)),
@@ -645,6 +706,23 @@ HEALTHY_FLEETS: tuple[HealthyFleet, ...] = (
     HealthyFleet("one card is 4 % slower", the_bad_one(slower_silicon)),
     HealthyFleet("a machine too busy to tell its versions", the_bad_one(unread_versions)),
     HealthyFleet("cards of which ECC is not told", the_bad_one(no_ecc_told)),
+    HealthyFleet("two models, with one adapter of their own rate", of_two_models((1, HDR), (1, RATE))),
+    HealthyFleet("two models, with their own number of adapters", of_two_models((4, RATE), (8, RATE))),
+    HealthyFleet("a node alone behind a shared switch", alone_in_a_rack),
+    HealthyFleet("nodes without GPUs, and without RDMA by a variable", some(on_cpus)),
+    HealthyFleet("a pod that was given half the adapters", the_bad_one(with_few_adapters)),
+    HealthyFleet(
+        "a pod that chooses half the adapters",
+        the_bad_one(lambda node: node.change(env={"NCCL_IB_HCA": "=mlx5_0,mlx5_1,mlx5_2,mlx5_3"})),
+    ),
+    HealthyFleet(
+        "UCX_TLS in another order",
+        each(lambda node: node.change(env={"UCX_TLS": "sm,rc" if node.rank % 2 else "rc,sm"})),
+    ),
+    HealthyFleet("a pod whose CPUs are of the other socket", the_bad_one(far_from_its_cpus)),
+    HealthyFleet("one GPU in each pod, some of them shared", each(with_one_gpu)),
+    HealthyFleet("two cliques of an NVLink fabric", each(in_cliques)),
+    HealthyFleet("a machine that was rebooted a moment ago", the_bad_one(rebooted)),
     HealthyFleet(
         "two kernels while machines are updated", some(lambda node: node.versions.update(kernel="6.8.0-60"), 2)
     ),

@@ -188,6 +188,8 @@ ALSO: list[tuple[str, Subject]] = [
     ("gpu-network", with_tests(network="Socket", adapters=ETHERNET, env=NO_HCA)),
     ("gpu-network", with_tests(network="Socket", env={"NCCL_NET": "socket"})),
     ("nccl-ib-hca", with_ports("", "", env={"NCCL_NET": "Socket"})),
+    ("nccl-ib-hca", subject(env={"NCCL_IB_HCA": "^mlx5"})),  # the others are not for this job
+    ("shm", subject(topology={"local_world_size": 1}, write_problem=lambda size: 28)),  # it needs none
     ("memlock", subject(env={"NCCL_IB_DISABLE": "1"}, try_out=NO_LOCK)),
     ("memlock", with_ports("", "", try_out=NO_LOCK)),
     ("memlock", subject(host=NO_GPUS, job=ON_CPUS, try_out=NO_LOCK)),

@@ -162,16 +162,16 @@ def memlock(subject: Subject) -> Observed:
 def shm(subject: Subject) -> Observed:
     """/dev/shm can be written, and is large enough for this node's workers, as `run` estimates it."""
     host, need = subject.host, subject.shm_need
-    size, free = host.shm_bytes, host.shm_free_bytes
+    size, free, broken = host.shm_bytes, host.shm_free_bytes, "broken" if need.size_bytes else "small"
     if size is None or free is None:
         action = "mount an emptyDir with medium: Memory at /dev/shm"
-        return Observed(facts={"broken": "/dev/shm is not there", "action": action})
+        return Observed(facts={broken: "/dev/shm is not there", "action": action})
     more = {"measured": size // MIB, "unit": "MiB"}
     number = subject.write_problem(_bearable(subject, _WRITTEN_BYTES))
     if number is not None:
         text = f"/dev/shm ({in_mib(size)}, {in_mib(free)} free) cannot be written: {os.strerror(number)}"
         action = "remove what fills it, or mount an emptyDir with medium: Memory there"
-        return Observed(facts={"broken": text, "action": action}, more=more)
+        return Observed(facts={broken: text, "action": action}, more=more)
     if subject.shm_size == "keep":  # it stays as it is; whether it is enough is a question all the same
         host = replace(host, may_enlarge_shm=False)
     decision = shared_memory.decide(host, need, "auto" if subject.shm_size == "keep" else subject.shm_size)
@@ -383,7 +383,8 @@ def nccl_ib_hca(subject: Subject) -> Observed:
     up, down = ([port for port in taken if port.is_active is is_up] for is_up in (True, False))
     setting, there = set_to("NCCL_IB_HCA", spec), _shown(subject.adapters)
     if not taken:
-        return Observed(facts={"left out": f"{setting} leaves none of {there}", "there": there})
+        fact = "shut out" if setting.partition("=")[2].startswith("^") else "left out"
+        return Observed(facts={fact: f"{setting} leaves none of {there}", "there": there})
     if not up:  # not that of another rail, or for storage
         return Observed(facts={"all down" if spec else "none up": _shown(down)})
     # A port without a cable is no fault where each GPU has another one, and where a machine has few of them.

@@ -243,6 +243,8 @@ RULES = (
     Rule("nccl-ib-hca", "all down", bool, _NODE, DRAIN, _ALL_DOWN, f"drain this node: {_CABLE}"),
     Rule("nccl-ib-hca", "none up", bool, _WARN, "", _ALL_DOWN, _CABLE),  # maybe by design
     Rule("nccl-ib-hca", "left out", bool, _JOB, FIX_JOB, "{value}", "set NCCL_IB_HCA to what is here: {there}"),
+    Rule("nccl-ib-hca", "shut out", bool, _WARN, "", "{value}: NCCL will use plain sockets",
+         "set NCCL_IB_DISABLE=1 if that is meant; else set NCCL_IB_HCA to what is here: {there}"),
     Rule("nccl-ib-hca", "some down", bool, _WARN, "", "{value}: NCCL goes on without saying so", _CABLE),
     Rule("rdma-errors", "errors", bool, _WARN, "", "{value}, while pairs of nodes were tested", _CABLE),
     Rule("gpu-count", "hangs", bool, _NODE, REBOOT, "{value}", _REBOOT),
