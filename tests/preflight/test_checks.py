@@ -61,7 +61,6 @@ def stored(tried: Tried) -> Subject:
 
 
 JOBS: list[tuple[str, Subject, str]] = [
-    ("memory", subject(host={"memory_limit_bytes": 1200 * MIB}), "176 MiB are left of the limit of 1200 MiB"),
     ("pids", subject(pids=(1000, 5)), "5 more processes and threads are allowed (limit 1000) for 2 workers"),
     (
         "nofile",
@@ -114,6 +113,7 @@ WARNINGS: list[tuple[str, Subject, str]] = [
     ("tmpdir", subject(env={"TMPDIR": f"/scratch/{'x' * 70}"}), "is a path of 79 bytes, and sockets in it need"),
     ("tmpdir", subject(env={"TMPDIR": "/no/such/folder"}), "/no/such/folder is not a writable directory"),
     ("own-name", replace(of_own_name(None, TWO_WAYS), route=lambda: "net1"), "does not resolve"),
+    ("memory", subject(host={"memory_limit_bytes": 1200 * MIB}), "176 MiB are left of the limit of 1200 MiB"),
     ("memory", subject(host={"memory_limit_bytes": 4 * GIB}), "2048 MiB for each are usual"),
     ("memory", subject(is_torch=False, host={"memory_limit_bytes": 1025 * MIB}), "1 MiB are left of the limit"),
     ("rdma-errors", subject(count_errors=lambda: {("mlx5_1", 1, "symbol_error"): 7}), "mlx5_1:1 symbol_error +7"),

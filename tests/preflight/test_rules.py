@@ -96,8 +96,7 @@ FABRIC = {"state": 3, "status": 0, "health": 0xAA, "cluster": "ab" * 16, "clique
 A6000 = {"name": "NVIDIA RTX A6000", "nvlinks": [1] * 4}
 # By check and fact of a rule that fails a node or a job: somebody who only looks guilty.
 INNOCENT: dict[tuple[str, str], Subject] = {
-    # Eight forked workers share what torch takes; another program has no torch.
-    ("memory", "one"): subject(topology={"local_world_size": 8}, host={"memory_limit_bytes": 1500 * MIB}),
+    # Eight forked workers share what torch takes.
     ("pids", "one"): subject(topology={"local_world_size": 8}, pids=(100, 20)),
     ("nofile", "certain"): subject(
         limits=replace(HEALTHY.limits, nofile_soft=300), topology={"nodes": NodeRange(1000, 1000)}
@@ -170,6 +169,7 @@ CPU_TORCH = "RuntimeError: torch 2.13.0+cpu, built without CUDA, sees no GPU"
 GH200: dict[str, Any] = {"name": "NVIDIA GH200 480GB", "nvlinks": [0] * 18, "memory_used": 3 * GIB}
 # By check: more of them, of other fleets.
 ALSO: list[tuple[str, Subject]] = [
+    ("memory", subject(host={"memory_limit_bytes": 128 * MIB})),  # of an init container alone
     ("gpu-pcie", all_cards(**{LANES: [8, 16]})),  # slots of 8 lanes
     ("gpu-mig", all_cards(mig=1, mig_parts=1, env={"NVIDIA_VISIBLE_DEVICES": "void"}, workers=1)),  # by CDI
     ("gpu-mig", all_cards(mig=1, mig_parts=1, env={"NVIDIA_VISIBLE_DEVICES": "/var/run/nvidia"}, workers=1)),

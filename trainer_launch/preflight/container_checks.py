@@ -27,12 +27,9 @@ from trainer_launch.planning.interfaces import NetworkProblem, set_to, takes
 from trainer_launch.preflight.check import Subject, at_once, check
 from trainer_launch.preflight.rules import Observed
 
-# What one process that imports torch surely takes: 146 MB (2.13, CPU), CUDA more. Forked workers share most of it,
-# so many may start where there is room for one; and an init container's limits need not be the workers'.
-LEAST_MIB, LEAST_GPU_MIB = 128, 256
-# What a worker usually takes; a warning below.
+# What a worker usually takes. Less only warns: an init container's limits need not be the workers'.
 USUAL_MIB, USUAL_GPU_MIB = 512, 2048
-# Of a process with torch alone; of a worker with NCCL, data loaders and OpenMP.
+# Of a process with torch alone, as forked workers share most of it; of a worker with NCCL, data loaders and OpenMP.
 LEAST_THREADS, USUAL_THREADS = 8, 128
 BASE_FILES = 256  # libraries, data files, loaders' pipes
 FILES_OF_EACH_RANK = 2  # gloo connects each rank with each, NCCL its root with all and the others with some
@@ -80,21 +77,20 @@ _SLOW = (
 
 @check("memory")
 def memory(subject: Subject) -> Observed:
-    """The container's memory limit is enough for this node's workers to start."""
+    """The container's memory limit is enough for this node's workers."""
     limit, used = subject.host.memory_limit_bytes, subject.host.memory_used_bytes or 0
     if limit is None:
         return Observed(good="the container's memory is not limited")
-    least, usual = (LEAST_GPU_MIB, USUAL_GPU_MIB) if subject.host.gpus.cuda else (LEAST_MIB, USUAL_MIB)
+    usual = USUAL_GPU_MIB if subject.host.gpus.cuda else USUAL_MIB
     there, in_use = limit // MIB, used // MIB
     about = f"{max(0, there - in_use)} MiB are left of the limit of {there} MiB"
-    return _within(subject, about, there, in_use, least, usual)
+    return _within(subject, about, there, in_use, usual)
 
 
-def _within(subject: Subject, about: str, limit: int, in_use: int, least: int, usual: int) -> Observed:
-    """What is left of a limit: whether that is enough for one worker at its start, and for all in the long run."""
+def _within(subject: Subject, about: str, limit: int, in_use: int, usual: int, **facts: Any) -> Observed:
+    """What is left of a limit: whether that is enough for all workers in the long run."""
     about += f" for {counted(subject.workers, 'worker')}"
-    facts = {"about": about, "least": least, "usual": usual, "all": (limit, in_use + usual * subject.workers)}
-    facts |= {"one": (limit, in_use + least)} if subject.is_torch else {}
+    facts |= {"about": about, "usual": usual, "all": (limit, in_use + usual * subject.workers)}
     return Observed(facts=facts, good=about, more={"measured": limit})
 
 
@@ -116,7 +112,8 @@ def pids(subject: Subject) -> Observed:
         return Observed(good="processes and threads are not limited")
     limit, left = subject.pids
     about = f"{left} more processes and threads are allowed (limit {limit})"
-    return _within(subject, about, limit, limit - left, LEAST_THREADS, USUAL_THREADS)
+    one = {"one": (limit, limit - left + LEAST_THREADS)} if subject.is_torch else {}
+    return _within(subject, about, limit, limit - left, USUAL_THREADS, least=LEAST_THREADS, **one)
 
 
 @check("nofile")

@@ -207,8 +207,6 @@ _IMPOSTOR = "run trainer-launch sshd there, which shows the job's key; a host wi
 # Of each container, and of each GPU, the first rule of a check that fits speaks.
 # fmt: off
 RULES = (
-    Rule("memory", "one", _is_short, _JOB, FIX_JOB, "{about}; torch alone takes {least} MiB",
-         f"raise resources.limits.memory, {_FEWER}", unit="MiB"),
     Rule("memory", "all", _is_short, _WARN, FIX_JOB, "{about}; {usual} MiB for each are usual",
          f"raise resources.limits.memory, {_FEWER}", unit="MiB"),
     Rule("cpu", "cpus", _is_short, _WARN, FIX_JOB, "{about}",

@@ -122,7 +122,7 @@ def _difference(
     most, others = ordered[0], ordered[1:]
     has_majority = 2 * len(most[1]) > sum(map(len, groups.values()))
     alike = {asked[node] for node in most[1]}
-    slower = [
+    slower: list[tuple[str, Sequence[str]]] = [
         (value, its)
         for value, nodes in others
         if key == "adapters" and has_majority and is_slower(value, most[0])
