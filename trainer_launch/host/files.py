@@ -26,7 +26,6 @@ _FLAGS = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC  # a new file: nobo
 _APPENDED = os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_NONBLOCK | os.O_NOFOLLOW | os.O_NOCTTY | os.O_CLOEXEC
 _TEXT_BYTES = 1 << 26  # of what the kernel tells
 _BLOCK_BYTES = 1 << 16
-SILENT = "its file server does not answer"
 T = TypeVar("T")
 
 
@@ -62,17 +61,19 @@ def named(path: str, where: str, most: int) -> bytes:
     Raises:
         UsageError: it is no regular file, or cannot be read, or its file server does not answer.
     """
-    data = within(path, SILENT, _named, path, most)
-    if isinstance(data, str):
-        raise UsageError(f"{where} cannot be read: {data}")
-    return data
+    try:
+        return _answer(path, _named, path, most)
+    except OSError as problem:
+        raise UsageError(f"{where} cannot be read: {problem.strerror}") from None
 
 
-def _named(path: str, most: int) -> bytes | str:
-    """The file, or why it cannot be read."""
+def _named(path: str, most: int) -> bytes:
     data = _read(path, most, 0, _OPENED)
-    why = "it is not a regular file that this user may read"
-    return data if data is not None else why if os.path.exists(path) else os.strerror(errno.ENOENT)
+    if data is None:
+        is_there = os.path.exists(path)
+        why = "it is not a regular file that this user may read" if is_there else os.strerror(errno.ENOENT)
+        raise OSError(errno.EINVAL, why)
+    return data
 
 
 def _read(path: str | os.PathLike[str], most: int, offset: int, flags: int) -> bytes | None:
@@ -114,7 +115,7 @@ def _answer(path: str, call: Callable[..., T], *args: object) -> T:
     """What the call returns, or an OSError if the file server does not answer."""
     answer = within(path, None, call, *args)
     if answer is None:
-        raise TimeoutError(errno.ETIMEDOUT, SILENT, path)
+        raise TimeoutError(errno.ETIMEDOUT, "its file server does not answer", path)
     return answer
 
 
