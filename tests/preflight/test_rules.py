@@ -142,6 +142,8 @@ INNOCENT: dict[tuple[str, str], Subject] = {
     ("gpu-load", "wrong"): with_tests(ending=LoadEnding.NOT_RUN, stage="import torch", why=IMPORTING.why),
     ("gpu-peers", "wrong sums"): with_tests(peers=Peers(good=True, rate=0.0, why="not all GPUs got that far")),
     ("gpu-peers", "misled"): with_tests(**APART, why="NCCL error: No space left on device"),
+    ("gpu-peers", "not built"): replace(with_tests(**APART, why="named symbol not found"), is_torch=False),
+    ("gpu-peers", "held apart"): with_tests(**APART, why="unhandled system error: No space left on device"),
     ("gpu-peers", "apart"): with_tests(**APART, why="Error while creating shared memory segment /dev/shm/nccl-1"),
     ("gpu-network", "fallback"): subject(
         env={"NCCL_IB_DISABLE": "1"},
@@ -225,8 +227,9 @@ def test_every_remedy_is_a_word_of_the_schema_and_a_node_is_drained_only_for_wha
     words = {rule.remedy for rule in RULES} - {"", "{value[1]}"}
     assert words <= {"RESET", "REBOOT", "DRAIN", "RMA", "FIX_JOB", "FIX_IMAGE"}
     blameless = {rule.check for rule in RULES if rule.fault is Fault.NODE and not rule.remedy}
-    # A server, a missing pod, a container without uvm, another pod, adapters slower than those of others.
-    assert blameless == {"storage", "dns", "roll-call", "mpi-hosts", "facts", "gpu-load", "gpu-memory"}
+    # A server, a missing pod, what a container lacks, another pod, adapters slower than those of others.
+    of_gpus = {"gpu-load", "gpu-memory", "gpu-peers"}
+    assert blameless == {"storage", "dns", "roll-call", "mpi-hosts", "facts", *of_gpus}
     assert all(rule.remedy in ("FIX_JOB", "FIX_IMAGE") for rule in RULES if rule.fault is Fault.JOB)
 
 
@@ -297,6 +300,30 @@ def test_what_a_card_tells_is_as_bad_as_it_is(node: Subject, check: str, status:
     assert finding.status.value == status
     misled = "no socket interface" in finding.text
     assert finding.fault is (None if status == "warn" else Fault.JOB if misled else Fault.NODE)
+
+
+@pytest.mark.parametrize(
+    ("stage", "why", "remedy"),
+    [
+        (
+            "gemm",
+            "OSError: libcublas.so.12: cannot open shared object file: No such file",
+            "FIX_IMAGE",
+        ),
+        ("gemm", "RuntimeError: \"addmm_cuda\" not implemented for 'BFloat16'", "FIX_IMAGE"),
+        ("peers", "NCCL error: unhandled cuda error: no kernel image is available", "FIX_IMAGE"),
+        ("device", "CUDA error: all CUDA-capable devices are busy or unavailable", ""),
+        ("device", "CUDA error: MPS client failed to connect to the MPS control daemon", ""),
+        ("memory", "CUDA error: OS call failed or operation not supported on this OS", ""),
+        ("peers", "NCCL error: unhandled system error: Call to socket failed: Permission denied", ""),
+        ("gemm", "CUDA error: an illegal memory access was encountered", "DRAIN"),
+        ("peers", "NCCL error: unhandled cuda error: uncorrectable NVLink error", "DRAIN"),
+    ],
+)
+def test_a_card_is_not_drained_for_what_its_image_lacks_or_its_container(stage: str, why: str, remedy: str) -> None:
+    node = with_tests(ending=LoadEnding.FAILED, stage=stage, peers=None, why=why)
+    (finding,) = findings(node, "gpu-peers" if stage == "peers" else "gpu-load")
+    assert (finding.status, finding.remedy) == (Status.FAIL, remedy)
 
 
 def test_a_lost_card_that_the_job_names_is_of_its_machine_and_a_name_that_nobody_has_of_the_job() -> None:

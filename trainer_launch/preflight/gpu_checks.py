@@ -39,11 +39,14 @@ _WITH_BRIDGES = ("nvl", "pcie", "gh200")
 _COHERENT = ("gh200", "gb200", "gb300")  # whose memory the kernel may use for files
 _NOT_BUILT = (
     *("no kernel image", "not compatible with the current PyTorch", "built without CUDA", "driver on your system"),
-    *("driver version is insufficient", "forward compatibility", "stub library"),
+    *("driver version is insufficient", "forward compatibility", "stub library", "named symbol not found"),
+    *("No module named", "ImportError", "cannot open shared object", "undefined symbol", "not implemented for"),
 )
 _NO_ROOM = ("/dev/shm", "shared memory segment", "No space left on device")
 _OF_SETTINGS = ("no socket interface found", "invalid usage", "ncclInvalidUsage")  # as NCCL has them
-_UNSEEN = "sees no GPU"  # for a reason that CUDA has
+# For a reason that CUDA has, and what others' use of a card and a container's limits come to, too.
+_UNSEEN = ("sees no GPU", "busy or unavailable", "MPS client", "MPS server", "OS call failed")
+_OF_SYSTEM = ("unhandled system error", "ncclSystemError", "Read-only file system", "Permission denied")
 _NOT_READY = "system not yet initialized"  # its fabric manager does not run
 _MINOR = "this model of card does not have it"
 # Check, what a pass means, the facts of which each card's first must be known, and what is said of good cards.
@@ -240,7 +243,8 @@ def _of_test(test: GpuTest) -> dict[str, str]:
     text = f"failed its test at {test.stage!r}: {test.why}" if test.ending is LoadEnding.FAILED else test.why
     if any(word in test.why for word in _NOT_BUILT):
         return {"not built": text}
-    return {"unseen" if _UNSEEN in test.why and _NOT_READY not in test.why else "wrong": text}
+    is_unseen = any(word in test.why for word in _UNSEEN) and _NOT_READY not in test.why
+    return {"unseen" if is_unseen else "wrong": text}
 
 
 @check("gpu-peers", Where.GPU, needs_load=True, limit_s=limit_s)
@@ -271,10 +275,12 @@ def gpu_peers(subject: Subject) -> Sequence[Observed]:
     came.sort(key=lambda test: test.ending is not LoadEnding.FAILED)  # who failed knows more than who waited for it
     reasons = (test.why or (test.peers.why if test.peers else "") for test in came)
     why = next(filter(None, reasons), "")
-    if len(tests) == subject.ranks == 1:  # it needs no NCCL
-        return (Observed(unknown=f"NCCL does not work here: {why}"),)
-    causes = {"no room": _NO_ROOM, "misled": _OF_SETTINGS, "apart": ("",)}
+    causes = {"no room": _NO_ROOM, "misled": _OF_SETTINGS, "not built": _NOT_BUILT}
+    causes |= {"held apart": (*_OF_SYSTEM, *_UNSEEN), "apart": ("",)}
     cause = next(cause for cause, words in causes.items() if any(word in why for word in words))
+    is_without_torch = cause == "not built" and not subject.is_torch
+    if len(tests) == subject.ranks == 1 or is_without_torch:  # it needs no NCCL, or none of this torch
+        return (Observed(unknown=f"NCCL does not work here: {why}"),)
     return (Observed(facts={cause: why, "who": who}),)
 
 

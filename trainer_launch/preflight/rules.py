@@ -178,6 +178,7 @@ _RESET = "have the GPU reset before it is used: a bad row of its memory is still
 _IN_PARTS = "is in MIG mode, in which {value} workers of one job cannot work together"
 _IN_USE = "has {value} of its {memory} in use before the job starts"
 _LANES_LEFT = "has {value[0]} of {value[1]} PCIe lanes under load"
+_BUILT = "use a torch that is whole, and built for this card and its driver"
 _APART = "{who} cannot work together: {value}"
 _COOLING = "check the cooling and the power supply of that machine, and drain it if this continues"
 _SLOWED = "is slowed down under load by {value[0]}, in {value[1]} of {value[2]} samples"
@@ -283,8 +284,7 @@ RULES = (
     Rule("gpu-memory", "memory held", _above(MOST_HELD_BYTES), _NODE, "", _IN_USE,  # maybe by time slicing
          "see on that machine who holds it (nvidia-smi): a process that was left behind, or another pod", in_units,
          "bytes"),
-    Rule("gpu-load", "not built", bool, _JOB, FIX_IMAGE, "{value}",
-         "use a torch that is built for this card and its driver"),
+    Rule("gpu-load", "not built", bool, _JOB, FIX_IMAGE, "{value}", _BUILT),
     Rule("gpu-load", "unseen", bool, _NODE, "", "{value}",
          "see nvidia-smi on that machine, and whether this container was given /dev/nvidia-uvm"),
     Rule("gpu-load", "stuck", bool, _NODE, REBOOT, "{value}: it is stuck inside the driver", _REBOOT),
@@ -295,6 +295,9 @@ RULES = (
          "mount a larger emptyDir with medium: Memory at /dev/shm, and remove what fills it"),
     Rule("gpu-peers", "misled", bool, _JOB, FIX_JOB, _APART,
          "see the job's NCCL variables"),
+    Rule("gpu-peers", "not built", bool, _JOB, FIX_IMAGE, _APART, _BUILT),
+    Rule("gpu-peers", "held apart", bool, _NODE, "", _APART,
+         "set NCCL_DEBUG=INFO: a limit of the container, a file or a socket may be in the way"),
     Rule("gpu-peers", "apart", bool, _NODE, DRAIN, _APART, _LINKS),
     Rule("gpu-network", "fallback", bool, _JOB, FIX_IMAGE, _FALLBACK, _LIBRARY),
     Rule("gpu-network", "maybe fallback", bool, _WARN, "", _FALLBACK,
