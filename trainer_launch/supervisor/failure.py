@@ -106,6 +106,11 @@ _BY_REASON = (
         hint="correct the error that was printed, and let the program end with another exit code after it",
     ),
     replace(_HUNG, pattern=r"stopped \(SIGSTOP\)", hint="find out who stopped it"),
+    replace(  # which a collective's own time-out has ended
+        _HUNG,
+        pattern=r"\Aranks? \S+ .*\bhad not entered ",
+        hint=f"{_HUNG.hint}; if it was only slow there, raise the timeout of init_process_group",
+    ),
     replace(
         _HUNG,
         pattern=r"\Aall known ranks entered .* name different roots",
