@@ -122,3 +122,35 @@ def test_a_worker_that_is_dismissed_while_it_waits_exits_as_one_that_was_stopped
         with pytest.raises(SystemExit) as ended:
             channel.enter_next()
     assert ended.value.code == exit_codes.STOPPED
+
+
+def test_a_survivor_that_hears_of_its_generations_end_before_it_enters_leaves_it_all_the_same(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(generations, "_watch_groups", lambda sockets: None)
+    ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    channel = generations._Channel(theirs.fileno())
+
+    def happens(_seconds: float) -> None:
+        if channel._number == 1:
+            channel.enter(2)
+        else:
+            channel._groups.end()
+
+    monkeypatch.setattr(channel._changed, "wait", happens)
+    with ours, theirs:
+        channel.enter(1)
+        channel._end_waiting(2)
+    assert channel.is_leaving
+
+
+def test_a_survivor_that_is_to_enter_with_workers_that_cannot_be_started_waits_for_nothing() -> None:
+    survivors = Survivors(create_autospec(System, instance=True))
+    (worker,) = survivors.open(["rank 0"])
+    os.write(worker, generations.of_worker.encode(OutOfGroups(has_state=True)))
+    survivors.hear()
+    survivors.close({"rank 0": "rank 1"})
+    survivors.dismiss()
+    os.set_blocking(worker, False)
+    assert os.read(worker, 100) == b"", "it is told that no generation follows"
+    os.close(worker)

@@ -289,17 +289,20 @@ class _Channel:
     def _end_waiting(self, number: int) -> None:
         """Make the main thread's collective fail, and whatever else of torch it waits for, until it has left.
 
-        Where nothing helps, this process ends and is replaced: see `_GroupSockets`.
+        It may be on its way into that generation. Where nothing helps, this process ends and is replaced: see
+        `_GroupSockets`.
         """
         state, since_s = _state_of(self._main_thread), time.monotonic()
         while True:
             with self._changed:
-                if number != self._number or not self._groups.are_open:
+                is_inside = number == self._number
+                if number < self._number or (is_inside and not self._groups.are_open):
                     return
-                self.is_leaving = True
-                self._groups.shut()
+                if is_inside:
+                    self.is_leaving = True
+                    self._groups.shut()
                 self._changed.wait(_AGAIN_S)
-            if (now := _state_of(self._main_thread)) != state or now is None:
+            if (now := _state_of(self._main_thread)) != state or now is None or not is_inside:
                 state, since_s = now, time.monotonic()
             elif time.monotonic() > since_s + _STUCK_S:
                 os.write(2, b"[trainer-launch] this worker cannot leave its collective; it is replaced\n")
@@ -462,7 +465,7 @@ class Survivors:
         self._connections = {but[name]: connection for name, connection in self._connections.items()}
         self.able = {but[name] for name in self.able}
         self.holders = {but[name] for name in self.holders & but.keys()}
-        self.left = set()
+        self.left = {but[name] for name in self.left & but.keys()}
 
     def _close(self, name: str) -> None:
         connection = self._connections.pop(name)
@@ -484,6 +487,7 @@ class Survivors:
         """Tell a worker who it is in the next one, and whether its state is that of the last one."""
         self._tell(name, EnterGeneration(environment, name in self.holders))
         self.holders.discard(name)
+        self.left.discard(name)
 
     def _tell(self, name: str, message: OfLauncher) -> None:
         with contextlib.suppress(OSError, KeyError):  # it has ended, or does not read: its time will be over
