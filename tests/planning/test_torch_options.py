@@ -68,7 +68,8 @@ def test_only_torchrun_itself_can_do(words: str, reason: str) -> None:
 
 @pytest.mark.parametrize("option", [o for o in OPTIONS.values() if o.env and o.name not in JOB_OPTIONS], ids=str)
 def test_a_variable_decides_as_its_option_does(option) -> None:
-    value = {"text": "0", "number": "7", "decimal": "0.5", "flag": "1"}.get(option.form, option.form.split("|")[0])
+    values = dict.fromkeys(("text", "streams", "ranks"), "0") | {"number": "7", "decimal": "0.5", "flag": "1"}
+    value = values.get(option.form, option.form.split("|")[0])
     value = "SIGUSR1" if option.name == "signals_to_handle" else value
     typed = why(f"torchrun {option.flag} {'' if option.form == 'flag' else value} train.py")
     assert why("torchrun train.py", env={option.variable: value}) == typed
@@ -117,18 +118,23 @@ def test_workers_of_the_deepspeed_command_get_its_variables() -> None:
 
 
 @pytest.mark.parametrize(
-    ("words", "message"),
+    ("name", "value", "message"),
     [
-        ("--tee 4", "invalid value '4' for --tee: expected 0"),
-        ("--redirects 0:1,2", "invalid value '0:1,2' for --redirects"),
-        ("--local-ranks-filter a", "invalid value 'a' for --local-ranks-filter"),
-        ("--signals-to-handle SIGKILL", "--signals-to-handle names SIGKILL, which the launcher cannot pass on"),
-        ("--signals-to-handle SIGNONE", "--signals-to-handle names the unknown signal 'SIGNONE'"),
+        ("tee", "4", "invalid value '4' for {}: expected 0"),
+        ("redirects", "0:1,2", "invalid value '0:1,2' for {}: expected 0"),
+        ("local_ranks_filter", "a", "invalid value 'a' for {}: expected local ranks"),
+        ("signals_to_handle", "SIGKILL", "{} names SIGKILL, which the launcher cannot pass on"),
+        ("signals_to_handle", "SIGNONE", "{} names the unknown signal 'SIGNONE'"),
     ],
 )
-def test_a_value_that_torchrun_would_refuse_is_refused(words: str, message: str) -> None:
-    with pytest.raises(UsageError, match=message):
-        why(f"torchrun {words} train.py")
+def test_a_value_that_torchrun_would_refuse_is_refused_and_named_as_it_was_given(
+    name: str, value: str, message: str
+) -> None:
+    option = OPTIONS[name]
+    with pytest.raises(UsageError, match=message.format(option.flag)):
+        why(f"torchrun {option.flag} {value} train.py")
+    with pytest.raises(UsageError, match=message.format(option.variable)):
+        why("torchrun train.py", env={option.variable: value})
 
 
 @pytest.mark.parametrize(

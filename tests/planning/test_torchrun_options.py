@@ -12,8 +12,7 @@ import pytest
 from trainer_launch.model.errors import UsageError
 from trainer_launch.planning.torchrun_options import (
     OPTIONS,
-    check,
-    check_value,
+    check_form,
     destinations,
     from_variables,
     split_command,
@@ -116,18 +115,21 @@ def test_a_flags_variable_that_says_false_is_absent(value: str) -> None:
         ("start_method", "clone"),
         ("standalone", "maybe"),
         ("master_port", "http"),
+        ("tee", "4"),
+        ("redirects", "0:1,2"),
+        ("local_ranks_filter", "a"),
     ],
 )
 def test_a_value_out_of_form_names_the_variable_and_what_was_expected(name: str, value: str) -> None:
     option = OPTIONS[name]
-    with pytest.raises(UsageError, match=f"{option.variable} is .*; expected"):
-        check_value(option, value, option.variable)
+    with pytest.raises(UsageError, match=f"invalid value '{value}' for {option.variable}: expected"):
+        from_variables({option.variable: value})
 
 
 def test_a_program_without_python_is_no_module() -> None:
     for split in (
         lambda: split_command(["--no-python", "-m", "json.tool"]),
-        lambda: check({"no_python": "1", "module": "1"}),
+        lambda: check_form({"no_python": "1", "module": "1"}),
     ):
         with pytest.raises(UsageError, match="remove one of them"):
             split()

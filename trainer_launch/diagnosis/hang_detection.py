@@ -277,14 +277,14 @@ def _follow(track: Track, sample: Sample, at_s: float, pace_s: float, *, is_prog
     count.
     """
     window_s, before = _WINDOW * pace_s, {process.key: process for process in track.last.processes}
-    parents = {process.parent for process in sample.processes} if is_program else set[int]()
+    # A moment ago, too: that its last child has ended is no work.
+    parents = {each.parent for each in (*track.last.processes, *sample.processes)} if is_program else set[int]()
     mains = {}
     for process in sample.processes:
-        counts = replace(process, switches=0).counts if process.pid in parents else process.counts
-        work = track.main_threads.get(process.key, Work(counts, at_s, at_s))
-        if process.pid not in parents and not work.since[1]:  # its last child may have ended: that is no work
+        work = track.main_threads.get(process.key, Work(process.counts, at_s, at_s))
+        if process.pid in parents:
             work = work._replace(since=(work.since[0], process.switches, *work.since[2:]))
-        mains[process.key] = work.observed(counts, at_s, window_s, _IDLE)
+        mains[process.key] = work.observed(process.counts, at_s, window_s, _IDLE)
     counted = [*sample.processes] if is_program else _counted(sample, mains, at_s, 2 * pace_s)
     beside_counts = _beside(track.beside_counts, sample, before, counted)
     beside = track.beside.observed(beside_counts, at_s, window_s, _BESIDE)

@@ -77,19 +77,14 @@ def here_and_elsewhere(host: str) -> tuple[tuple[str, ...], tuple[str, ...]]:
     A resolver has `LOOKUP_S` to answer. Of a family that this machine does not use, no address counts.
     """
     try:
-        entries: list[Any] = looked_up(host, lambda: [*socket.getaddrinfo(host, 0, type=socket.SOCK_STREAM)], [])
-    except (OSError, UnicodeError):
+        entries = _entries(host, LOOKUP_S)
+    except OSError:
         return (), ()
     here = {(family, str(address[0])) for family, _, _, _, address in entries if _can_bind(family, address)}
     families = {family for family, _ in here}
     elsewhere = (str(address[0]) for family, _, _, _, address in entries if family in families or not here)
     own = tuple(address for _, address in here)
     return own, tuple(address for address in elsewhere if address not in own)
-
-
-def looked_up(host: str, look_up: Callable[[], V], default: V) -> V:
-    """The result of a lookup of this name; `default` where the resolver hangs."""
-    return in_time(f"the lookup of {host}", default, look_up, wait_s=LOOKUP_S)
 
 
 def may_share(host: str) -> bool:
@@ -417,6 +412,10 @@ def addresses_of(host: str, limit_s: float) -> list[str]:
     Raises:
         OSError: the name does not resolve, or not within `limit_s`.
     """
+    return [str(entry[4][0]) for entry in _entries(host, limit_s)]
+
+
+def _entries(host: str, limit_s: float) -> list[Any]:
     try:
         entries = _late.pop(host, None)
         if entries is None:
@@ -426,7 +425,7 @@ def addresses_of(host: str, limit_s: float) -> list[str]:
         raise OSError(str(problem)) from None
     if entries is None:
         raise socket.gaierror(socket.EAI_AGAIN, "the resolver did not answer in time")
-    return [str(entry[4][0]) for entry in entries]
+    return entries
 
 
 def _look_up(host: str) -> list[Any]:

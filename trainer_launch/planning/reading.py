@@ -24,6 +24,7 @@ from trainer_launch.host import executables, network, shm
 from trainer_launch.host.files import JOB_SECRET, LiveFiles
 from trainer_launch.host.machine import probe
 from trainer_launch.host.network import Interface
+from trainer_launch.host.slow_files import in_time
 from trainer_launch.model import Endpoint, Fact, Host, Job, Origin, Topology
 from trainer_launch.model.errors import NotRunnableError, UsageError
 from trainer_launch.model.settings import Settings, job_options
@@ -184,7 +185,8 @@ def look_at_network(topology: Topology, host: Host, env: Mapping[str, str]) -> N
 def _addresses(name: str) -> tuple[tuple[str, ...], str]:
     """The addresses of a name, and why it has none."""
     try:
-        addresses: tuple[str, ...] = network.looked_up(name, lambda: network.lookup(name), ())
+        nothing: tuple[str, ...] = ()
+        addresses = in_time(f"the lookup of {name}", nothing, network.lookup, name, wait_s=network.LOOKUP_S)
     except OSError as problem:
         return (), problem.strerror or str(problem)
     return addresses, "" if addresses else f"no answer within {network.LOOKUP_S:g} s"

@@ -76,7 +76,7 @@ def plan(task: Task, reason: str) -> Plan:
     """
     _check_place(task)
     options = task.torchrun_options | form_of_program(task)
-    torchrun_options.check(options)
+    torchrun_options.check_form(options)
     _check_devices(task, options)
     workers, why = _workers(task, options)
     actions = signals_of(options, task.signals)

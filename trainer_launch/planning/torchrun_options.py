@@ -14,19 +14,28 @@ from types import MappingProxyType
 
 from msgspec import Struct
 
-from trainer_launch.model import Destination, removed
+from trainer_launch.model import Destination, removed, signal_policy
 from trainer_launch.model.errors import UsageError
 
 _SHORT = 2  # letters of `-p`, to which a value may be joined
-_NUMBER = re.compile(r"[0-9]{1,9}")
-_DECIMAL = re.compile(r"[0-9]{1,9}(\.[0-9]{0,9})?")
+# What a value has to be, by its option's form: a pattern, and the words for it.
+_EXPECTED = {
+    "number": (re.compile(r"[0-9]{1,9}"), "a whole number of at least 0"),
+    "decimal": (re.compile(r"[0-9]{1,9}(\.[0-9]{0,9})?"), "a number of seconds"),
+    "streams": (
+        re.compile(r"[0-3]|\d{1,5}:[0-3](,\d{1,5}:[0-3])*"),
+        "0 (none), 1 (stdout), 2 (stderr) or 3 (both), or LOCAL_RANK:N,LOCAL_RANK:N",
+    ),
+    "ranks": (re.compile(r"(\d{1,5}(,\d{1,5})*)?"), "local ranks, such as 0,1,2"),
+}
 
 
 class TorchrunOption(Struct, frozen=True):
     """An option of torchrun, by its name with underscores."""
 
     name: str
-    form: str = "text"  # of the value: text, number, decimal, flag (which takes none), or a choice "a|b|c"
+    # Of the value: text, number, decimal, streams, ranks, flag (which takes none), or a choice "a|b|c".
+    form: str = "text"
     short: str = ""  # such as -m
     env: bool = True  # whether torchrun reads PET_<NAME>
 
@@ -61,9 +70,9 @@ OPTIONS: Mapping[str, TorchrunOption] = MappingProxyType(
             TorchrunOption("no_python", "flag"),
             TorchrunOption("run_path", "flag"),
             TorchrunOption("log_dir"),
-            TorchrunOption("redirects", short="-r"),
-            TorchrunOption("tee", short="-t"),
-            TorchrunOption("local_ranks_filter"),
+            TorchrunOption("redirects", "streams", "-r"),
+            TorchrunOption("tee", "streams", "-t"),
+            TorchrunOption("local_ranks_filter", "ranks"),
             TorchrunOption("duplicate_stdout_filters"),
             TorchrunOption("duplicate_stderr_filters"),
             TorchrunOption("node_rank", "number"),
@@ -121,11 +130,16 @@ def split_command(argv: Sequence[str]) -> TorchrunCommand:
             options[option.name] = rest.pop(0) if joined is None else joined
     if not rest:
         raise UsageError("the torchrun command names no training script; write: torchrun [options] train.py [args]")
-    _check_form(options)
+    check_form(options)
     return TorchrunCommand(MappingProxyType(options), tuple(rest), tuple(unknown))
 
 
-def _check_form(options: Mapping[str, str]) -> None:
+def check_form(options: Mapping[str, str]) -> None:
+    """See that no two options exclude each other.
+
+    Raises:
+        UsageError: two do.
+    """
     if {"no_python", "module"} <= options.keys():
         raise UsageError("--no-python runs a program, and --module a module of Python; remove one of them")
 
@@ -213,13 +227,17 @@ def check_value(option: TorchrunOption, value: str, where: str) -> str:
             return "1"
         if text.lower() in _FALSE:
             return "0"
-        raise UsageError(f"{where} is {value[:60]!r}; expected 1 or 0")
-    if option.form == "number" and not _NUMBER.fullmatch(text):
-        raise UsageError(f"{where} is {value[:60]!r}; expected a whole number of at least 0")
-    if option.form == "decimal" and not _DECIMAL.fullmatch(text):
-        raise UsageError(f"{where} is {value[:60]!r}; expected a number of seconds")
-    if "|" in option.form and text not in option.form.split("|"):
-        raise UsageError(f"{where} is {value[:60]!r}; expected one of {option.form.replace('|', ', ')}")
+        raise UsageError(f"invalid value {value[:60]!r} for {where}: expected 1 or 0")
+    if option.name == "signals_to_handle":
+        signal_policy.numbers(text, where)
+    if expected := _EXPECTED.get(option.form):
+        form, what = expected
+        fits = form.fullmatch(text.replace(" ", "") if option.form == "ranks" else text) is not None
+    else:
+        choices = option.form.split("|")
+        fits, what = "|" not in option.form or text in choices, f"one of {', '.join(choices)}"
+    if not fits:
+        raise UsageError(f"invalid value {value[:60]!r} for {where}: expected {what}")
     return value
 
 
@@ -228,10 +246,10 @@ def from_variables(env: Mapping[str, str]) -> dict[str, str]:
     options: dict[str, str] = {}
     for option in OPTIONS.values():
         value = env.get(option.variable) if option.env else None
-        if value is None:
+        if value is None or (not value and option.form in ("text", "streams", "ranks")):
             continue
         checked = check_value(option, value, option.variable)
-        if checked != "" and not (option.form == "flag" and checked == "0"):
+        if not (option.form == "flag" and checked == "0"):
             options[option.name] = checked
     return options
 
@@ -256,33 +274,9 @@ NAMES = ("log_dir", "redirects", "tee", "local_ranks_filter", _TEMPLATE)
 NOWHERE = "/dev/null"  # as --log-dir: torchrun writes no file at all
 PREFIX_VARIABLE = "TORCHELASTIC_LOG_LINE_PREFIX_TEMPLATE"
 _STREAMS = {1: "stdout", 2: "stderr"}
-_ALL = re.compile(r"[0-3]")
-_EACH = re.compile(r"\d{1,5}:[0-3](,\d{1,5}:[0-3])*")
-_RANKS = re.compile(r"\d{1,5}(,\d{1,5})*")
 
 
 PLAIN = Destination()
-
-
-def check(options: Mapping[str, str]) -> None:
-    """See that torchrun would take the options' values.
-
-    Raises:
-        UsageError: one is out of its form, or two exclude each other.
-    """
-    _check_form(options)
-    for name in ("redirects", "tee"):
-        value = options.get(name, "0")
-        if not (_ALL.fullmatch(value) or _EACH.fullmatch(value)):
-            raise UsageError(
-                f"invalid value {value[:60]!r} for {OPTIONS[name].flag}: expected 0 (none), 1 (stdout), 2 (stderr) "
-                f"or 3 (both), or LOCAL_RANK:N,LOCAL_RANK:N"
-            )
-    value = options.get("local_ranks_filter", "")
-    if value and not _RANKS.fullmatch(value.replace(" ", "")):
-        raise UsageError(
-            f"invalid value {value[:60]!r} for --local-ranks-filter: expected local ranks, such as 0,1,2"
-        )
 
 
 def writes_files(options: Mapping[str, str]) -> bool:

@@ -47,7 +47,7 @@ from trainer_launch.pytorch.worker_processes import LogFolders, worker_processes
 from trainer_launch.supervisor import error_lines
 from trainer_launch.supervisor.failure import how
 from trainer_launch.supervisor.processes import Rung
-from trainer_launch.supervisor.run_loop import Due, RunLoop
+from trainer_launch.supervisor.run_loop import Due, RunLoop, is_hang
 from trainer_launch.supervisor.run_observer import RunPhase, StateKept, TimeKind
 
 if TYPE_CHECKING:
@@ -474,8 +474,7 @@ class TorchNode(RunLoop):
         death, awaited = ending.death, frozenset[str]()
         if death is not None:
             since_s = death.at_s
-            is_hang = not death.process and death.reason is not None  # whose incident is there
-            incident = None if is_hang else self._failure_of(death).message
+            incident = None if is_hang(death) else self._failure_of(death).message  # that of a hang is there
         if is_first:
             self._replaces_since_s = now_s if death is None else death.at_s
             self._observe(since_s)  # what follows is no training

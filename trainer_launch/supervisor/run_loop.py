@@ -233,7 +233,7 @@ class ProgramLoop(RunLoop):
         self.is_done = self._processes.is_over
 
     def _observe(self) -> None:
-        since_s = self._cause.at_s if self._cause is not None and _is_hang(self._cause) else None
+        since_s = self._cause.at_s if self._cause is not None and is_hang(self._cause) else None
         self._observer.enter(RunPhase.DONE if self.is_done else self._processes.phase, self._time_kind(), since_s)
 
     def _time_kind(self) -> TimeKind:
@@ -250,7 +250,7 @@ class ProgramLoop(RunLoop):
 
     def _failure(self) -> Failure | None:
         cause, is_stopped = self._cause, self._stop_signal is not None
-        if cause is not None and _is_hang(cause):  # however what hung then ended, if it did
+        if cause is not None and is_hang(cause):  # however what hung then ended, if it did
             return self._failure_of(cause)
         if is_stopped:  # how it took the request is worth a word when it did not leave with 0
             cause = self._death
@@ -261,5 +261,6 @@ class ProgramLoop(RunLoop):
         return self.classified(failure.with_torchruns_file(cause, content, lines))
 
 
-def _is_hang(death: Death) -> bool:
-    return not death.process  # it is no end of a process
+def is_hang(death: Death) -> bool:
+    """Whether it is a hang, which is no end of a process, nor of a store."""
+    return not death.process and death.reason is not None
