@@ -198,9 +198,9 @@ def test_with_a_port_range_a_node_listens_on_no_port_beside_it_and_says_so_when_
 
 
 def test_when_node_0_ends_in_the_middle_the_others_say_so(job: Callable[..., Job]) -> None:
-    one = job(3, deadline_s=1.0)
+    one = job(3, deadline_s=4.0)
     server = one.hold()
-    callers = [one.call(1), one.call(2, deadline_s=0.5)]
+    callers = [one.call(1), one.call(2, deadline_s=2.0)]
     for caller in callers:
         assert isinstance(caller.receive(5), msg.PreflightWaiting)
     server.stop()
