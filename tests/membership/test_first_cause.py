@@ -288,6 +288,22 @@ def test_of_ranks_that_end_in_the_same_way_on_several_nodes_and_say_nothing_none
     end = world.last(one, msg.GiveUp)
     assert (end.is_victim, end.rank) == (True, 0) if code == 1 else (False, 2)
     assert end.reason.count("nothing tells which of them is the cause") == (code == 1)
+    assert end.exit_reason == "" or code != 1
+
+
+@pytest.mark.parametrize("order", ["lost first", "timed out first"])
+def test_what_a_node_has_told_of_its_end_counts_also_when_another_waited_until_a_time_out(order):
+    world, (zero, one, two) = running(3)
+    world.say(one, msg.Done(world.number))
+    late = {"message": LATE, "lost_peer": True, "timed_out": True}
+    ends = [(zero, told(0, message=CLOSED, lost_peer=True)), (two, told(2, **late))]
+    for peer, failed in ends if order == "lost first" else reversed(ends):
+        world.say(peer, failed)
+        returns(world, peer)
+    returns(world, one, finished=(1,))
+    assert world.is_over
+    assert "rank 1 finished with exit code 0" in world.last(zero, msg.GiveUp).reason
+    assert world.state.restarts == 0
 
 
 def test_workers_that_wait_for_nobody_have_a_moment_where_only_victims_are_known():

@@ -145,6 +145,12 @@ def test_an_mpirun_that_ends_with_0_because_it_lost_a_host_has_not_succeeded(tmp
     assert job.system.starts("mpirun") == [0.0, 90.0]
 
 
+def test_nor_is_it_started_again_after_a_request_to_stop(tmp_path: Path) -> None:
+    job = MpiRun(tmp_path, "a b", loses("b", program=Program(ends_s=60.0)), ENDS)
+    job.system.at(59.0, lambda: job.hosts.leave("b")).signalled(60.2, TERM)
+    assert (job.run().verdict, len(job.starts)) == (Verdict.STOPPED, 1)
+
+
 def test_a_rank_that_fails_because_another_host_went_away_costs_nothing(tmp_path: Path) -> None:
     job = MpiRun(tmp_path, "a b", rank_1(1), ENDS, restarts=0)
     job.system.at(59.0, lambda: job.hosts.leave("b")).at(90.0, lambda: job.hosts.come("b"))

@@ -118,12 +118,20 @@ def test_a_flags_variable_that_says_false_is_absent(value: str) -> None:
         ("tee", "4"),
         ("redirects", "0:1,2"),
         ("local_ranks_filter", "a"),
+        ("local_ranks_filter", "0 1"),
     ],
 )
 def test_a_value_out_of_form_names_the_variable_and_what_was_expected(name: str, value: str) -> None:
     option = OPTIONS[name]
     with pytest.raises(UsageError, match=f"invalid value '{value}' for {option.variable}: expected"):
         from_variables({option.variable: value})
+
+
+@pytest.mark.parametrize("name", ["tee", "redirects", "local_ranks_filter"])
+def test_a_variable_of_spaces_is_absent_and_spaces_around_a_value_are_none_of_it(name: str) -> None:
+    variable = OPTIONS[name].variable
+    assert from_variables({variable: " "}) == {}
+    assert from_variables({variable: " 1 "}) == {name: "1"}
 
 
 def test_a_program_without_python_is_no_module() -> None:

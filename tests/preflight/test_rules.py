@@ -162,6 +162,7 @@ NO_LOCK = lambda what, argument, limit_s: STORED if what == "storage" else Tried
 NO_GPUS = {"gpus": replace(HEALTHY.host.gpus, count=0)}
 ON_CPUS = replace(HEALTHY.job, nproc_per_node=2)
 ONE_RANK = {"local_world_size": 1, "nodes": NodeRange(1, 1)}
+ONE_OF_TWO = {"local_world_size": 1, "nodes": NodeRange(2, 2)}
 OTHER_RAIL = (AdapterPort("mlx5_0", 1, False, NDR), AdapterPort("mlx5_9", 1, True, NDR))
 ETHERNET = (AdapterPort("mlx5_0", 1, True, EDR, is_ethernet=True),)
 NO_HCA = {"NCCL_IB_HCA": ""}
@@ -191,7 +192,7 @@ ALSO: list[tuple[str, Subject]] = [
     ("gpu-network", with_tests(network="Socket", env={"NCCL_NET": "socket"})),
     ("nccl-ib-hca", with_ports("", "", env={"NCCL_NET": "Socket"})),
     ("nccl-ib-hca", subject(env={"NCCL_IB_HCA": "^mlx5"})),  # the others are not for this job
-    ("shm", subject(topology={"local_world_size": 1}, write_problem=lambda size: 28)),  # it needs none
+    ("shm", subject(topology=ONE_RANK, write_problem=lambda size: 28)),  # it needs none
     ("memlock", subject(env={"NCCL_IB_DISABLE": "1"}, try_out=NO_LOCK)),
     ("memlock", with_ports("", "", try_out=NO_LOCK)),
     ("memlock", subject(host=NO_GPUS, job=ON_CPUS, try_out=NO_LOCK)),
@@ -291,6 +292,7 @@ HARD: list[tuple[Subject, str, str]] = [
     (with_tests(ending=LoadEnding.FAILED, stage="nccl", peers=None, why="NCCL error"), "gpu-peers", "fail"),
     (subject(adapters=OTHER_RAIL, env={"NCCL_IB_HCA": "=mlx5_0"}), "nccl-ib-hca", "fail"),
     (with_ports("", "", env={"NCCL_IB_HCA": ""}), "nccl-ib-hca", "warn"),
+    (subject(topology=ONE_OF_TWO, write_problem=lambda size: 28), "shm", "fail"),  # NCCL makes a segment there
 ]
 
 
@@ -298,7 +300,7 @@ HARD: list[tuple[Subject, str, str]] = [
 def test_what_a_card_tells_is_as_bad_as_it_is(node: Subject, check: str, status: str) -> None:
     (finding,) = [one for one in findings(node, check) if one.status is not Status.PASS]
     assert finding.status.value == status
-    misled = "no socket interface" in finding.text
+    misled = "no socket interface" in finding.text or check == "shm"
     assert finding.fault is (None if status == "warn" else Fault.JOB if misled else Fault.NODE)
 
 

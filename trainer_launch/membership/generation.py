@@ -282,7 +282,7 @@ def correct(state: JobState, node: NodeRecord, failed: msg.Failed, now_s: float)
         return
     if _is_silent(failed) and _is_silent(before) and failed.exit_code == before.exit_code:
         if state.failure is not None and not state.failure.is_victim:
-            state.failure = replace(state.failure, is_victim=True)
+            state.failure = replace(state.failure, is_victim=True, exit_reason="")
             suspicion.reason += ", others in the same way: nothing tells which of them is the cause"
         return
     if _order(failed, now_s) >= _order(before, suspicion.at_s):
@@ -291,6 +291,13 @@ def correct(state: JobState, node: NodeRecord, failed: msg.Failed, now_s: float)
     state.say(f"{_with_words(_reason(node, failed), failed.message)}; {_who(before)} {later}")
     state.early_failure = suspicion.before
     fail(state, node, failed, now_s)
+    if (
+        failed.lost_peer and (found := state.suspicion) is not None
+    ):  # what others have told of their ends stays true
+        found.is_only_victim &= suspicion.is_only_victim
+        found.finished |= suspicion.finished
+        found.may_be_asked |= suspicion.may_be_asked
+        found.notes = suspicion.notes | found.notes
 
 
 def _order(failed: msg.Failed, heard_s: float) -> tuple[int, bool, float]:

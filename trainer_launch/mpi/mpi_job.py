@@ -220,7 +220,8 @@ class MpiJob(RunLoop):
         """Whether the job had succeeded before a request to stop came, or hung and may not start again."""
         if self._hang is not None and retry_policy.why_spent(self._failures, self._max_restarts) is not None:
             return True
-        return self._death is not None and self._death.exit_code == 0 and not self._is_ended_by_us
+        is_cut_short = self._is_ended_by_us or self._lost_host is not None
+        return self._death is not None and self._death.exit_code == 0 and not is_cut_short
 
     def tell_ranks(self, number: int, action: SignalAction) -> bool:
         """Ranks have a signal first, each on its own host; mpirun hands on what it does not take for a request."""

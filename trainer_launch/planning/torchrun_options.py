@@ -26,7 +26,7 @@ _EXPECTED = {
         re.compile(r"[0-3]|\d{1,5}:[0-3](,\d{1,5}:[0-3])*"),
         "0 (none), 1 (stdout), 2 (stderr) or 3 (both), or LOCAL_RANK:N,LOCAL_RANK:N",
     ),
-    "ranks": (re.compile(r"(\d{1,5}(,\d{1,5})*)?"), "local ranks, such as 0,1,2"),
+    "ranks": (re.compile(r"(\d{1,5}( *, *\d{1,5})*)?"), "local ranks, such as 0,1,2"),
 }
 
 
@@ -232,7 +232,7 @@ def check_value(option: TorchrunOption, value: str, where: str) -> str:
         signal_policy.numbers(text, where)
     if expected := _EXPECTED.get(option.form):
         form, what = expected
-        fits = form.fullmatch(text.replace(" ", "") if option.form == "ranks" else text) is not None
+        value, fits = text, form.fullmatch(text) is not None
     else:
         choices = option.form.split("|")
         fits, what = "|" not in option.form or text in choices, f"one of {', '.join(choices)}"
@@ -246,7 +246,7 @@ def from_variables(env: Mapping[str, str]) -> dict[str, str]:
     options: dict[str, str] = {}
     for option in OPTIONS.values():
         value = env.get(option.variable) if option.env else None
-        if value is None or (not value and option.form in ("text", "streams", "ranks")):
+        if value is None or (not value.strip() and option.form in ("text", "streams", "ranks")):
             continue
         checked = check_value(option, value, option.variable)
         if not (option.form == "flag" and checked == "0"):

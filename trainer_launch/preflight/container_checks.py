@@ -161,7 +161,9 @@ def memlock(subject: Subject) -> Observed:
 def shm(subject: Subject) -> Observed:
     """/dev/shm can be written, and is large enough for this node's workers, as `run` estimates it."""
     host, need = subject.host, subject.shm_need
-    size, free, broken = host.shm_bytes, host.shm_free_bytes, "broken" if need.size_bytes else "small"
+    size, free = host.shm_bytes, host.shm_free_bytes
+    # NCCL makes a segment there also where each node has one worker.
+    broken = "broken" if need.size_bytes or (need.workers and need.on_gpus and subject.has_peers) else "small"
     if size is None or free is None:
         action = "mount an emptyDir with medium: Memory at /dev/shm"
         return Observed(facts={broken: "/dev/shm is not there", "action": action})

@@ -37,6 +37,7 @@ from trainer_launch.preflight.thresholds import KINDS, Reference, SpeedKind, Tab
 _ON_BOARDS = ("sxm", "hbm3", "h200", "h20", "h800", "b200", "b300")
 _WITH_BRIDGES = ("nvl", "pcie", "gh200")
 _COHERENT = ("gh200", "gb200", "gb300")  # whose memory the kernel may use for files
+_FAR = 0.25  # of what is usual: a CPU of the other socket costs half
 _NOT_BUILT = (
     *("no kernel image", "not compatible with the current PyTorch", "built without CUDA", "driver on your system"),
     *("driver version is insufficient", "forward compatibility", "stub library", "named symbol not found"),
@@ -415,7 +416,11 @@ def _judged(
         worst = min(its, key=lambda card: card.measure.value)
         n_own = sum(card.node == node for card in cards)
         is_whole = measure.gpu is None or 1 < n_own == len(its)
-        is_far = kind.name == "pcie" and 2 * len(its) >= n_own  # as where all CPUs are of the other socket
+        usual = (
+            reference.value if reference is not None else statistics.median(card.measure.value for card in cards)
+        )
+        # As where all CPUs are of the other socket.
+        is_far = kind.name == "pcie" and 2 * len(its) >= n_own and worst.measure.value >= _FAR * usual
         where = (
             names[node] if is_whole else f"{names[node]}, GPU {', '.join(str(card.measure.gpu) for card in its)}"
         )

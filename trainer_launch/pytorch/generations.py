@@ -371,7 +371,8 @@ class _GroupSockets:
                 if is_made or (peer[1] == self._store_port and inode not in self._earlier):
                     connection.shutdown(socket.SHUT_RD)
                     if inode not in self._open:
-                        self._open[inode] = connection.dup()
+                        # Not by `dup()` of a socket, which would make gloo's own blocking.
+                        self._open[inode] = socket.socket(fileno=os.dup(fd))
         _abort_groups()
 
 
