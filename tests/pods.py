@@ -356,6 +356,12 @@ def wait_until(
     eventually(condition, evidence, deadline_s, pace_s)
 
 
+def of_the_fork_server(launcher: psutil.Process, *, is_store: bool) -> psutil.Process:
+    """The fork server, which has one thread, or its fork that serves the store; either may be the older one."""
+    found = [process for process in launcher.children() if "fork_server" in " ".join(process.cmdline())]
+    return next(process for process in found if (process.num_threads() > 1) == is_store)
+
+
 def _number_inside(process: psutil.Process) -> str | None:
     """A process's number in its own namespace."""
     with contextlib.suppress(OSError):

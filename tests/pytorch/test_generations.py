@@ -16,7 +16,8 @@ from typing import Any
 import psutil
 import pytest
 
-from tests.cli.launching import Started, clean_env, launch, script, shm_of_its_own, start
+from tests.cli.launching import clean_env, launch, script, shm_of_its_own, start
+from tests.pods import of_the_fork_server
 
 pytestmark = [pytest.mark.process, pytest.mark.torch, pytest.mark.timeout(300)]
 SCRIPT = str(Path(__file__).with_name("keeping.py"))
@@ -109,16 +110,10 @@ def test_ranks_that_send_at_the_moment_in_which_a_generation_ends_are_kept(tmp_p
     ) as run:
         for number in range(1, 13):
             run.read_until(f"training in {number}$", times=4)
-            store_of(run).kill()
+            of_the_fork_server(psutil.Process(run.pid), is_store=True).kill()
         status, output = run.end()
     assert status == 0, output
     assert re.findall(r"(\d) ranks kept their state", output) == ["4"] * 12, output
-
-
-def store_of(run: Started) -> psutil.Process:
-    """The process with the store of the present generation: of the two that do not train that with threads."""
-    below = psutil.Process(run.process.pid).children()
-    return next(each for each in below if "fork_server" in " ".join(each.cmdline()) and each.num_threads() > 1)
 
 
 @LONG

@@ -14,12 +14,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import psutil
 import pytest
 
 from tests.cli.launching import LAUNCHER, clean_env
 from tests.conftest import require
-from tests.pods import RESTART_S, Job, job, missing, wait_until
+from tests.pods import RESTART_S, Job, job, missing, of_the_fork_server, wait_until
 from trainer_launch.membership.timeouts import UNSEEN_S
 
 Fault = Callable[[Job], None]
@@ -130,11 +129,11 @@ def hang_worker(node: int) -> Fault:
 
 def kill_store() -> Fault:
     """The store process of the present generation."""
-    return lambda job: _of_the_fork_server(job, 0, is_store=True).kill()
+    return lambda job: of_the_fork_server(job.pods[0].launcher(), is_store=True).kill()
 
 
 def kill_fork_server(node: int) -> Fault:
-    return lambda job: _of_the_fork_server(job, node, is_store=False).kill()
+    return lambda job: of_the_fork_server(job.pods[node].launcher(), is_store=False).kill()
 
 
 def kill_pod(node: int) -> Fault:
@@ -175,13 +174,6 @@ def plug(node: int) -> Fault:
 
 def start_late(job: Job) -> None:
     job.start_next()
-
-
-def _of_the_fork_server(job: Job, node: int, *, is_store: bool) -> psutil.Process:
-    """The fork server, which has one thread, or its fork that serves the store; either may be the older one."""
-    below = job.pods[node].launcher().children()
-    found = [process for process in below if "fork_server" in " ".join(process.cmdline())]
-    return next(process for process in found if (process.num_threads() > 1) == is_store)
 
 
 def status_in(job: Job, node: int) -> dict[str, Any]:

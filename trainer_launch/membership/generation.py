@@ -291,9 +291,8 @@ def correct(state: JobState, node: NodeRecord, failed: msg.Failed, now_s: float)
     state.say(f"{_with_words(_reason(node, failed), failed.message)}; {_who(before)} {later}")
     state.early_failure = suspicion.before
     fail(state, node, failed, now_s)
-    if (
-        failed.lost_peer and (found := state.suspicion) is not None
-    ):  # what others have told of their ends stays true
+    found = state.suspicion if failed.lost_peer else None
+    if found is not None:  # what others have told of their ends stays true
         found.is_only_victim &= suspicion.is_only_victim
         found.finished |= suspicion.finished
         found.may_be_asked |= suspicion.may_be_asked

@@ -50,9 +50,8 @@ _ADVICE = {
     errno.EDQUOT: "free space, or have the quota raised",
 }
 _LACKS = (errno.ENOSYS, errno.EOPNOTSUPP, errno.EINVAL)  # a file system that cannot do it
-_JOBS = frozenset(
-    (*_ADVICE, *_LACKS, errno.ENOTDIR, errno.ELOOP, errno.ENAMETOOLONG)
-)  # whatever node it is, these stay the same
+# Whatever node it is, these stay the same.
+_JOBS = frozenset((*_ADVICE, *_LACKS, errno.ENOTDIR, errno.ELOOP, errno.ENAMETOOLONG))
 _WITHOUT_RDMA = (("NCCL_IB_DISABLE", "1"), ("NCCL_NET", "socket"))  # as NCCL compares names
 _HEADROOM = 8  # of the memory limit's rest, this part at most is locked or written
 SETTLED_S = 60.0  # after which a name that its Service publishes is there: caches deny for up to 30 s

@@ -416,11 +416,9 @@ def _judged(
         worst = min(its, key=lambda card: card.measure.value)
         n_own = sum(card.node == node for card in cards)
         is_whole = measure.gpu is None or 1 < n_own == len(its)
-        usual = (
-            reference.value if reference is not None else statistics.median(card.measure.value for card in cards)
-        )
+        share = worst.of_peers if worst.of_reference is None else worst.of_reference
         # As where all CPUs are of the other socket.
-        is_far = kind.name == "pcie" and 2 * len(its) >= n_own and worst.measure.value >= _FAR * usual
+        is_far = kind.name == "pcie" and 2 * len(its) >= n_own and (share is None or share >= _FAR)
         where = (
             names[node] if is_whole else f"{names[node]}, GPU {', '.join(str(card.measure.gpu) for card in its)}"
         )

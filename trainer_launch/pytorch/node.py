@@ -422,14 +422,11 @@ class TorchNode(RunLoop):
     def on_restart(self, restart: say.Restart, now_s: float) -> None:
         """The coordinator ends the generation, also while draining: a rank that has lost a peer never ends."""
         ending = self._ending
-        if self.phase is NodePhase.ENDING and (ending.is_reported or ending.death is None):
-            return  # it ends it for what this node has reported, or repeats itself: ours have been stopped since
-        if (
-            self.phase is NodePhase.ENDING
-            and ending.death is not None
-            and worker_ends.is_nearer(ending.death, None)
-        ):
-            return  # the coordinator is told once all have ended: a time-out may be what others lost their peer for
+        if self.phase is NodePhase.ENDING:
+            if ending.is_reported or ending.death is None:
+                return  # it ends it for what this node has reported, or repeats itself: ours were stopped since
+            if worker_ends.waited_in_vain(ending.death) == "Hung":
+                return  # it is told once all have ended: a time-out may be what others lost their peer for
         text = f"generation {restart.generation} is over: {restart.reason}"
         _log.log(logging.WARNING if self._is_first and not restart.grows else logging.INFO, "%s", text)
         if restart.patience_s and ending.awaited:  # victims here and there: one that waits for nobody may say why

@@ -48,9 +48,8 @@ _GOES_ON = re.compile(r"terminate called after|Fatal Python error|Abort\(")  # i
 _LOGGED = re.compile(r"(\[rank\d+\]: *)?\[[IWE]\d{3,4} |.*\bNCCL (WARN|INFO)\b|\S+:\d+: \w*Warning: ")
 # What torch's agent logs of a worker's end: no word of the worker's own.
 _OF_AGENT = re.compile(r"[IWE]\d{4} \S+ +\d+ \S*torch/(distributed/elastic|multiprocessing)/")
-_OF_WORKERS = (
-    "torch.distributed.elastic.multiprocessing.errors.ChildFailedError:"  # torchrun's, which tells no cause
-)
+# torchrun's, which tells no cause.
+_OF_WORKERS = "torch.distributed.elastic.multiprocessing.errors.ChildFailedError:"
 _CANNOT_RUN = re.compile(r"\S+: (?:line )?\d+: .*: (?:(?:command )?not found|Permission denied|No such file.*)$")
 _ENDED_TORCHRUN = re.compile(r"(?:[\w.]+\.)?SignalException: Process \d+ got signal: (\d+)")
 _NAME = re.compile(_RANK + r"([A-Za-z_][\w.]*)(?=:|$)")
