@@ -17,6 +17,7 @@ from trainer_launch.diagnosis.collectives import (
     Message,
     RankState,
     Stage,
+    at_timeout,
     explain,
     never_entered,
     unexplained,
@@ -123,6 +124,48 @@ def test_who_waited_for_a_message_while_a_collective_timed_out_is_not_said_to_be
     assert found.text.endswith("rank 1 waited in recv, called from a.py:9 (stage)")
     found = missing(timed_out(0), rank(1, 6, 6, **waits), rank(2, 6, 6, place="in x"), rank(3))
     assert found.ranks == (2,)
+
+
+def after(rank: RankState, seconds: float) -> RankState:
+    """The rank, which has entered its last collective so much later."""
+    own = rank.groups["0"]
+    last = own.last[-1]._replace(at_ns=own.last[-1].at_ns + int(seconds * SECOND))
+    return replace(rank, groups={"0": replace(own, last=(*own.last[:-1], last))})
+
+
+@pytest.mark.parametrize("first", [0, 1], ids=["who waited", "who came late"])
+def test_who_entered_a_collective_after_the_others_time_out_is_named_whoever_ended_first(first: int) -> None:
+    late = after(timed_out(1, node=1), 11)
+    found = never_entered(at_timeout((timed_out(0), late, rank(2), after(rank(3), 2)), first, 10), first)
+    assert found is not None
+    assert found.ranks == (1,)
+    assert found.text == (
+        "rank 1 (node 1) had not entered all_reduce #7 of default_pg, [[4]] Float; ranks 0,2-3 waited in it; "
+        "rank 1 entered it too late"
+    )
+
+
+def test_who_entered_a_collective_late_but_in_time_is_not_named_when_it_times_out() -> None:
+    states = (timed_out(0), after(rank(1), 9), rank(2), rank(3))
+    assert never_entered(at_timeout(states, 0, 10), 0) is None
+
+
+def test_who_came_late_because_it_had_waited_in_another_group_or_may_have_for_a_message_is_not_the_cause() -> None:
+    early = Collective(1, "barrier", "", NOW - 45 * SECOND)
+    pair = [
+        Group(title="pair", ranks="1,3", entered=1, done=1, last=(early._replace(at_ns=early.at_ns + shift),))
+        for shift in (0, 20 * SECOND)
+    ]
+    late = [after(rank(number, 7, 7), 30) for number in (1, 3)]
+    one, three = (replace(late[n], groups={**late[n].groups, "1": pair[n]}) for n in (0, 1))
+    found = never_entered(at_timeout((timed_out(0), one, rank(2), three), 0, 10), 0)
+    assert found is not None
+    assert found.ranks == (3,)
+    late = after(rank(1), 11)
+    late = replace(late, groups={"0": replace(late.groups["0"], begun=20)})
+    found = never_entered(at_timeout((timed_out(0), late, rank(2), rank(3)), 0, 10), 0)
+    assert found is not None
+    assert found.ranks == ()
 
 
 def test_a_rank_that_was_aborted_and_left_no_record_is_no_hindrance_where_others_waited_with_it() -> None:

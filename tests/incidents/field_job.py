@@ -160,6 +160,20 @@ def impatient(rank):
     dist.all_reduce(total, group=patient)
 
 
+def comes_too_late(rank):
+    """Rank 1 enters after the others' time-out, and before these have ended."""
+    patient, came = dist.new_group(timeout=timedelta(seconds=1)), os.environ["GATE"] + ".came"
+    begin()
+    if rank == 1:
+        compute(3.0)
+        open(came, "w").close()
+    try:
+        dist.all_reduce(total, group=patient)
+    finally:
+        while not os.path.exists(came):
+            time.sleep(0.02)
+
+
 def beats(rank):
     """A thread of rank 0 prints now and then, as progress bars do."""
 

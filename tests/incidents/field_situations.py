@@ -63,6 +63,9 @@ FIELD: tuple[Situation, ...] = (
     # Hangs.
     hung("impatient", "slower than the group's own timeout", 1, exit_code=(1, 138), retryable=(), never=_NETWORK,
         options=END, workers=3),
+    hung("comes_too_late", "enters after the others' time-out, before they end", 1, exit_code=(1, 138),
+        sentence="rank 1 (node 0) had not entered all_reduce #1 of group 1 (ranks 0-2)…", never=_NETWORK,
+        retryable=(), options=END, workers=3),
     hung("beats", "stuck, while a thread of another rank prints", 1, sentence=_STUCK.format(1), workers=3),
     hung("holds_gil", "blocked in C with the GIL held", 1, workers=3),
     hung("never_entered", "TORCH_DISTRIBUTED_DEBUG=DETAIL, stuck", 1, variables=_DETAIL, never=_BEFORE),

@@ -174,6 +174,7 @@ class RankState(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     stage: Stage = Stage.JOINED
     groups: Mapping[str, Group] = field(default_factory=dict)
     why: Text = ""  # its flight recorder tells nothing
+    is_late: bool = False  # it has entered a collective after others' time-out: its groups are as they were then
     stack: Text = ""  # of its main thread, a call on each line, innermost first
     quiet_s: Amount | None = None  # since its last output, report(), files, collectives or work, or its end
 
@@ -273,6 +274,37 @@ class Explanation(Tagged, frozen=True, kw_only=True):
     active: bool = False  # the cause still shows progress: nobody hangs
 
 
+def at_timeout(states: Sequence[RankState], rank: int, timeout_s: float) -> tuple[RankState, ...]:
+    """The ranks as they were when the collective timed out in which `rank` was last.
+
+    `timeout_s` is its group's, and runs from the moment at which the first rank entered it. A rank that entered
+    anything later may have waited then in what it had entered before; where else it was, nobody knows any more.
+    The states have to be of one node: their times are of its clock.
+    """
+    last = next((_last_of(state) for state in states if state.rank == rank), None)
+    if last is None:
+        return (*states,)
+    (number, *_), name, spanned = *last[:2], last[2].ranks
+    groups = [group for group in (state.groups.get(name) for state in states) if group and group.ranks == spanned]
+    entered = [collective.at_ns for group in groups if (collective := group.at(number)) is not None]
+    until_ns = min(entered) + int(timeout_s * _SECOND_NS)
+    return tuple(_as_of(state, until_ns) if max(entered) > until_ns else state for state in states)
+
+
+def _as_of(state: RankState, until_ns: int) -> RankState:
+    """A rank without what it has entered since."""
+    groups = {}
+    for name, group in state.groups.items():
+        last = tuple(collective for collective in group.last if collective.at_ns <= until_ns)
+        entered = group.entered - (len(group.last) - len(last))
+        groups[name] = replace(group, last=last, entered=entered, done=min(group.done, entered))
+    if groups == state.groups:
+        return state
+    has_messages = any(group.begun > group.entered for group in state.groups.values())  # it may have waited for one
+    doing = Doing.COLLECTIVE if has_messages else Doing.UNKNOWN
+    return replace(state, groups=groups, is_late=True, doing=doing, place="", stack="")
+
+
 def never_entered(states: Sequence[RankState], rank: int) -> Explanation | None:
     """The ranks that had not entered the collective in which `rank` timed out; None: nothing proves any.
 
@@ -296,6 +328,8 @@ def never_entered(states: Sequence[RankState], rank: int) -> Explanation | None:
             for member in {*inside} | (silent & {*wait.members}):
                 waits.setdefault(member, []).append(wait)
     causes, todo = dict[int, _Wait](), [rank]
+    if rank in by_rank and by_rank[rank].is_late:  # and timed out in its turn
+        causes.update((rank, wait) for each in waits.values() for wait in each if rank in wait.missing)
     while todo:
         for wait in waits.get(todo.pop(), ()):
             new = [missing for missing in wait.missing if missing not in causes]
@@ -329,9 +363,10 @@ def _never_joined(states: Iterable[RankState], rank: int) -> Explanation | None:
 def _timed_out(state: RankState, name: str) -> bool:
     """Whether a rank may have waited in the last collective of this group.
 
-    Of a rank that has ended, only the last one of all may be one: torch counts it as ended, like all others.
+    Of a rank that has ended, only the last one of all may be one: torch counts it as ended, like all others. What a
+    late rank had entered before has ended since.
     """
-    if state.life is not Life.DEAD and state.stage is not Stage.ENDED:
+    if state.life is not Life.DEAD and state.stage is not Stage.ENDED and not state.is_late:
         return state.groups[name].entered > state.groups[name].done
     last = _last_of(state)
     return last is not None and last[1] == name
@@ -696,6 +731,8 @@ def _phrases(states: Sequence[RankState], limit_s: float, *, past: bool = False)
 
 def _state(state: RankState) -> tuple[str, str]:
     """A verb and the rest of the sentence; none where nothing is known."""
+    if state.is_late:
+        return "entered", "it too late"
     if state.life is Life.STOPPED:
         return "is", "stopped (SIGSTOP)"
     if state.life is Life.DEAD:

@@ -17,6 +17,7 @@ from trainer_launch.diagnosis.collectives import (
     Life,
     RankState,
     Stage,
+    at_timeout,
     entered_in_words,
     never_entered,
 )
@@ -33,6 +34,7 @@ if TYPE_CHECKING:
     from trainer_launch.diagnosis.hang_watch import Watch
 
 _OTHER_SIZE = re.compile(r"(\d{1,19}) vs (\d{1,19})\. Received data size doesn't match expected size")
+_TIMEOUT = re.compile(r"Timed out waiting (\d{1,12})ms|ran for (\d{1,12}) milliseconds")  # gloo's and NCCL's words
 _AT_END_S = 0.01  # to read what has been written
 _OUTPUT_S = 0.2  # for the last output of a worker that was aborted
 _log = logging.getLogger(__name__)
@@ -105,7 +107,11 @@ class GroupIncidents:
             ended = {state.rank: state for state in self._states_at_end()}
             ended |= {state.rank: state for state in states if state.groups or state.rank not in ended}
             self._failed = self._group.generation, tuple(ended.values())
-            why = None if timed_out is None else never_entered(self._failed[1], timed_out)
+            why = (
+                None
+                if timed_out is None
+                else never_entered(_at_timeout(self._failed[1], timed_out, sentence), timed_out)
+            )
             words = entered_in_words(self._failed[1]) if was_killed else ""
             return "; ".join(filter(None, ("" if why is None else why.text, sentence, words)))
 
@@ -132,13 +138,16 @@ class GroupIncidents:
                 return message
             self._recorders.answers(0, time.monotonic() + _AT_END_S)  # all had ended before another node failed
             states = tuple(self._states_at_end())
+        if isinstance(message, say.Failed) and message.timed_out:
+            states = _at_timeout(states, message.rank, message.message)
         return replace(message, notes={STALL: fitting(states)} if states else {})
 
     def _states_at_end(self) -> list[RankState]:
         """The reports of ranks at the end of their programs, also of those whose processes still end."""
-        places, how = self._group.places, {state.rank: state.how for state in self._group.ended()}
+        places, node = self._group.places, self._group.node_rank
+        how = {state.rank: state.how for state in self._group.ended()}
         return [
-            RankState(rank=rank, stage=Stage.ENDED, groups=answer.groups, how=how.get(rank, ""))
+            RankState(rank=rank, node=node, stage=Stage.ENDED, groups=answer.groups, how=how.get(rank, ""))
             for name, answer in self._recorders.at_end.items()
             if (rank := places[name].rank if name in places else None) is not None
         ]
@@ -202,6 +211,12 @@ class GroupIncidents:
         _log.warning("suspected hang: %s%s", why.text, where)
         if self._collector is not None and collected is not None:
             self._collector.explained(collected, why)
+
+
+def _at_timeout(states: tuple[RankState, ...], rank: int | None, message: str) -> tuple[RankState, ...]:
+    """The states when a collective of `rank` timed out, where its message says after how long."""
+    told = _TIMEOUT.search(message)
+    return states if rank is None or told is None else at_timeout(states, rank, int(told[1] or told[2]) / 1000)
 
 
 def _is_free(state: RankState) -> bool:
