@@ -156,8 +156,8 @@ def test_who_came_late_because_it_had_waited_in_another_group_or_may_have_for_a_
         Group(title="pair", ranks="1,3", entered=1, done=1, last=(early._replace(at_ns=early.at_ns + shift),))
         for shift in (0, 20 * SECOND)
     ]
-    late = [after(rank(number, 7, 7), 30) for number in (1, 3)]
-    one, three = (replace(late[n], groups={**late[n].groups, "1": pair[n]}) for n in (0, 1))
+    both = [after(rank(number, 7, 7), 30) for number in (1, 3)]
+    one, three = (replace(both[n], groups={**both[n].groups, "1": pair[n]}) for n in (0, 1))
     found = never_entered(at_timeout((timed_out(0), one, rank(2), three), 0, 10), 0)
     assert found is not None
     assert found.ranks == (3,)
