@@ -712,6 +712,8 @@ def test_who_has_left_its_group_is_never_before_its_first_collective(stage: Stag
     found = alone(*finished, rank(1, groups={}, stage=stage, **IDLE))
     assert found.text == f"all ranks but rank 1 have finished with exit code 0: {words}"
     assert (found.ranks, found.accuses, found.reason) == ((1,), True, "")
+    both = alone(finished[0], *(rank(n, groups={}, stage=stage, **IDLE) for n in (1, 2)))
+    assert words.replace("rank 1 has", "ranks 1-2 have").replace(" its ", " their ") in both.text
     busy = alone(*finished, rank(1, groups={}, stage=stage, **{**IDLE, "quiet_s": 1.0}))
     assert (busy.accuses, busy.active) == (False, True)
     found = explained((*WAITING, rank(3, 6, 6, groups={}, stage=stage, place="in a.py:5 (read)")))

@@ -40,8 +40,8 @@ class Node:
             next_sign_s += sign_every_s if signs else 0.0
             self.samples = {
                 worker: sample(
-                    (states or {}).get(worker, "S"),
-                    last.processes[0].cpu_s + (pace_s if worker in busy else 0.002 * pace_s),
+                    state := (states or {}).get(worker, "S"),
+                    last.processes[0].cpu_s + pace_s * (1.0 if worker in busy else 0.0 if state == "T" else 0.002),
                     last.processes[0].switches + (1 if worker in busy else 0),
                     last.signs[0] + int(signs and worker is by),
                     self.has_joined,
@@ -66,10 +66,15 @@ def running(**more):
 
 
 def test_a_stopped_worker_hangs_after_the_timeout_whatever_the_others_do():
-    found, after_s = running().live(60, busy=RANKS, states={ONE: "T"}, sign_every_s=1.0)
+    found, after_s = running().live(60, busy=(ZERO, TWO), states={ONE: "T"}, sign_every_s=1.0)
     assert (found.kind, found.workers) == (HangKind.STOPPED, (ONE,))
     assert found.text == "rank 1 has been stopped (SIGSTOP) for 10 s"
     assert after_s == pytest.approx(T + 0.5, abs=0.6)
+
+
+def test_a_worker_that_goes_on_between_stops_does_not_hang():
+    """As under cpulimit, where each look may find it stopped."""
+    running().lives(5 * T, busy=RANKS, states={ONE: "T"}, sign_every_s=1.0)
 
 
 def test_a_stopped_worker_is_said_to_be_stopped_also_where_it_was_idle_a_little_before_that_was_seen():
@@ -215,7 +220,7 @@ def test_auto_does_nothing_before_it_has_learned_and_then_takes_ten_times_the_lo
     assert after_s == pytest.approx(60, abs=7)
 
 
-def living(for_s=3 * T, worker=ZERO, child_begins_s=-3600.0, **per_s):
+def living(for_s=3 * T, worker=ZERO, child_begins_s=-3600.0, child_ends_s=3600.0, **per_s):
     """The verdict on a worker whose main thread sleeps for ever, 60 s after it has begun to.
 
     It and its child, which has begun then, do this in each second: `main_…`, `beside_…`, `child_…`.
@@ -245,7 +250,7 @@ def living(for_s=3 * T, worker=ZERO, child_begins_s=-3600.0, **per_s):
             read=int(did.get("child_read", 0)),
             written=int(did.get("child_written", 0)),
         )
-        processes = (main,) if quiet_s < child_begins_s else (main, child)
+        processes = (main, child) if child_begins_s <= quiet_s < child_ends_s else (main,)
         look = Sample(processes=processes, signs=(int(min(at_s, 60.0) // 5),))
         node = hang_detection.observe(node, {worker: look}, at_s, RULES)
         if (hang := hang_detection.judge(node, RULES)) is not None:
@@ -290,6 +295,7 @@ def test_whoever_writes_metrics_beside_a_main_thread_that_hangs_hides_nothing(pe
         {"child_cpu_s": 0.1},
         {"child_read": 1024 * KiB},
         {"child_switches": 2, "child_begins_s": 0.0},
+        {"child_switches": 2, "child_begins_s": 0.0, "child_ends_s": 2.5 * T},
         {"child_switches": 2, "main_waits_for_child": True},
     ],
     ids=[
@@ -301,6 +307,7 @@ def test_whoever_writes_metrics_beside_a_main_thread_that_hangs_hides_nothing(pe
         "a data loader decodes",
         "a data loader reads",
         "a program that it has started for this and polls",
+        "the same, which has ended a moment ago",
         "a program that it waits for",
     ],
 )

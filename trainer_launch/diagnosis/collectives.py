@@ -722,7 +722,7 @@ def _phrases(states: Sequence[RankState], limit_s: float, *, past: bool = False)
             verb, rest = (verb, f"{rest}, still making progress") if verb else ("is", "making progress")
         groups.setdefault((verb, rest), []).append(state.rank)
     return [
-        f"{_with_verb(ranks, verb)} {rest}".rstrip()
+        f"{_with_verb(ranks, verb)} {rest.replace(' its ', ' their ') if ranks[1:] else rest}".rstrip()
         if verb
         else f"where {_with_verb(ranks, 'was' if past else 'is')}, {unknown}"
         for (verb, rest), ranks in groups.items()

@@ -293,14 +293,17 @@ def _follow(track: Track, sample: Sample, at_s: float, pace_s: float, *, is_prog
         for process in counted
         if (earlier := before.get(process.key)) is not None
     )
-    stopped_at_s = None if sample.state != "T" else at_s if track.stopped_at_s is None else track.stopped_at_s
+    has_run = sample.processes[0].counts != track.last.processes[0].counts  # as between cpulimit's SIGSTOPs
+    begins = track.stopped_at_s is None or has_run
+    stopped_at_s = None if sample.state != "T" else at_s if begins else track.stopped_at_s
     return replace(
         track,
         last=sample,
         main_threads=mains,
         beside=beside,
         beside_counts=beside_counts,
-        quiet_at_s=max(beside.work_at_s, *(mains[process.key].work_at_s for process in counted)),
+        # It stays known of a program that has ended since.
+        quiet_at_s=max(track.quiet_at_s, beside.work_at_s, *(mains[process.key].work_at_s for process in counted)),
         stopped_at_s=stopped_at_s,
         sign_at_s=at_s if has_sign else track.sign_at_s,
     )
