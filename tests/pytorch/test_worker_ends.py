@@ -62,6 +62,10 @@ def test_who_finished_and_is_not_known_to_have_done_so_by_itself_may_have_been_a
 
 TIMED_OUT = "RuntimeError: [gloo/transport/tcp/unbound_buffer.cc:81] Timed out waiting 5000ms for recv operation"
 NOT_JOINED = "torch.distributed.DistStoreError: Timed out after 601 seconds waiting for clients. 1/2 joined."
+NO_KEY = (
+    "torch.distributed.DistBackendError: [3] is setting up NCCL communicator and retrieving ncclUniqueId from [0] "
+    "via c10d key-value store by key '0', but store->get('0') got error: wait timeout after 9000ms, keys: /cuda//0"
+)
 UNREACHED = "torch.distributed.DistNetworkError: The client socket has timed out after 8s while trying to connect"
 WATCHDOG = (
     "terminate called after throwing an instance of 'c10::DistBackendError'",
@@ -77,6 +81,7 @@ WATCHDOG = (
         (Death(rank=0, code=1, message=TIMED_OUT), True, True),
         (aborted(Death(rank=0, signal=signal.SIGABRT), lambda: WATCHDOG), True, True),
         (Death(rank=0, code=1, message=NOT_JOINED), True, True),
+        (Death(rank=3, code=1, message=NO_KEY), True, True),
         (
             Death(rank=0, signal=signal.SIGKILL, message="rank 0 hangs", reason="Hung"),
             False,
@@ -85,7 +90,16 @@ WATCHDOG = (
         (OWN, False, False),
         (Death(rank=0, code=1, message=UNREACHED), False, False),
     ],
-    ids=["closed", "timed out", "aborted", "others had not joined", "hung", "own", "no store where it looks"],
+    ids=[
+        "closed",
+        "timed out",
+        "aborted",
+        "others had not joined",
+        "rank 0 has not come",
+        "hung",
+        "own",
+        "no store where it looks",
+    ],
 )
 def test_who_waited_for_a_peer_in_vain_is_a_victim(death: Death, is_victim: bool, timed_out: bool) -> None:
     failed = failed_message(death, 1, EarlyEnds())

@@ -341,6 +341,8 @@ def test_the_hint_knows_who_sent_a_signal_as_far_as_it_can_be_known():
     assert "--signals" in (ours.hint or "")
     foreign = classify(death(number=int(signal.SIGTERM)), Evidence(handed_on=frozenset({usr1})))
     assert "the launcher did not" in (foreign.hint or "")
+    for number, words in ((signal.SIGXCPU, "ulimit -t"), (signal.SIGPIPE, "that nobody reads")):
+        assert words in (classify(death(number=int(number)), Evidence()).hint or "")
     killed = classify(death(number=9), NO_OOM)
     assert killed.evidence == ("the kernel's count of memory kills in this container did not rise",)
 

@@ -27,7 +27,7 @@ _WHY_LEFT = (
 SEE_NODE = "see the termination message of"  # begins the advice of a node whose own workers were well
 # A store's end is told by itself: a rank that cannot connect to one has another address, or no way there.
 _CONNECTS = re.compile(r"DistNetworkError: .*?(?:client socket has|Interrupted system call)")
-_IN_STORE = re.compile(r"DistStoreError: .*?\b(?:[Tt]imed out|wait timeout)")  # others had not joined yet
+_IN_STORE = re.compile(r"DistStoreError: .*?\b[Tt]imed out")  # others had not joined yet
 
 
 class EarlyEnds(Struct, frozen=True):

@@ -246,6 +246,13 @@ SYMPTOMS = (
     ),
     _cause(
         "ProgramError",
+        _START + r"ImportError: (?!No module named )",  # a name, or a library
+        what="because an import failed",
+        hint="install the version that the program needs into the image; a restart will not help",
+        **_IN_VAIN,
+    ),
+    _cause(
+        "ProgramError",
         _START + r"(?:ImportError|ModuleNotFoundError)\b",
         "^" + suggestions.MISSING_PROGRAM,
         what="because a module that it imports is missing",
@@ -423,11 +430,19 @@ SYMPTOMS = (
         has_victim=True,
     ),
     _cause(
+        "Hung",
+        r"\bwait timeout after \d+ms, keys: |store->get\([^)]*\) got error: Socket Timeout",
+        what="because no rank set a key of the store in time",
+        hint="trainer-launch incidents show has what each rank did last: see why none has set the key",
+        has_victim=True,
+    ),
+    _cause(
         "PeerLost",
         r"ncclRemoteError|DistNetworkError(?!: Interrupted)|Rendezvous(?:Timeout|Connection|Closed)Error",
         r"remote process exited or there was a network error|Net : [Cc]onnection closed by remote peer",
         r"ncclSystemError[\s\S]*?(?:Connection refused|timed out|Broken pipe|reset by peer|No route to host)",
-        r"DistStoreError: (?:Timed out|wait timeout|Connection)|TCPStore[^\n]*(?:Connection|Broken pipe|recvValue)",
+        r"DistStoreError: (?:Timed out|Connection)|TCPStore[^\n]*(?:Connection|Broken pipe|recvValue)",
+        r"store->get\([^)]*\) got error: ",
         _GLOO + r"(?:Connection (?:closed|reset) by peer|Broken pipe|Connection refused|timed out)",
         _GLOO + r"(?:TIMEOUT self_rank|Socket closed )",  # Paddle's
         r"ucx function returned with failed status\([^\n]*(?:unreachable|remote peer|timeout|not connected)",

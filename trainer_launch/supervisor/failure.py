@@ -179,6 +179,16 @@ _LAST = (
     ),
     Cause(
         reason="Killed",
+        applies=lambda death, _: death.signal in (signal.SIGXCPU, signal.SIGXFSZ),
+        hint="it reached a limit: raise its CPU time (ulimit -t) or the size of its files (ulimit -f)",
+    ),
+    Cause(
+        reason="Killed",
+        applies=lambda death, _: death.signal == signal.SIGPIPE,
+        hint="it wrote to a pipe or socket that nobody reads any more: see what ended at its other end",
+    ),
+    Cause(
+        reason="Killed",
         applies=lambda death, _: death.signal is not None,
         hint="find out who sent it; the launcher did not: the program, its libraries, a wrapper or kubectl exec",
     ),
