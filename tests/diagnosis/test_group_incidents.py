@@ -204,8 +204,19 @@ def test_cpu_work_of_a_backward_pass_is_progress_but_not_that_of_a_wait_in_a_col
 ) -> None:
     groups = {"0": Group(title="pg", ranks="0-2", entered=6 if waits else 5, done=5)}
     state = RankState(rank=0, doing=Doing.COLLECTIVE, place="waits in x", stack=stack, groups=groups)
-    known = replace(state, quiet_s=quiet_s(state, Quiet(sign_s=40.0, work_s=0.5)))
+    known = replace(state, quiet_s=quiet_s(state, Quiet(sign_s=40.0, work_s=0.5), NOW_NS))
     assert known.is_active(15.0) == is_at_work
+
+
+def test_ranks_that_have_entered_a_collective_since_the_watch_looked_do_not_hang() -> None:
+    """As after a slow import, on a busy machine."""
+    last = (Collective(6, "all_reduce", "[[4]] Float", NOW_NS - 10**6),)
+    group = Group(title="pg", ranks="0-1", entered=6, done=5, last=last)
+    states = [RankState(rank=rank, doing=Doing.COLLECTIVE, groups={"0": group}) for rank in range(2)]
+    states = [replace(state, quiet_s=quiet_s(state, Quiet(6.0, 6.0), NOW_NS)) for state in states]
+    found = explain(states, NOW_NS, 2.0)
+    assert found is not None
+    assert (found.accuses, found.active) == (False, True), found.text
 
 
 @pytest.mark.parametrize(("error", "is_uneven"), [("", True), ("ValueError: record 17 is corrupt", False)])

@@ -84,15 +84,17 @@ class Collected(Struct, kw_only=True):
     is_early: bool = False  # before it is known which pauses are usual
 
 
-def quiet_s(state: RankState, times: Quiet) -> float | None:
+def quiet_s(state: RankState, times: Quiet, now_ns: int) -> float | None:
     """Since the last progress of a rank, which may spin where it waits in a collective.
 
-    Calls that torch makes around a collective, such as a backward pass, compute as well.
+    Calls that torch makes around a collective, such as a backward pass, compute as well. What the rank has entered
+    since the watch looked is progress, too.
     """
     innermost = state.stack.partition("\n")[0]
     waits = state.doing is Doing.COLLECTIVE and (state.waits or "/torch/distributed/" in innermost)
     waits = waits or (times.may_spin and state.waits)
-    signs = (times.sign_s, None if waits else times.work_s)
+    entered = [now_ns - each.at_ns for group in state.groups.values() for each in (*group.last, *group.messages)]
+    signs = (times.sign_s, None if waits else times.work_s, *(ns / 1e9 for ns in entered if ns >= 0))
     return min((since_s for since_s in signs if since_s is not None), default=state.quiet_s)
 
 
@@ -160,8 +162,10 @@ class Collector:
         ]
         with_process = {state.rank for state in states}
         states += [state for state in (group.ended() if group else ()) if state.rank not in with_process]
-        quiet = {} if kind == FAILURE else self.quiet()
-        states = [replace(each, quiet_s=quiet_s(each, quiet.get(each.rank, Quiet(None, None)))) for each in states]
+        if kind != FAILURE:
+            by_rank, now_ns = self.quiet(), time.time_ns()
+            times = [(each, by_rank.get(each.rank, Quiet(None, None))) for each in states]
+            states = [replace(each, quiet_s=quiet_s(each, quiet, now_ns)) for each, quiet in times]
         states.sort(key=lambda state: state.rank)
         is_kept, sentence = (kind != HANG, sentence) if isinstance(sentence, str) else (True, sentence(states))
         verdict = explain(states, time.time_ns()) or Explanation(text=sentence)
