@@ -84,9 +84,26 @@ def group_of(*ranks):
     return dist.new_group([*ranks])
 
 
+def entered(rank):
+    """The file that tells that a rank has entered the last collective."""
+    return f"{os.environ['GATE']}.{os.environ['TORCHELASTIC_RESTART_COUNT']}.{rank}"
+
+
+def enter_last(rank):
+    work = dist.all_reduce(total, async_op=True)
+    open(entered(rank), "w").close()
+    work.wait()
+
+
+def others_wait():
+    """Return once all other ranks wait in the last collective, so that nobody is lost in the middle of a step."""
+    others = {*range(int(os.environ["WORLD_SIZE"]))} - {int(os.environ["RANK"])}
+    while not all(os.path.exists(entered(rank)) for rank in others):
+        time.sleep(0.02)
+
+
 def kill(number):
-    """Once the others wait, so that nobody is lost in the middle of a step."""
-    time.sleep(0.3)
+    others_wait()
     os.kill(os.getpid(), number)
     time.sleep(60)
 
@@ -272,7 +289,7 @@ def other_group(rank):
 
 def finishes_early(rank):
     if rank == 1:
-        time.sleep(0.3)
+        others_wait()
         os._exit(0)
 
 
@@ -287,7 +304,7 @@ def finishes_unseen(rank):
 
 def raises(rank):
     if rank == 1:
-        time.sleep(0.3)
+        others_wait()
         raise ValueError("no luck")
 
 
@@ -312,17 +329,15 @@ def killed(rank):
 
 def killed_in_collective(rank):
     if rank == 0:
-        time.sleep(0.5)
-    elif os.fork() == 0:
-        time.sleep(0.3)
-        os.kill(os.getppid(), signal.SIGKILL)
-        os._exit(0)
+        gate()
+    dist.all_reduce(total, async_op=True)
+    os.kill(os.getpid(), signal.SIGKILL)
 
 
 def killed_in_checkpoint(rank):
     if rank == 1:
         if os.fork() == 0:
-            time.sleep(0.3)
+            others_wait()
             os.kill(os.getppid(), signal.SIGKILL)
             os._exit(0)
         torch.save(total, Disk(), _use_new_zipfile_serialization=False)
@@ -340,7 +355,7 @@ def abort(rank):
 
 def leaves_with_7(rank):
     if rank == 1:
-        time.sleep(0.3)
+        others_wait()
         os._exit(7)
 
 
@@ -362,13 +377,13 @@ def loader_killed(rank):
 
 def device_error(rank):
     if rank == 1:
-        time.sleep(0.3)
+        others_wait()
         raise RuntimeError("CUDA error: uncorrectable ECC error encountered")
 
 
 def device_memory(rank):
     if rank == 1:
-        time.sleep(0.3)
+        others_wait()
         raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB")
 
 
@@ -562,7 +577,7 @@ def main(name, acts, before=("imports",), first=("downloads", "first_batch")):
         print(f"rank {rank} step {step}\n", end="", flush=True)
     if name not in (*before, *first):
         act()
-    dist.all_reduce(total)
+    enter_last(rank)
     print(f"rank {rank} is done\n", end="", flush=True)
     os._exit(0)  # torch 2.13's gloo may abort while Python shuts down; not what is shown here
 
