@@ -175,6 +175,19 @@ def test_a_worker_shows_its_stacks_on_a_signal(make: Make, tmp_path: Path) -> No
     assert forks.ask("reap", pids=pids)["codes"] == [-signal.SIGKILL]
 
 
+ENDS = """
+import faulthandler, os, signal
+faulthandler.unregister(signal.SIGRTMAX - 1)  # as the interpreter does
+os.kill(os.getpid(), signal.SIGRTMAX - 1)
+"""
+
+
+def test_a_request_for_stacks_while_the_interpreter_ends_kills_no_worker(make: Make, tmp_path: Path) -> None:
+    forks, path = make(), script(tmp_path, ENDS)
+    forks.ask("fork", argv=[*PYTHON, path], workers=[{"stacks": f"{tmp_path}/stacks"}], cwd=str(tmp_path))
+    assert forks.hear()["codes"] == [0]
+
+
 REFUSES = """
 import os
 calls, fork = 0, os.fork

@@ -242,7 +242,13 @@ def _write(text: str) -> None:
 
 
 def arm(path: str) -> None:
-    """A signal makes Python write there where every thread stands."""
+    """A signal makes Python write there where every thread stands.
+
+    As the interpreter ends, the former disposition comes back: a signal that is late then must not kill.
+    """
+    import ctypes  # torch has imported it; signal.signal would show it to the program
+
+    ctypes.CDLL(None).signal(flight_recorder.STACKS_SIGNAL, ctypes.c_void_p(signal.SIG_IGN))
     with contextlib.suppress(OSError):  # a folder that a worker has put there: this one shows no stacks
         if os.path.lexists(path):
             os.unlink(path)
