@@ -93,9 +93,11 @@ def quiet_s(state: RankState, times: Quiet, now_ns: int) -> float | None:
     innermost = state.stack.partition("\n")[0]
     waits = state.doing is Doing.COLLECTIVE and (state.waits or "/torch/distributed/" in innermost)
     waits = waits or (times.may_spin and state.waits)
-    entered = [now_ns - each.at_ns for group in state.groups.values() for each in (*group.last, *group.messages)]
-    signs = (times.sign_s, None if waits else times.work_s, *(ns / 1e9 for ns in entered if ns >= 0))
-    return min((since_s for since_s in signs if since_s is not None), default=state.quiet_s)
+    entered = [each.at_ns for group in state.groups.values() for each in group.last]
+    entered += [each.at_ns for group in state.groups.values() for each in group.messages]
+    since_s = [(now_ns - at_ns) / 1e9 for at_ns in entered if at_ns <= now_ns]
+    signs = (times.sign_s, None if waits else times.work_s, *since_s)
+    return min((seconds for seconds in signs if seconds is not None), default=state.quiet_s)
 
 
 class Collector:
