@@ -43,9 +43,10 @@ def run_command(argv: Sequence[str]) -> int:
     """Run one command line; errors become one line on stderr, and in a pod the termination message."""
     from trainer_launch.commands import options
     from trainer_launch.model import errors
-    from trainer_launch.model.settings import PREFIX, Settings
+    from trainer_launch.model.settings import PREFIX, Settings, in_words_of_variables
 
     place = os.environ.get(f"{PREFIX}TERMINATION_LOG") or Settings.model_fields["termination_log"].default
+    parsed = None
     try:
         try:
             parsed = options.parse(PROGRAM, argv)
@@ -69,6 +70,8 @@ def run_command(argv: Sequence[str]) -> int:
         from trainer_launch.model.exit_codes import PREFLIGHT_RETRYABLE
         from trainer_launch.supervisor import inherited, outcome
 
+        if parsed is not None:
+            problem.args = (in_words_of_variables(str(problem), parsed.settings, parsed.given),)
         if argv[:1] == ["preflight"] and isinstance(problem, errors.NodeError):
             problem.exit_code = PREFLIGHT_RETRYABLE
         if getattr(cause, "errno", None) == errno.EMFILE:

@@ -232,3 +232,8 @@ def test_help_shows_the_options_most_people_need_and_help_all_shows_each(command
 
 def test_the_version_is_told_in_every_usual_way() -> None:
     assert {launch(word).stdout for word in ("version", "--version", "-V")} == {f"trainer-launch {__version__}\n"}
+
+
+def test_help_about_help_and_version_is_the_help_of_all_commands() -> None:
+    lines = ("help", "help help", "help version", "version --help", "version -h", "help --help")
+    assert {launch(*line.split()).stdout for line in lines} == {launch("--help").stdout}

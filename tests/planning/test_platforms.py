@@ -56,6 +56,17 @@ def test_an_incomplete_pod_is_a_node_of_the_job_that_flags_describe(name: str, l
     assert (plan.membership.node_rank, plan.membership.coordinator.host) == (1, "train-0")
 
 
+@pytest.mark.parametrize("typed", [FLAGS, {**FLAGS, "nproc_per_node": "2"}], ids=["nodes", "nodes and workers"])
+def test_an_indexed_job_without_an_address_of_its_own_starts_the_workers_that_are_typed(
+    typed: dict[str, str],
+) -> None:
+    env = {"JOB_COMPLETION_INDEX": "1"}
+    assert engines.plan(request("train.py", read_job(pod_of(env)), env)).engine == "plain"
+    plan = engines.plan(request("train.py", overlay(read_job(pod_of(env)), typed, Origin.FLAG), env))
+    assert plan.workers is not None
+    assert (plan.engine, plan.workers.count) == ("torch", int(typed.get("nproc_per_node", "1")))
+
+
 @pytest.mark.parametrize(
     "env",
     [

@@ -78,6 +78,15 @@ def test_pod_0_of_any_indexed_job_is_node_0_where_something_speaks_of_nodes(host
     assert (placed.node_rank, placed.is_coordinator) == (0, True)
 
 
+def test_a_rank_and_an_address_that_the_user_gave_are_not_said_to_be_the_platforms() -> None:
+    env = {"PET_NNODES": "2", "PET_NODE_RANK": "0", "PET_MASTER_ADDR": "a"}
+    told = place(read_job(pod_of(env)), machine())
+    assert all(told.because[name].endswith(" (set by the platform)") for name in ("node_rank", "coordinator"))
+    typed = overlay(read_job(pod_of(env)), {"node_rank": "1", "master_addr": "b"}, Origin.FLAG)
+    assert place(typed, machine()).because["node_rank"] == "1 (as given)"
+    assert place(typed, machine()).because["coordinator"] == "b:29500 (as given)"
+
+
 def test_an_index_without_a_number_of_nodes_leaves_that_number_unknown() -> None:
     """PlainML and XGBoost pods know their index only."""
     placed = place(job(node_rank=199), machine())

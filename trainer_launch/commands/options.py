@@ -265,9 +265,11 @@ def _with_hyphens(word: str) -> str:
 
 def _as_options(words: list[str]) -> list[str]:
     """`help [COMMAND]` and `version` are the options of the same names."""
-    if words[:1] == ["version"] and len(words) == 1:
-        return ["--version"]
-    return [*words[1:2], "--help", *words[2:]] if words[:1] == ["help"] else words
+    if words[:1] == ["help"]:
+        words = [*words[1:2], "--help", *words[2:]]
+    if words[:1] in (["help"], ["version"]):  # which have no help of their own
+        return ["--version" if {"--help", "-h"}.isdisjoint(words) else "--help"]
+    return words
 
 
 def _split(argv: list[str]) -> tuple[list[str], list[str] | None]:

@@ -146,6 +146,11 @@ def _check_plans(kubelet: Kubelet) -> None:
         planned.add(words)
         kubelet.prepare(pod, pod.draft.main, 1)  # its files, such as a hostfile
         _, given, argv, _ = options.typed(OURS, words)
+        if not argv:
+            raise UsageError(
+                f"container {pod.draft.main} of {pod.name} has neither command nor args; add them to the manifest, "
+                "or run --command 'PROGRAM ARG ...'"
+            )
         settings, files = load(given, process.env), LiveFiles(MAX_FILE_BYTES + 1)
         with contextlib.suppress(ContractError, NodeError):  # these depend on the pod, whose launcher says so
             reading = read(PodInput(env=process.env, files=files, hostname=pod.name, command=argv), settings)

@@ -173,8 +173,9 @@ class Source:
     ) -> int | T:
         """A 0-based index, smaller than `below` when that is known."""
         top = MAX_COUNT if below is None else below - 1
-        expected = "a whole number of at least 0" if below is None else f"a whole number from 0 to {top}"
-        return self._get(name, field, expected, lambda v: value_parsers.parse_number(v, 0, top), default)
+        return self._get(
+            name, field, f"a whole number from 0 to {top}", lambda v: value_parsers.parse_number(v, 0, top), default
+        )
 
     def port(self, name: str, field: str = "", *, default: T | _Required = REQUIRED) -> int | T:
         """A TCP port, 1 to 65535."""
@@ -212,11 +213,12 @@ class Source:
 
     def node_range(self, name: str, field: str = "", *, default: T | _Required = REQUIRED) -> NodeRange | T:
         """N or MIN:MAX, with 0 < MIN <= MAX."""
-        return self._get(name, field, "N or MIN:MAX with 0 < MIN <= MAX", value_parsers.parse_node_range, default)
+        expected = f"N or MIN:MAX with 0 < MIN <= MAX <= {MAX_COUNT}"
+        return self._get(name, field, expected, value_parsers.parse_node_range, default)
 
     def nproc(self, name: str, field: str = "", *, default: T | _Required = REQUIRED) -> int | str | T:
         """Processes per node: a whole number, or one of the words auto, gpu, cpu, xpu."""
-        expected = f"a whole number of at least 1, or one of {', '.join(NPROC_WORDS)}"
+        expected = f"a whole number from 1 to {MAX_COUNT}, or one of {', '.join(NPROC_WORDS)}"
         # mypy joins int and str to object when both type variables are free
         return cast("int | str | T", self._get(name, field, expected, value_parsers.parse_nproc, default))
 

@@ -222,7 +222,7 @@ def _read_plainml(source: Source) -> Job:
         role="node",
         node_rank=rank if by_hand.node_rank is None else by_hand.node_rank,
         hostname_index=names.v2_index(source.pod.hostname),
-        engine=None if by_hand.nodes or by_hand.rendezvous else "plain",
+        engine=None,
         completion_index=index,
     )
 

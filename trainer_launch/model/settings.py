@@ -365,6 +365,15 @@ def job_options(settings: Settings) -> dict[str, str]:
     return {option: value for option, value in values.items() if value is not None}
 
 
+def in_words_of_variables(message: str, settings: Settings, flags: Collection[str]) -> str:
+    """With the variable in place of an option that was set by it, and whose value the message repeats."""
+    for name in settings.model_fields_set - set(flags):
+        value, flag = (re.escape(text) for text in (f"{getattr(settings, name)}"[:_REPEATED], flag_of(name)))
+        if re.search(rf"(?<!\w){value}(?!\w)", message):
+            message = re.sub(rf"(?<!\S){flag}(?![\w-])", variable_of(name), message)
+    return message
+
+
 def unknown_variables(variables: Mapping[str, str]) -> list[str]:
     """Sentences about TRAINER_LAUNCH_* variables that are unknown, each with the nearest real one."""
     ours = {variable_of(name) for name in Settings.model_fields}
@@ -389,6 +398,7 @@ def flag_of(name: str) -> str:
     return "--" + name.replace("_", "-")
 
 
+_REPEATED = 40  # characters of a value, which messages cut at 60
 _SERVICE = re.compile(r"([A-Z0-9_]+_)?(SERVICE_HOST|SERVICE_PORT(_.*)?|PORT_[0-9]+_(TCP|UDP|SCTP).*)")
 _ADDRESS = re.compile(r"(tcp|udp|sctp)://\S+:[0-9]+")
 

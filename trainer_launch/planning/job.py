@@ -24,6 +24,7 @@ JOB_OPTIONS = (
 DEFAULT_PORT = 29500  # torchrun's own, and Kubeflow Trainer's
 _C10D_PORT = 29400  # torch's default for an endpoint without a port
 _NO_FILES = LiveFiles(0)
+_NODES = "--nodes"  # what torchrun calls --nnodes
 MEET_AT_NODE_0 = (None, "static", "c10d")  # other backends, such as etcd, meet at a server that is no node
 
 
@@ -36,9 +37,10 @@ def overlay(job: Job, options: Mapping[str, str], origin: Origin) -> Job:
     given = {name: options[name] for name in JOB_OPTIONS if name in options}
     if not given:
         return job
-    source = Source(
-        PodInput(env={flag_of(name): value for name, value in given.items()}, files=_NO_FILES, hostname="")
-    )
+    ours = {"nnodes": _NODES} if origin is Origin.FLAG else {}
+    flags = {name: ours.get(name, flag_of(name)) for name in given}
+    env = {flags[name]: value for name, value in given.items()}
+    source = Source(PodInput(env=env, files=_NO_FILES, hostname=""))
     try:
         changed = _sizes(job, source)
         if given.get("standalone", "0") != "0":
@@ -47,7 +49,7 @@ def overlay(job: Job, options: Mapping[str, str], origin: Origin) -> Job:
             changed = _meeting(changed, given, source)
     except ContractError as problem:  # of the same sentence for a bad value, whoever wrote it
         raise UsageError(str(problem)) from None
-    facts = tuple(Fact(name=flag_of(n), value=v, origin=origin, field=n) for n, v in given.items())
+    facts = tuple(Fact(name=flags[n], value=v, origin=origin, field=n) for n, v in given.items())
     return replace(changed, facts=job.facts + facts)
 
 
@@ -99,7 +101,7 @@ def with_spares(job: Job, asked: int | None, platforms: NodeRange | None) -> Job
 
 
 def _sizes(job: Job, given: Source) -> Job:
-    nodes = given.node_range("--nnodes", default=None)
+    nodes = given.node_range(_NODES if given.has(_NODES) else "--nnodes", default=None)
     nproc = given.nproc("--nproc-per-node", default=None)
     node_rank = given.index("--node-rank", default=None)
     restarts = given.index("--max-restarts", default=None)
@@ -202,6 +204,10 @@ def typed(job: Job, field: str, *origins: Origin) -> str | None:
     return next((fact.value for fact in facts if fact.origin in (Origin.FLAG, *origins)), None)
 
 
+def _set_by(job: Job, *fields: str) -> str:
+    return "as given" if any(typed(job, field, Origin.COMMAND) for field in fields) else "set by the platform"
+
+
 def usable_threads(host: Host, local_world_size: int | None, given: str | None) -> tuple[str | None, str]:
     """OMP_NUM_THREADS for the workers as torchrun sets it, and why; None leaves it unset."""
     if given is not None:
@@ -231,7 +237,7 @@ def _node_rank(job: Job, nodes: NodeRange | None) -> tuple[int | None, str]:
                 f"this node's rank is {job.node_rank} but the job has at most {has}; "
                 f"expected a rank from 0 to {nodes.max + job.spares - 1} (contract {job.contract})"
             )
-        return job.node_rank, f"{job.node_rank} (set by the platform)"
+        return job.node_rank, f"{job.node_rank} ({_set_by(job, 'node_rank', 'standalone')})"
     index = job.completion_index  # 0 tells nothing until something speaks of nodes
     if index is not None and nodes is not None and nodes.max + job.spares > 1:
         return index, f"{index} (the pod's completion index)"
@@ -272,7 +278,7 @@ def _local_world_size(job: Job, host: Host) -> tuple[int | None, str]:
 def _coordinator_of(job: Job, nodes: NodeRange | None) -> tuple[Endpoint | None, str]:
     """Where all nodes meet: at the given address, else at the first member, else on this machine if it is alone."""
     if job.coordinator is not None:
-        return job.coordinator, f"{job.coordinator} (set by the platform)"
+        return job.coordinator, f"{job.coordinator} ({_set_by(job, 'master_addr', 'rdzv_endpoint')})"
     if job.rendezvous is not None and job.rendezvous.endpoint is not None:
         endpoint = job.rendezvous.endpoint
         return endpoint, f"{endpoint} (the rendezvous endpoint)"

@@ -46,6 +46,7 @@ SHIM_SWITCH = "TRAINER_LAUNCH_SHIM"
 _SECRET_FILE, _SSH_KEY = "secret_file", "id_rsa"
 _NAMESPACE = Path("/var/run/secrets/kubernetes.io/serviceaccount/namespace")
 _SCRIPT_BYTES = 65_536  # of a script: launchers are looked for here
+_SPLIT = "it is one word with spaces in it: make each argument a word of its own"
 _HOSTFILE = "/job/hostfile"  # from which `deepspeed` takes hosts that nobody typed
 _ANYWHERE = ("192.0.2.1", "2001:db8::1")  # of documentation: the default route leads there
 
@@ -287,6 +288,7 @@ def _check_executable(name: str, path: str | None) -> None:
     if "/" not in name:
         is_here = os.path.isfile(name)
         advice = f"the working directory has it: write ./{name}" if is_here else "install it, or give its full path"
+        advice = _SPLIT if " " in name.strip() else advice
         raise NotRunnableError(f"{name!r} was not found in PATH ({path or 'not set'}); {advice}", exists=False)
     if not os.path.exists(name):
         raise NotRunnableError(f"{name!r} does not exist; check the path and the pod's volume mounts", exists=False)
@@ -302,6 +304,7 @@ def _check_executable(name: str, path: str | None) -> None:
 def _check_script(name: str) -> None:
     if not os.path.exists(name):
         where = f"looked in {os.getcwd()}" if not os.path.isabs(name) else "check the pod's volume mounts"
+        where = _SPLIT if " " in name.strip() else where
         raise NotRunnableError(f"the script {name!r} does not exist; {where}", exists=False)
     if not os.access(name, os.R_OK):
         raise NotRunnableError(

@@ -20,7 +20,7 @@ from trainer_launch.model.errors import UsageError
 _SHORT = 2  # letters of `-p`, to which a value may be joined
 # What a value has to be, by its option's form: a pattern, and the words for it.
 _EXPECTED = {
-    "number": (re.compile(r"[0-9]{1,9}"), "a whole number of at least 0"),
+    "number": (re.compile(r"[0-9]{1,9}"), "a whole number from 0 to 999999999"),
     "decimal": (re.compile(r"[0-9]{1,9}(\.[0-9]{0,9})?"), "a number of seconds"),
     "streams": (
         re.compile(r"[0-3]|\d{1,5}:[0-3](,\d{1,5}:[0-3])*"),

@@ -150,8 +150,8 @@ def test_what_does_not_fit_is_named(fields, said: str) -> None:
     [
         ({"nnodes": 0}, "nnodes is '0'; expected N or MIN:MAX"),
         ({"nnodes": "2:1"}, "nnodes is '2:1'"),
-        ({"nproc_per_node": "many"}, "nproc_per_node is 'many'; expected a whole number of at least 1"),
-        ({"max_restarts": -1}, "max_restarts is '-1'; expected a whole number of at least 0"),
+        ({"nproc_per_node": "many"}, "nproc_per_node is 'many'; expected a whole number from 1 to"),
+        ({"max_restarts": -1}, "max_restarts is '-1'; expected a whole number from 0 to"),
     ],
 )
 def test_the_launcher_names_the_field_of_an_option_that_does_not_fit(

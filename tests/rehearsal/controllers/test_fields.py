@@ -46,14 +46,14 @@ def elastic(policy: str) -> str:
         ("kind: TFJob\nmetadata: {name: x}\nspec: {}\napiVersion: kubeflow.org/v1", ["tfReplicaSpecs is missing"]),
         (pytorch("{pytorchReplicaSpec: {}}"), ["pytorchReplicaSpec", "did you mean pytorchReplicaSpecs?"]),
         (workers('main'), ["Worker.template.spec.containers", "named pytorch"]),
-        (pytorch("{pytorchReplicaSpecs: {Worker: {template: {spec: {containers: []}}}}}"), ["at least one"]),
+        (pytorch("{pytorchReplicaSpecs: {Worker: {template: {spec: {containers: []}}}}}"), ["an empty list"]),
         (workers('pytorch', spec='replicas: -1'), ["the number -1", "whole number"]),
         (given("nprocPerNode: 2"), ["spec.nprocPerNode is the number 2", "quote it"]),
         (workers('pytorch', 'env: [{name: A, value: 1}]'), ["env[0].value is the number 1", "quote it"]),
         (workers('pytorch', 'env: [{name: A, value: y}]'), ["env[0].value is true", "quote it"]),
         (workers('pytorch', 'volumeMounts: [{name: v, mountPath: /v}]'), ["the volume v"]),
         (trainjob(), ["runtimeRef.name is 'rt'", "another -f"]),
-        (ruled("[{action: Restart}]"), ["restartPolicyRules[0].exitCodes.operator is missing", "a string"]),
+        (ruled("[{action: Restart}]"), ["restartPolicyRules[0].exitCodes.operator is missing", "one of In, NotIn"]),
     ],
 )  # fmt: skip
 def test_one_sentence_says_what_is_wrong(text: str, parts: list[str]) -> None:
@@ -125,7 +125,10 @@ def test_a_job_without_pods_is_one_error_that_names_the_number() -> None:
 
 def test_two_jobs_at_once_are_refused() -> None:
     one = pytorch(f"{{pytorchReplicaSpecs: {{Worker: {WORKER}}}}}")
-    with pytest.raises(UsageError, match="2 jobs"):
+    with pytest.raises(
+        UsageError,
+        match=r"2 jobs, .*: 0\.yaml, document 1 \(PyTorchJob job\); 1\.yaml, document 1 \(PyTorchJob job\)",
+    ):
         job_of(one, one)
 
 

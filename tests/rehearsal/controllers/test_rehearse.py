@@ -200,6 +200,18 @@ def test_without_a_command_the_launcher_is_the_entrypoint(tmp_path: Path) -> Non
     assert "reason=Succeeded" in ended.stderr, "the termination message of the launcher in the pod"
 
 
+def test_a_container_without_command_and_args_is_named_with_what_to_add(tmp_path: Path) -> None:
+    ended = launch("rehearse", "-f", job(tmp_path, pod("{name: pytorch, image: i}")))
+    assert ended.returncode == 2
+    assert "container pytorch of job-worker-0 has neither command nor args; add them" in ended.stderr
+
+
+def test_a_manifest_is_also_read_from_standard_input(tmp_path: Path) -> None:
+    piped = 'exec "$@" < ' + job(tmp_path, pod(shell("echo piped")))
+    ended = launch("rehearse", "-f", "-", within=("sh", "-c", piped, "sh"))
+    assert "] piped" in ended.stdout, ended.stderr
+
+
 def test_asked_to_stop_all_pods_end_and_the_code_says_so(tmp_path: Path) -> None:
     text = "trap 'echo saved; exit 0' TERM; echo ready; while :; do sleep 0.1; done"
     with start("rehearse", "-f", job(tmp_path, pod(shell(text)), "", "replicas: 2")) as rehearsal:

@@ -67,7 +67,7 @@ def read(paths: Sequence[str]) -> tuple[Field, ...]:
 def _text_of(path: str) -> str:
     """The text of a file, up to a little more than it may have. Raises UsageError: it cannot be read."""
     try:
-        with Path(path).open("rb") as file:
+        with Path("/dev/stdin" if path == "-" else path).open("rb") as file:
             return file.read(MAX_BYTES + 1).decode("utf-8-sig")
     except OSError as problem:
         raise UsageError(f"-f {path} cannot be read: {problem.strerror}") from None
@@ -137,9 +137,11 @@ def _job(documents: tuple[Field, ...]) -> Field:
     if near is not None and not jobs:
         kind, version = _kind(near), near.get("apiVersion").text()
         raise UsageError(f"{near.where}: {kind} of {version} is not rehearsed; write it as {KINDS[kind][0]}")
-    given = ", ".join(dict.fromkeys(map(_kind, jobs or documents)))
-    count = "no job" if not jobs else f"{len(jobs)} jobs"
-    raise UsageError(f"the manifests hold {count} ({given}); expected one of: {', '.join(KINDS)}")
+    if jobs:
+        places = "; ".join(job.where for job in jobs)
+        raise UsageError(f"the manifests hold {len(jobs)} jobs, and one is rehearsed at a time: {places}")
+    given = ", ".join(dict.fromkeys(map(_kind, documents)))
+    raise UsageError(f"the manifests hold no job ({given}); expected one of: {', '.join(KINDS)}")
 
 
 def _kind(document: Field) -> str:

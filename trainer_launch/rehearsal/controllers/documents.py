@@ -136,10 +136,11 @@ class Field(Struct, frozen=True):
 
     def choice(self, words: tuple[str, ...], default: str | None = None) -> str:
         """A text that is among these words."""
-        text = self.text(default)
-        if text not in words and self.value is not None:
+        if self.value is None and default is not None:
+            return default
+        if self.value not in words:
             raise self.bad(f"one of {', '.join(words)}")
-        return text
+        return str(self.value)
 
     def texts(self) -> tuple[str, ...]:
         """A list of texts."""
@@ -153,7 +154,9 @@ def _in_words(value: object) -> str:
         return str(value).lower()
     if isinstance(value, int | float):
         return f"the number {str(value)[:40]}"
-    return "an object" if isinstance(value, dict) else f"a {type(value).__name__}"
+    if isinstance(value, dict):
+        return "an object"
+    return "an empty list" if value == [] else f"a {type(value).__name__}"
 
 
 CONFIG_KINDS = ("ConfigMap", "Secret")
