@@ -61,7 +61,12 @@ def test_a_bad_command_line_is_refused_with_what_is_right(line: str, says: str) 
             "TRAINER_LAUNCH_NODES is 'two'; expected N or MIN",
         ),
         (["run", "--nodes", "two", "--", "true"], {}, 2, "--nodes is 'two'; expected N or MIN:MAX"),
-        (["run", "--nodes", "9999999", "--", "true"], {}, 2, "expected N or MIN:MAX with 0 < MIN <= MAX <= 1000000"),
+        (
+            ["run", "--nodes", "9999999", "--", "true"],
+            {},
+            2,
+            "expected N or MIN:MAX with 0 < MIN <= MAX <= 1000000",
+        ),
         (
             ["run", "--", "torchrun", "--max-restarts=x", "t"],
             {"TRAINER_LAUNCH_MAX_RESTARTS": "1"},
