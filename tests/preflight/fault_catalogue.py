@@ -639,6 +639,18 @@ def with_few_adapters(node: Node) -> None:
     node.change(adapters=tuple(replace(port, has_others=True) for port in node.subject.adapters[:4]))
 
 
+def with_one_adapter(node: Node) -> None:
+    node.change(adapters=(AdapterPort("mlx5_0", 1, True, HDR if node.rank % 3 == 1 else RATE),))
+
+
+def with_a_provider(node: Node) -> None:
+    """Of libfabric; or without GPUs, and so without NCCL."""
+    if node.rank % 3 == 1:
+        without_gpus(node)
+    else:
+        node.change(env={"FI_PROVIDER": "efa"})
+
+
 def far_from_its_cpus(node: Node) -> None:
     tests = (
         replace(
@@ -715,6 +727,9 @@ HEALTHY_FLEETS: tuple[HealthyFleet, ...] = (
         "a pod that chooses half the adapters",
         the_bad_one(lambda node: node.change(env={"NCCL_IB_HCA": "=mlx5_0,mlx5_1,mlx5_2,mlx5_3"})),
     ),
+    HealthyFleet("one adapter in each machine, of two generations", each(with_one_adapter)),
+    HealthyFleet("nodes without GPUs beside such that choose a provider of libfabric", each(with_a_provider)),
+    HealthyFleet("NVLS that is asked for or used anyway", some(lambda n: n.change(env={"NCCL_NVLS_ENABLE": "1"}))),
     HealthyFleet(
         "UCX_TLS in another order",
         each(lambda node: node.change(env={"UCX_TLS": "sm,rc" if node.rank % 2 else "rc,sm"})),

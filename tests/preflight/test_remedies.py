@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import errno
 import json
-from typing import get_args
+from typing import Any, get_args
 
 import pytest
 from msgspec.structs import replace
@@ -12,6 +13,7 @@ from tests.preflight.cluster.job import Simulation
 from tests.preflight.fleet import Fleet
 from tests.preflight.world import Names, run_all, subject
 from tests.schemas.validator import schema
+from trainer_launch.host.deadline_subprocess import Tried
 from trainer_launch.model.findings import OF_MACHINES, REMEDIES, Fault, Finding, Report, Scope, Status
 from trainer_launch.preflight import external_check, registry, report_formats, report_page, rules
 from trainer_launch.preflight.check import Where
@@ -99,7 +101,26 @@ def test_where_no_majority_of_clocks_agrees_none_is_called_wrong_and_no_machine_
     assert cluster(job) == {"clock": ""}
     (finding,) = job.loud()
     assert (finding.subject, finding.scope, finding.status) == ("", Scope.JOB, Status.FAIL)
+    assert "drain" not in finding.action
     assert failing_nodes([finding], {}) == ""
+
+
+@pytest.mark.parametrize(("full", "fault"), [({3}, Fault.NODE), ({*range(8)}, Fault.JOB)])
+@pytest.mark.parametrize("check", ["storage", "shm"])
+def test_a_volume_that_is_full_on_few_nodes_is_theirs_and_on_all_the_jobs(
+    check: str, full: set[int], fault: Fault
+) -> None:
+    """Such as a local disk: the job may run on other machines."""
+    fleet = Fleet(8)
+    result = Tried(stage="write", errno=errno.ENOSPC)
+    changes: dict[str, dict[str, Any]] = {
+        "shm": {"write_problem": lambda size: errno.ENOSPC},
+        "storage": {"try_out": lambda what, *_: result if what == "storage" else Tried(values={"bytes": 1.0})},
+    }
+    for rank in full:
+        fleet.nodes[rank].change(**changes[check])
+    (finding,) = [one for one in fleet.findings() if one.status is Status.FAIL]
+    assert (finding.check, finding.fault, finding.remedy) == (check, fault, "FIX_JOB" if len(full) == 8 else "")
 
 
 def test_a_link_between_healthy_nodes_and_a_pair_of_which_either_may_be_faulty_have_none() -> None:

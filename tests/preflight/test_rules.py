@@ -137,6 +137,7 @@ INNOCENT: dict[tuple[str, str], Subject] = {
     ),
     ("gpu-memory", "memory held"): of_gpu(memory_used=900 << 20, memory_total=141 * GIB),
     ("gpu-load", "not built"): with_tests(ending=LoadEnding.NO_TORCH, why="No module named 'torch'"),
+    ("gpu-load", "not ready"): of_gpu(fabric={**FABRIC, "state": 2}),  # and it computes
     ("gpu-load", "unseen"): with_tests(ending=LoadEnding.NOT_RUN, stage="device", why="CUDA out of memory"),
     ("gpu-load", "stuck"): with_tests(ending=LoadEnding.NOT_RUN, stage="import torch", why=IMPORTING.why),
     ("gpu-load", "wrong"): with_tests(ending=LoadEnding.NOT_RUN, stage="import torch", why=IMPORTING.why),
@@ -164,6 +165,7 @@ ON_CPUS = replace(HEALTHY.job, nproc_per_node=2)
 ONE_RANK = {"local_world_size": 1, "nodes": NodeRange(1, 1)}
 ONE_OF_TWO = {"local_world_size": 1, "nodes": NodeRange(2, 2)}
 OTHER_RAIL = (AdapterPort("mlx5_0", 1, False, NDR), AdapterPort("mlx5_9", 1, True, NDR))
+EFA = (AdapterPort("rdmap0s6", 1, True, EDR, is_foreign=True),)
 ETHERNET = (AdapterPort("mlx5_0", 1, True, EDR, is_ethernet=True),)
 NO_HCA = {"NCCL_IB_HCA": ""}
 NOT_READY = "torch 2.11, built with CUDA 13.0, sees no GPU: Error 802: system not yet initialized"
@@ -192,6 +194,7 @@ ALSO: list[tuple[str, Subject]] = [
     ("gpu-network", with_tests(network="Socket", env={"NCCL_NET": "socket"})),
     ("nccl-ib-hca", with_ports("", "", env={"NCCL_NET": "Socket"})),
     ("nccl-ib-hca", subject(env={"NCCL_IB_HCA": "^mlx5"})),  # the others are not for this job
+    ("nccl-ib-hca", subject(adapters=EFA)),  # which a plug-in uses, whatever a common manifest has for others
     ("shm", subject(topology=ONE_RANK, write_problem=lambda size: 28)),  # it needs none
     ("memlock", subject(env={"NCCL_IB_DISABLE": "1"}, try_out=NO_LOCK)),
     ("memlock", with_ports("", "", try_out=NO_LOCK)),
@@ -314,6 +317,10 @@ def test_what_a_card_tells_is_as_bad_as_it_is(node: Subject, check: str, status:
         ),
         ("gemm", "RuntimeError: \"addmm_cuda\" not implemented for 'BFloat16'", "FIX_IMAGE"),
         ("peers", "NCCL error: unhandled cuda error: no kernel image is available", "FIX_IMAGE"),
+        ("device", "sees no GPU: The NVIDIA driver on your system is too old (found version 12020)", "FIX_IMAGE"),
+        ("device", "torch 2.11, built with CUDA 13.0, sees no GPU: Found no NVIDIA driver on your system", ""),
+        ("gemm", "OSError: libcuda.so.1: cannot open shared object file", ""),  # the container runtime mounts it
+        ("peers", "ImportError: libcuda.so.1: cannot open shared object file", ""),
         ("device", "CUDA error: all CUDA-capable devices are busy or unavailable", ""),
         ("device", "CUDA error: MPS client failed to connect to the MPS control daemon", ""),
         ("memory", "CUDA error: OS call failed or operation not supported on this OS", ""),
@@ -326,6 +333,13 @@ def test_a_card_is_not_drained_for_what_its_image_lacks_or_its_container(stage: 
     node = with_tests(ending=LoadEnding.FAILED, stage=stage, peers=None, why=why)
     (finding,) = findings(node, "gpu-peers" if stage == "peers" else "gpu-load")
     assert (finding.status, finding.remedy) == (Status.FAIL, remedy)
+
+
+def test_cards_whose_fabric_manager_has_not_begun_need_no_card_to_be_replaced() -> None:
+    (finding,) = findings(with_tests(ending=LoadEnding.FAILED, stage="device", why=NOT_READY), "gpu-load")
+    assert (finding.fault, finding.remedy) == (Fault.NODE, "DRAIN")
+    assert "fabric manager" in finding.action
+    assert "replaced" not in finding.action
 
 
 def test_a_lost_card_that_the_job_names_is_of_its_machine_and_a_name_that_nobody_has_of_the_job() -> None:
@@ -349,6 +363,9 @@ def test_one_of_eight_adapters_that_is_down_is_named(spec: str) -> None:
     (finding,) = findings(node, "nccl-ib-hca")
     assert finding.status is Status.WARN
     assert finding.text.startswith("7 of 8 RDMA ports are up for 8 GPUs; mlx5_3:1 (down)")
+    beside = AdapterPort("mlx5_an0", 1, True, EDR, is_ethernet=True)  # as Azure has it, for all but the GPUs
+    (finding,) = findings(replace(node, adapters=(*node.adapters, beside)), "nccl-ib-hca")
+    assert (finding.status, finding.text[:10]) == (Status.WARN, "8 of 9 RDM")
 
 
 @pytest.mark.parametrize(

@@ -177,6 +177,7 @@ class AdapterPort(Struct, frozen=True):
     is_active: bool
     rate: str = ""  # as the kernel writes it: 400 Gb/sec (4X NDR)
     is_ethernet: bool = False
+    is_foreign: bool = False  # such as EFA's: NCCL uses it by a plug-in, whatever NCCL_IB_HCA says
     has_others: bool = False  # the machine has adapters that this container was not given
 
 
@@ -244,8 +245,9 @@ def _ports_below(folder: Path) -> Iterator[AdapterPort]:
     for port in sorted(folder.glob("*/ports/*")):
         if port.name.isdigit():
             is_active = files.text(port / "state").partition(":")[0].strip() == _ACTIVE
-            rate, is_ethernet = (files.text(port / name).strip() for name in ("rate", "link_layer"))
-            yield AdapterPort(port.parts[-3], int(port.name), is_active, rate[:80], is_ethernet == "Ethernet")
+            rate, layer = (files.text(port / name).strip() for name in ("rate", "link_layer"))
+            kind = layer == "Ethernet", layer == "Unknown"
+            yield AdapterPort(port.parts[-3], int(port.name), is_active, rate[:80], *kind)
 
 
 def port_errors(root: Path = Path("/")) -> dict[tuple[str, int, str], int]:

@@ -363,7 +363,7 @@ def used_adapters(subject: Subject) -> tuple[AdapterPort, ...]:
     if without_rdma(subject) or not subject.has_rdma or not subject.may_use_gpus:
         return ()
     spec = subject.env.get("NCCL_IB_HCA", "")
-    return tuple(port for port in subject.adapters if takes(spec, port.device, port.port))
+    return tuple(port for port in subject.adapters if port.is_foreign or takes(spec, port.device, port.port))
 
 
 @check("nccl-ib-hca")
@@ -388,7 +388,8 @@ def nccl_ib_hca(subject: Subject) -> Observed:
     if not up:  # not that of another rail, or for storage
         return Observed(facts={"all down" if spec else "none up": _shown(down)})
     # A port without a cable is no fault where each GPU has another one, and where a machine has few of them.
-    is_short = len(up) < n_gpus <= len(taken)
+    kinds = [[port for port in taken if port.is_ethernet is is_ethernet] for is_ethernet in (True, False)]
+    is_short = any(sum(port.is_active for port in kind) < n_gpus <= len(kind) for kind in (taken, *kinds))
     text = f"{len(up)} of {len(taken)} RDMA ports are up for {n_gpus} GPUs; {_shown(down)}" if is_short else ""
     more = {"measured": len(up), "unit": "ports"}
     return Observed(facts={"some down": text}, good=f"{setting}: {_shown(up)}", more=more)

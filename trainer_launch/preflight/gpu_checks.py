@@ -43,12 +43,13 @@ _NOT_BUILT = (
     *("driver version is insufficient", "forward compatibility", "stub library", "named symbol not found"),
     *("No module named", "ImportError", "cannot open shared object", "undefined symbol", "not implemented for"),
 )
+_NO_DRIVER = ("Found no NVIDIA driver", "libcuda.so")  # which the container runtime mounts, whatever the image has
 _NO_ROOM = ("/dev/shm", "shared memory segment", "No space left on device")
 _OF_SETTINGS = ("no socket interface found", "invalid usage", "ncclInvalidUsage")  # as NCCL has them
 # For a reason that CUDA has, and what others' use of a card and a container's limits come to, too.
 _UNSEEN = ("sees no GPU", "busy or unavailable", "MPS client", "MPS server", "OS call failed")
 _OF_SYSTEM = ("unhandled system error", "ncclSystemError", "Read-only file system", "Permission denied")
-_NOT_READY = "system not yet initialized"  # its fabric manager does not run
+_NOT_READY = ("system not yet initialized",)  # its fabric manager does not run
 _MINOR = "this model of card does not have it"
 # Check, what a pass means, the facts of which each card's first must be known, and what is said of good cards.
 # fmt: off
@@ -242,10 +243,13 @@ def _of_test(test: GpuTest) -> dict[str, str]:
     if test.stage in NCCL_STAGES or test.ending not in (LoadEnding.FAILED, LoadEnding.DIED):
         return {}
     text = f"failed its test at {test.stage!r}: {test.why}" if test.ending is LoadEnding.FAILED else test.why
-    if any(word in test.why for word in _NOT_BUILT):
-        return {"not built": text}
-    is_unseen = any(word in test.why for word in _UNSEEN) and _NOT_READY not in test.why
-    return {"unseen" if is_unseen else "wrong": text}
+    causes = (("not ready", _NOT_READY), ("unseen", _NO_DRIVER), ("not built", _NOT_BUILT), ("unseen", _UNSEEN))
+    return {_cause(test.why, causes, "wrong"): text}
+
+
+def _cause(why: str, causes: Sequence[tuple[str, Sequence[str]]], otherwise: str) -> str:
+    """The first cause of whose words one is there."""
+    return next((cause for cause, words in causes if any(word in why for word in words)), otherwise)
 
 
 @check("gpu-peers", Where.GPU, needs_load=True, limit_s=limit_s)
@@ -276,9 +280,13 @@ def gpu_peers(subject: Subject) -> Sequence[Observed]:
     came.sort(key=lambda test: test.ending is not LoadEnding.FAILED)  # who failed knows more than who waited for it
     reasons = (test.why or (test.peers.why if test.peers else "") for test in came)
     why = next(filter(None, reasons), "")
-    causes = {"no room": _NO_ROOM, "misled": _OF_SETTINGS, "not built": _NOT_BUILT}
-    causes |= {"held apart": (*_OF_SYSTEM, *_UNSEEN), "apart": ("",)}
-    cause = next(cause for cause, words in causes.items() if any(word in why for word in words))
+    causes = (
+        ("no room", _NO_ROOM),
+        ("misled", _OF_SETTINGS),
+        ("held apart", _NO_DRIVER),
+        ("not built", _NOT_BUILT),
+    )
+    cause = _cause(why, (*causes, ("held apart", (*_OF_SYSTEM, *_UNSEEN))), "apart")
     is_without_torch = cause == "not built" and not subject.is_torch
     if len(tests) == subject.ranks == 1 or is_without_torch:  # it needs no NCCL, or none of this torch
         return (Observed(unknown=f"NCCL does not work here: {why}"),)

@@ -285,8 +285,10 @@ RULES = (
          "see on that machine who holds it (nvidia-smi): a process that was left behind, or another pod", in_units,
          "bytes"),
     Rule("gpu-load", "not built", bool, _JOB, FIX_IMAGE, "{value}", _BUILT),
+    Rule("gpu-load", "not ready", bool, _NODE, DRAIN, "{value}", f"drain this node: {_FABRIC}"),
     Rule("gpu-load", "unseen", bool, _NODE, "", "{value}",
-         "see nvidia-smi on that machine, and whether this container was given /dev/nvidia-uvm"),
+         "see nvidia-smi on that machine, and whether this container was given /dev/nvidia-uvm and libcuda.so "
+         "(runtimeClassName, NVIDIA_DRIVER_CAPABILITIES)"),
     Rule("gpu-load", "stuck", bool, _NODE, REBOOT, "{value}: it is stuck inside the driver", _REBOOT),
     Rule("gpu-load", "wrong", bool, _NODE, DRAIN, "{value}", _DRAIN),
     Rule("gpu-peers", "wrong sums", bool, _NODE, DRAIN, "{value}",

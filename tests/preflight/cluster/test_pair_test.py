@@ -6,13 +6,17 @@ import contextlib
 import socket
 import sys
 import threading
+import time
 from collections.abc import Iterator
+from typing import Any
 
 import pytest
 
+from trainer_launch.preflight.children import pair_bench
 from trainer_launch.preflight.cluster import pair_tests
 from trainer_launch.preflight.cluster import preflight_messages as msg
 from trainer_launch.preflight.cluster.pair_tests import Listener
+from trainer_launch.preflight.thresholds import FLOOR
 
 pytestmark = pytest.mark.process
 
@@ -42,6 +46,32 @@ def test_both_ends_measure_what_came(listener: Listener) -> None:
     other.join(10)
     assert [whys(result) for result in results] == [[""]] * 2
     assert all(result.rails[0].rate > 1_000_000 for result in results)
+
+
+@pytest.mark.parametrize("round_trip_s", [0.0001, 0.02, 0.08, 0.15])
+def test_a_node_that_is_far_away_is_not_too_slow_for_anything(
+    round_trip_s: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """TCP doubles what is under way in each round trip, up to what the kernel keeps for it."""
+    now_s, sent, window = [100.0], [0], [14_600.0]
+
+    class Far:
+        def sendall(self, data: bytes) -> None:
+            left = len(data)
+            sent[0] += left
+            while left > 0:
+                now_s[0] += round_trip_s * min(1.0, left / window[0])
+                left -= int(window[0])
+                window[0] = min(2 * window[0], 4e6)
+
+        def settimeout(self, seconds: float) -> None:
+            pass
+
+    monkeypatch.setattr(time, "monotonic", lambda: now_s[0])
+    sock: Any = Far()
+    pair_bench.send(sock, "token", 105.0)
+    assert sent[0] / (now_s[0] - 100.0) > FLOOR
+    assert now_s[0] < 102.0, "both ways fit into the test's 5 s"
 
 
 def test_who_dials_nobody_says_so(listener: Listener) -> None:

@@ -137,6 +137,8 @@ def test_rates_of_adapters_are_compared_between_nodes(tmp_path: Path) -> None:
         AdapterPort("mlx5_0", 1, True, "400 Gb/sec (4X NDR)"),
         AdapterPort("mlx5_1", 1, False, ""),
     )
+    (tmp_path / "sys/class/infiniband/mlx5_0/ports/1/link_layer").write_text("Unknown\n")  # as EFA's is
+    assert [port.is_foreign for port in adapter_ports(tmp_path)] == [True, False]
     assert node_facts.of_adapters(ports) == {"adapters": "1 x 400 Gb/sec (4X NDR)"}
     assert node_facts.of_adapters(ports[1:]) == {"adapters": "none of them"}
     assert node_facts.of_adapters(()) == {}

@@ -44,10 +44,10 @@ _SHOWN = 8
 _VERSIONS = "python"  # where this is missing, so is all that is found out with it
 _ALWAYS_REPORTED = (WORKERS, "command", "adapters", "pair tests")  # or there is none
 # Of the variables, these change what nodes send each other: where they differ, a collective hangs or fails. Beside
-# each is the value that it has where it is not set.
+# each are the values that are as good as none on a machine that works.
 _MUST_AGREE: Mapping[str, str] = {
     "NCCL_ALGO": "", "NCCL_PROTO": "", "NCCL_NET": "", "NCCL_IB_DISABLE": "0", "NCCL_BUFFSIZE": "4194304",
-    "NCCL_COLLNET_ENABLE": "0", "NCCL_NVLS_ENABLE": "2", "NCCL_MIN_NCHANNELS": "", "NCCL_MAX_NCHANNELS": "",
+    "NCCL_COLLNET_ENABLE": "0", "NCCL_NVLS_ENABLE": "1,2", "NCCL_MIN_NCHANNELS": "", "NCCL_MAX_NCHANNELS": "",
     "GLOO_DEVICE_TRANSPORT": "tcp", "UCX_TLS": "all", "FI_PROVIDER": "",
     "TORCH_DIST_USE_NCCL2": "0", "TORCH_DISTRIBUTED_USE_TORCHCOMMS": "0",  # which class of torch speaks
 }  # fmt: skip
@@ -105,7 +105,7 @@ def differences(names: Sequence[str], reports: Sequence[Mapping[str, str]]) -> I
     asked = {name: (report.get(GPUS), report.get(_ADAPTERS)) for name, report in zip(names, reports, strict=True)}
     for key, values in differing.items():
         of_nccl = {value for name, value in values.items() if asked[name][0] != "0"}
-        is_harmless = key.startswith(f"{ENV}NCCL_") and len(of_nccl) < 2
+        is_harmless = key.startswith((f"{ENV}NCCL_", f"{ENV}FI_")) and len(of_nccl) < 2
         groups = grouped((value, name) for name, value in values.items())
         yield _difference(key, groups, asked, is_harmless=is_harmless)
     if not differing and not unread:
@@ -154,7 +154,7 @@ def _in_effect(name: str, value: str) -> str:
     """The value of a variable as libraries read it: in small letters, and none where it is what they do anyway."""
     default = _MUST_AGREE.get(name)
     read = ",".join(sorted(value.strip().lower().split(",")))  # they choose, in no order
-    return value if default is None else "" if read in (UNSET, default) else read
+    return value if default is None else "" if read in (UNSET, *default.split(",")) else read
 
 
 def clocks(names: Sequence[str], offsets: Sequence[tuple[float, float]]) -> Iterator[Finding]:
@@ -177,7 +177,8 @@ def clocks(names: Sequence[str], offsets: Sequence[tuple[float, float]]) -> Iter
         )
         evidence = tuple(finding.text for finding in skewed[:_SHOWN])
         text += "no majority agrees, so none can be called wrong"
-        yield replace(worst, text=text, scope=Scope.JOB, subject="", evidence=evidence)
+        action = "check the time services of these machines (chrony, ntpd)"
+        yield replace(worst, text=text, scope=Scope.JOB, subject="", evidence=evidence, action=action)
         return
     yield from skewed[:_SHOWN]
     for rest in grouped((finding.status, finding) for finding in skewed[_SHOWN:]).values():
@@ -352,7 +353,7 @@ def is_slower(value: str, most: str) -> bool:
     if value.partition(_GIVEN)[2] != most.partition(_GIVEN)[2]:
         return False  # its pod was given another number of those that its machine has
     its, usual = ([(int(count), int(rate)) for count, rate in _RATES.findall(text)] for text in (value, most))
-    if len(its) == len(usual) == 1 and its[0][0] > 1 and its[0][1] != usual[0][1]:
+    if len(its) == len(usual) == 1 and its[0][1] != usual[0][1]:
         return False  # all its ports have a rate of their own: another kind of machine
     _, least = max(usual, default=(0, 0))
     its, usual = ([port for port in ports if port[1] >= least] for ports in (its, usual))

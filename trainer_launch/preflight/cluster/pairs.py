@@ -326,4 +326,4 @@ def _rates(tests: Sequence[PairTest]) -> str:
 
 
 def _shown(rate: float) -> str:
-    return f"{rate / MBYTE:.3g} MB/s"
+    return f"{float(f'{rate / MBYTE:.3g}'):,g} MB/s"

@@ -10,7 +10,7 @@ from msgspec import Struct, field
 from msgspec.structs import replace
 
 from trainer_launch.model import Endpoint, Job, Topology, units
-from trainer_launch.model.findings import Fault, Finding, Measure, Scope, Status
+from trainer_launch.model.findings import Fault, Finding, Measure, Scope
 from trainer_launch.model.units import grouped
 from trainer_launch.planning.torch import seats_by_index
 from trainer_launch.preflight.check import Where, check
@@ -24,6 +24,7 @@ _SHOWN = 8
 NAME = "roll-call"
 
 _MAX_OF_A_NODE = 20
+_FULL = os.strerror(errno.ENOSPC)  # of a volume, or /dev/shm
 
 
 def places_of(job: Job, topology: Topology, home: Endpoint, hostname: str) -> tuple[Endpoint, ...]:
@@ -192,21 +193,24 @@ def own_findings(nodes: Iterable[JobNode]) -> list[Finding]:
     """The findings of nodes about themselves, those of a kind together: the first stands for the others."""
     reports = [(node.name, node.report) for node in nodes]
     pairs = [(name, finding) for name, report in reports for finding in report.findings[:_MAX_OF_A_NODE]]
-    at_work = {name for name, report in reports if report.measures}  # where the image does work on GPUs
     settled = []
     for members in grouped((kind_of(finding), (name, finding)) for name, finding in pairs).values():
-        ill = {name for name, _ in members}
-        is_few = len(at_work - ill) > len(ill)
+        ill, is_of_image = {name for name, _ in members}, members[0][1].remedy == "FIX_IMAGE"
+        # Of an image, those where it does work on GPUs.
+        is_few = sum(bool(report.measures or not is_of_image) for name, report in reports if name not in ill) > len(
+            ill
+        )
         settled += [(name, of_few(finding) if is_few else finding) for name, finding in members]
     kinds = grouped((kind_of(finding), (name, finding)) for name, finding in settled)
     return [_together(members) for members in kinds.values()]
 
 
 def of_few(finding: Finding) -> Finding:
-    """The finding of a node among others that have it not: an image would fail on all, so it may be the machine."""
-    if finding.status is not Status.FAIL or finding.remedy != "FIX_IMAGE" or finding.check.startswith(EXTERNAL):
+    """The finding of a node among others that have it not: an image or a shared volume would fail on all."""
+    where = "driver" if finding.remedy == "FIX_IMAGE" else "volumes" if _FULL in finding.text else ""
+    if finding.fault is not Fault.JOB or not where or finding.check.startswith(EXTERNAL):
         return finding
-    action = f"most nodes of this job do not have this: see the driver of that machine, or {finding.action}"
+    action = f"most nodes of this job do not have this: see the {where} of that machine, or {finding.action}"
     return replace(finding, fault=Fault.NODE, remedy="", action=action)
 
 
