@@ -16,8 +16,6 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 
-from msgspec.structs import replace
-
 from trainer_launch.host import deadline_subprocess
 from trainer_launch.host.network import AdapterPort
 from trainer_launch.model import units
@@ -165,41 +163,31 @@ def clocks(names: Sequence[str], offsets: Sequence[tuple[float, float]]) -> Iter
     middle = statistics.median(offset for offset, _ in offsets)
     # By how much each is sure to be off; node 0's clock is ahead of this one's by `offset`.
     off = [
-        (max(0.0, abs(middle - offset) - error), name, middle > offset)
+        (max(0.0, abs(middle - offset) - error), name, "ahead of" if middle > offset else "behind")
         for name, (offset, error) in zip(names, offsets, strict=True)
     ]
     off.sort(key=lambda clock: -clock[0])
-    skewed = [_skewed(name, off_s, is_ahead=is_ahead) for off_s, name, is_ahead in off if off_s > CLOCK_WARN_S]
-    if skewed and 2 * len(skewed) >= len(names):
-        worst = skewed[0]
+    kinds = grouped(
+        ("far off" if clock[0] > CLOCK_FAIL_S else "off", clock) for clock in off if clock[0] > CLOCK_WARN_S
+    )
+    if not kinds:
+        text = f"all clocks agree to {max(off[0][0], 0.001):.3f} s"
+        yield clock.passed(text, scope=Scope.JOB, measured=round(off[0][0], 3), unit="s")
+    has_majority = 2 * sum(map(len, kinds.values())) < len(names)
+    for kind, its in kinds.items():
+        texts = [f"the clock of {name} is {off_s:.1f} s {way} the others'" for off_s, name, way in its]
+        limit_s = CLOCK_FAIL_S if kind == "far off" else CLOCK_WARN_S
+        about = {"measured": round(its[0][0], 3), "expected": limit_s, "unit": "s", "basis": Basis.PEER}
+        if has_majority:
+            yield clock.found(kind, listed(texts), subject=", ".join(name for _, name, _ in its), **about)
+            continue
         text = (
             f"the clocks of {counted(len(names), 'node')} differ by {max(offsets)[0] - min(offsets)[0]:.1f} s, and "
         )
-        evidence = tuple(finding.text for finding in skewed[:_SHOWN])
+        about |= {"action": "check the time services of these machines (chrony, ntpd)", "scope": Scope.JOB}
         text += "no majority agrees, so none can be called wrong"
-        action = "check the time services of these machines (chrony, ntpd)"
-        yield replace(worst, text=text, scope=Scope.JOB, subject="", evidence=evidence, action=action)
+        yield clock.found(kind, text, evidence=tuple(texts[:_SHOWN]), **about)
         return
-    yield from skewed[:_SHOWN]
-    for rest in grouped((finding.status, finding) for finding in skewed[_SHOWN:]).values():
-        text = f"{rest[0].text}, and {len(rest) - 1} more off by less"
-        yield replace(rest[0], subject=", ".join(finding.subject for finding in rest), text=text)
-    if not skewed:
-        text = f"all clocks agree to {max(off[0][0], 0.001):.3f} s"
-        yield clock.passed(text, scope=Scope.JOB, measured=round(off[0][0], 3), unit="s")
-
-
-def _skewed(name: str, off_s: float, *, is_ahead: bool) -> Finding:
-    fails = off_s > CLOCK_FAIL_S
-    return clock.found(
-        "far off" if fails else "off",
-        f"the clock of {name} is {off_s:.1f} s {'ahead of' if is_ahead else 'behind'} the others'",
-        subject=name,
-        measured=round(off_s, 3),
-        expected=CLOCK_FAIL_S if fails else CLOCK_WARN_S,
-        unit="s",
-        basis=Basis.PEER,
-    )
 
 
 def collect(
