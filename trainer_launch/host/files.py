@@ -56,15 +56,18 @@ def read(path: str, most: int, offset: int = 0, *, wait_s: float = WAIT_S) -> by
 
 
 def named(path: str, where: str, most: int) -> bytes:
-    """At most so many bytes of a file that the user named; `where` begins the error.
+    """A file that the user named, of at most so many bytes; `where` begins the error.
 
     Raises:
-        UsageError: it is no regular file, or cannot be read, or its file server does not answer.
+        UsageError: it is no regular file, is larger, or cannot be read, or its file server does not answer.
     """
     try:
-        return _answer(path, _named, path, most)
+        data = _answer(path, _named, path, most + 1)
     except OSError as problem:
         raise UsageError(f"{where} cannot be read: {problem.strerror}") from None
+    if len(data) > most:
+        raise UsageError(f"{where} is larger than {most} bytes")
+    return data
 
 
 def _named(path: str, most: int) -> bytes:

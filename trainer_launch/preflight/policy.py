@@ -93,7 +93,7 @@ def parse_flag(text: str | None) -> Policy:
         check, equals, severity = word.partition("=")
         if word.lower().endswith((".toml", ".json")):
             where = f"--policy {printable(word, ' ')}"
-            policy = parse_content(_content(word, where), where, policy)
+            policy = parse_content(files.named(word, where, _MAX_BYTES), where, policy)
         elif equals:
             rule = _checked("--policy", check.strip(), severity.strip())
             policy = replace(policy, rules={**policy.rules, **rule})
@@ -138,10 +138,3 @@ def _checked(where: str, check: str, severity: str) -> dict[str, str]:
         expected = f"expected {_WORDS}, got {severity[:_SHOWN]!r}{near and f'; {near}'}"
         raise UsageError(f"{where}: rule {check}: {expected}")
     return {check: severity}
-
-
-def _content(path: str, where: str) -> bytes:
-    data = files.named(path, where, _MAX_BYTES + 1)
-    if len(data) > _MAX_BYTES:
-        raise UsageError(f"{where} is larger than {_MAX_BYTES} bytes, which no policy is")
-    return data

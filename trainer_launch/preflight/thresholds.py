@@ -74,8 +74,7 @@ def load_table(path: str | None) -> Table:
     """
     if path is None:
         return parse_table(BUILT_IN.read_bytes(), str(BUILT_IN))
-    data = files.named(path, f"--reference {path}", MAX_BYTES + 1)
-    return parse_table(data, f"--reference {path}")
+    return parse_table(files.named(path, f"--reference {path}", MAX_BYTES), f"--reference {path}")
 
 
 def parse_table(data: bytes, name: str) -> Table:
@@ -85,8 +84,6 @@ def parse_table(data: bytes, name: str) -> Table:
         UsageError: it is none; the sentence says where.
     """
     advice = "write one with --report FILE.json in a healthy job"
-    if len(data) > MAX_BYTES:
-        raise UsageError(f"{name} is larger than {MAX_BYTES} bytes, which no reference is; {advice}")
     try:
         document = codec.decoder(_ReferenceFile).decode(data)
     except (ValueError, RecursionError) as problem:
