@@ -76,6 +76,7 @@ class PreflightVerdict(str, Enum):
     FATAL = "fatal"
 
 
+QUIET = (Status.PASS, Status.SKIPPED)  # which nobody has to read
 _SEVERITIES = {Fault.JOB: Severity.FATAL, Fault.NODE: Severity.RETRYABLE}
 _EXIT_CODES = {  # of verdicts that stop a pod
     PreflightVerdict.RETRYABLE: exit_codes.PREFLIGHT_RETRYABLE,
@@ -135,6 +136,12 @@ def single_line(finding: Finding) -> Finding:
     """A finding with each of its texts in one line."""
     texts = {name: printable(text, " ") for name, text in asdict(finding).items() if type(text) is str}
     return replace(finding, **texts, evidence=tuple(printable(text, " ") for text in finding.evidence))
+
+
+def worst_first(findings: Iterable[Finding]) -> list[Finding]:
+    """In the order in which a person should read them; those that weigh the same keep theirs."""
+    order = list(Severity)
+    return sorted(findings, key=lambda finding: (order.index(finding.severity), finding.status in QUIET))
 
 
 class Report(Struct, frozen=True, kw_only=True):

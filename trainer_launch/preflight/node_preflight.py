@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import os
 import signal
-import threading
 import time
 from collections.abc import Callable, Collection, Iterator, Sequence
 from types import FrameType
@@ -15,9 +14,10 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from trainer_launch.host import logs
+from trainer_launch.host.slow_files import in_time
 from trainer_launch.model import exit_codes
 from trainer_launch.model.errors import UsageError
-from trainer_launch.model.findings import Finding, Measure, Report, Status
+from trainer_launch.model.findings import QUIET, Finding, Measure, Report, Status
 from trainer_launch.model.settings import Settings
 from trainer_launch.model.signal_policy import STOP_SIGNALS, signal_name
 from trainer_launch.model.units import counted
@@ -242,7 +242,9 @@ def explained(names: Sequence[Finding], decided: Sequence[Finding]) -> Iterator[
 
     All have found node 0 by its name then; a cache that still denies it on one node is right again in 30 s.
     """
-    have_met = any(finding.check == present_nodes.NAME and finding.status is Status.PASS for finding in decided)
+    have_met = any(
+        finding.check == present_nodes.all_present.id and finding.status is Status.PASS for finding in decided
+    )
     for finding in names:
         is_explained = have_met and finding.status is Status.FAIL
         yield replace(finding, status=Status.WARN, fault=None) if is_explained else finding
@@ -267,7 +269,7 @@ class PreflightProgress:
     def steps(self) -> list[tuple[str, str, str]]:
         """For a terminal: checks that found something or still run, how many others have ended, and the wait."""
         states = check_states()
-        n_quiet = sum(status in (Status.PASS, Status.SKIPPED) for status in states.values())
+        n_quiet = sum(status in QUIET for status in states.values())
         rows = [(counted(n_quiet, "check"), Status.PASS.name, "")] if n_quiet else []
         rows += [(name, status.name, "") for name, status in states.items() if status in (*LOUD, Status.UNKNOWN)]
         rows += [(name, live.RUNNING, "") for name, status in states.items() if status is None]
@@ -295,7 +297,7 @@ class PreflightProgress:
 
     def _stop(self, number: int) -> None:
         self.is_over = True
-        _in_time(self.view.close)
+        in_time("the terminal", None, self.view.close, wait_s=_UNDO_S)  # in a thread: this one may hold its lock
         code = exit_codes.of_signal(number) if number == signal.SIGINT else exit_codes.STOPPED
         parts = [self.waiting()] if self.waiting() else []
         running = [name for name, status in check_states().items() if status is None]
@@ -304,12 +306,5 @@ class PreflightProgress:
         text = f"stopped by {signal_name(number)} after {after_s:.0f} s, while {what}"
         logs.warn(f"Preflight {text} (exit code {code})")
         self._write_message(report_formats.stopped(self.place, code, text))
-        _in_time(self.undo)
+        in_time("what is under way", None, self.undo, wait_s=_UNDO_S)
         os._exit(code)
-
-
-def _in_time(act: Callable[[], None]) -> None:
-    """Do it in another thread: this one may hold a lock that it needs."""
-    thread = threading.Thread(target=act, daemon=True)
-    thread.start()
-    thread.join(_UNDO_S)

@@ -17,6 +17,7 @@ from trainer_launch.model import Json, codec
 from trainer_launch.model.errors import UsageError
 from trainer_launch.model.findings import (
     OF_MACHINES,
+    QUIET,
     Finding,
     PreflightVerdict,
     Report,
@@ -24,6 +25,7 @@ from trainer_launch.model.findings import (
     Severity,
     Status,
     single_line,
+    worst_first,
 )
 from trainer_launch.model.units import grouped, listed
 from trainer_launch.preflight.policy import Policy
@@ -42,7 +44,6 @@ _WORDS = {
     PreflightVerdict.FATAL: ("FAILED: fix the job; a retry will not help", "PreflightFatal"),
 }
 _MARKS = {Severity.FATAL: "FATAL", Severity.RETRYABLE: "FAIL", Severity.WARNING: "WARN", Severity.INFO: "UNKNOWN"}
-_QUIET = (Status.PASS, Status.SKIPPED)
 _RETRYABLE = {PreflightVerdict.RETRYABLE: "retryable=true ", PreflightVerdict.FATAL: "retryable=false "}
 _BLAMED = 6
 _FIRST_LINE = 900  # what stays readable where only the beginning is shown
@@ -145,7 +146,7 @@ def screen(report: Report, place: ReportPlace, code: int) -> str:
     lines = [f"Preflight {summary(report.verdict)} (exit code {code})", f"  {place}: {tally(report)}"]
     blamed, findings = at_fault(report), loud(report.findings)
     lines += _wrapped(f"faulty: {blamed}", "  ", "    ") if blamed else []
-    for finding in sorted(findings, key=lambda finding: (_weight(finding), place.name not in finding.subject)):
+    for finding in worst_first(sorted(findings, key=lambda finding: place.name not in finding.subject)):
         lines += ["", *_paragraph(finding, place)]
     by_status = grouped((finding.status, finding.check) for finding in report.findings)
     quiet = {"passed": by_status.get(Status.PASS, ()), "skipped": by_status.get(Status.SKIPPED, ())}
@@ -174,11 +175,7 @@ def tally(report: Report) -> str:
 
 def loud(findings: Iterable[Finding]) -> list[Finding]:
     """The findings that a person has to read, the worst first."""
-    return sorted((finding for finding in findings if finding.status not in _QUIET), key=_weight)
-
-
-def _weight(finding: Finding) -> int:
-    return list(Severity).index(finding.severity)
+    return worst_first(finding for finding in findings if finding.status not in QUIET)
 
 
 def termination_message(report: Report, place: ReportPlace, code: int) -> str:

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from datetime import datetime, timezone
 from html import escape
 
-from trainer_launch.model.findings import Finding, PreflightVerdict, Report, Scope, Severity, Status
+from trainer_launch.model.findings import QUIET, Finding, PreflightVerdict, Report, Scope, Severity, Status
 from trainer_launch.model.redaction import redact_text
 from trainer_launch.model.units import counted, grouped, printable
 from trainer_launch.observability.html import clean, document, table
@@ -128,7 +128,7 @@ def _pictured(pairs: PairTests | None) -> Sequence[str]:
 
 
 def _checks(report: Report) -> str:
-    quiet = [finding for finding in report.findings if finding.status in (Status.PASS, Status.SKIPPED)]
+    quiet = [finding for finding in report.findings if finding.status in QUIET]
     rows = [(finding.check, _SAYS[finding.status], _plain(finding.text)) for finding in quiet]
     rows += [(name, "silenced", "--policy") for name in report.silenced]
     return table("Other checks", ("check", "result", "what it saw"), rows) if rows else ""

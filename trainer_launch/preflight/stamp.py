@@ -36,8 +36,6 @@ FOLDER = "/var/lib/trainer-launch"
 _MAX_BYTES = 4096
 _BOOT_ID = "proc/sys/kernel/random/boot_id"
 _OTHERS_MAY_WRITE = stat.S_IWGRP | stat.S_IWOTH
-# What else decides whether GPUs pass.
-_DECIDING = ("only", "gpu_burn")
 
 
 class Stamp(Struct, frozen=True, forbid_unknown_fields=True):
@@ -59,8 +57,15 @@ def of_this_node(
     """The stamp that this preflight would leave now; None: the kernel does not tell the boot."""
     boot = files.text(root / _BOOT_ID).strip()
     words = redact_command(external_check.command_of(settings.external_check))
-    deciding = [boot, machine.machine_name(env, "", root), __version__, level, policy.fingerprint, words]
-    deciding += [getattr(settings, name) for name in _DECIDING]
+    deciding: list[object] = [
+        boot,
+        machine.machine_name(env, "", root),
+        __version__,
+        level,
+        policy.fingerprint,
+        words,
+    ]
+    deciding += [settings.only, settings.gpu_burn]
     reference = b"" if settings.reference is None else files.LiveFiles(1 << 20).read(settings.reference) or b""
     deciding.append(hashlib.sha256(reference).hexdigest())
     devices = sorted(path.name for path in (root / "dev").glob("nvidia[0-9]*"))

@@ -18,7 +18,7 @@ from trainer_launch.membership.protocol import StatusQuery, refused_version
 from trainer_launch.membership.server import Connection, ServerConnections
 from trainer_launch.model import Endpoint
 from trainer_launch.model.codec import MessageError
-from trainer_launch.model.findings import Fault, Finding, Measure, Scope
+from trainer_launch.model.findings import Fault, Finding, Measure, Scope, worst_first
 from trainer_launch.preflight import registry
 from trainer_launch.preflight.check import Where
 from trainer_launch.preflight.cluster import pairs, present_nodes
@@ -266,7 +266,7 @@ class ClusterPreflight:
         patient_s = [self._until_s if node.peer else node.lost_s + _COME_BACK_S for node in awaited]
         if now_s < min(self._until_s, max(patient_s, default=now_s)):
             return
-        if awaited or len(self._nodes) < 2 or pairs.NAME in self._settings.left_out:
+        if awaited or len(self._nodes) < 2 or pairs.pairs.id in self._settings.left_out:
             self._judge(awaited)
         else:
             self.phase = PreflightPhase.TESTING
@@ -285,7 +285,7 @@ class ClusterPreflight:
 
     def _decide(self, *parts: list[Finding]) -> None:
         self.phase = PreflightPhase.OVER
-        self.findings = tuple(self._placed(finding) for finding in msg.worst_first(itertools.chain(*parts)))
+        self.findings = tuple(self._placed(finding) for finding in worst_first(itertools.chain(*parts)))
         decided = msg.Decided(msg.fitted(self.findings))
         for peer in list(self._peers):
             self._send(peer, decided)

@@ -31,7 +31,6 @@ from trainer_launch.preflight.cluster.present_nodes import Cluster, listed
 from trainer_launch.preflight.gpu_collect import Cards
 from trainer_launch.preflight.rules import RULES
 
-FACTS, CLOCK = "facts", "clock"
 CLOCK_WARN_S, CLOCK_FAIL_S = 1.0, 30.0
 UNSET = "(unset)"
 NCCL = "nccl loaded"
@@ -69,14 +68,14 @@ _NAMES = frozenset(("PYTHONHASHSEED", "PYTHONPATH", "LD_PRELOAD"))
 _OWN = frozenset(("CUDA_VISIBLE_DEVICES", "NCCL_HOSTID"))
 
 
-@check(FACTS, Where.CLUSTER)
+@check("facts", Where.CLUSTER)
 def facts(cluster: Cluster) -> Iterator[Finding]:
     """All nodes agree on versions, GPUs, adapters, variables, command and code."""
     if cluster.nodes:
         yield from differences(cluster.names, [node.report.facts for node in cluster.nodes])
 
 
-@check(CLOCK, Where.CLUSTER)
+@check("clock", Where.CLUSTER)
 def clock(cluster: Cluster) -> Iterator[Finding]:
     """All clocks agree."""
     if cluster.nodes:
@@ -134,7 +133,7 @@ def _difference(
     else:
         values.append("no value has a majority")
     text = ", ".join(values)
-    if not any(rule.check == FACTS and rule.fact == key for rule in RULES):
+    if not any((rule.check, rule.fact) == (facts.id, key) for rule in RULES):
         is_alike = is_harmless or len({_in_effect(name, value) for value in groups}) == 1
         key, text = "must agree" if name in _MUST_AGREE and not is_alike else "other", f"{name} differs: {text}"
     return facts.found(

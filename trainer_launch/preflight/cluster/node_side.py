@@ -58,7 +58,7 @@ _SILENT_KERNEL_S = 10.0
 _SEAT_PAUSE_S = 1.0  # before each seat is asked
 _SEAT_ANSWER_S = 1.0
 
-_COMPARISONS = (node_facts.FACTS, node_facts.CLOCK, pairs.NAME)
+_COMPARISONS = (node_facts.facts.id, node_facts.clock.id, pairs.pairs.id)
 _PORT_S = 3.0  # for the port to become free
 _SAY_AGAIN_S = 10.0
 _POLL_S = 2.0
@@ -284,7 +284,7 @@ def obstacle(subject: Subject, settings: Settings, chosen: Collection[str], skip
     topology = subject.topology
     if settings.level == "container":
         return "--level container checks this container only"
-    if present_nodes.NAME in skipped or (chosen and not set(chosen) & set(registry.ids(Where.CLUSTER))):
+    if all_present.id in skipped or (chosen and not set(chosen) & set(registry.ids(Where.CLUSTER))):
         return "deselected with --only or --policy"
     if topology.pods == 1:
         return _SINGLE_NODE
@@ -427,7 +427,7 @@ def _cluster_settings(subject: Subject, settings: Settings, skipped: Collection[
 def _collectives(subject: Subject, settings: Settings, left_out: Collection[str]) -> Collectives | None:
     """The child that imports torch, where it may be of use: with too few CPUs, tests by NCCL take too long."""
     gpus = subject.host.gpus.cuda
-    if pairs.NAME in left_out or not gpus or gpus > subject.host.cpus.usable:
+    if pairs.pairs.id in left_out or not gpus or gpus > subject.host.cpus.usable:
         return None
     command = subject.command
     python = command.python if command is not None and command.python else (sys.executable,)
@@ -467,7 +467,7 @@ def failing_nodes(findings: Sequence[Finding], machines: Mapping[str, str]) -> s
     hosts: dict[str, str] = {}
     for finding in findings:
         if finding.proves_a_fault:
-            is_proven = finding.check not in (present_nodes.NAME, container_checks.dns.id)
+            is_proven = finding.check not in (all_present.id, container_checks.dns.id)
             for host in _HOST.findall(finding.subject):
                 hosts[host] = hosts.get(host) or (machines.get(host, "") if is_proven else "")
     shared = {machine for machine, count in Counter(machines.values()).items() if count > 1 and machine}

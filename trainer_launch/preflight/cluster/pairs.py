@@ -28,7 +28,6 @@ from trainer_launch.preflight.cluster.present_nodes import (
 from trainer_launch.preflight.fault_isolation import Link, Pair, PairTrial
 from trainer_launch.preflight.thresholds import FLOOR, MBYTE
 
-NAME = "pairs"
 FACT = "pair tests"  # what a node can test with, among its facts
 SOCKET, NCCL = "socket", "nccl"
 _NCCL_FACT = re.compile(r"nccl on (\d{1,4}) GPUs")
@@ -147,7 +146,7 @@ def rails_of(facts: Sequence[str | None]) -> int:
     return min([msg.MAX_RAILS, *(0 if match is None else int(match[1]) for match in matches)])
 
 
-@check(NAME, Where.CLUSTER)
+@check("pairs", Where.CLUSTER)
 def pairs(cluster: Cluster) -> Iterator[Finding]:
     """Every tested pair of nodes exchanges data without errors, fast enough and about as fast as the others."""
     if cluster.pairs is not None:

@@ -17,7 +17,7 @@ from trainer_launch.membership.protocol import Hello as Hello
 from trainer_launch.membership.protocol import Refused as Refused
 from trainer_launch.membership.protocol import Renew as Renew
 from trainer_launch.model.codec import Codec, Count, Name, Port, Real, Tagged, Text, encode
-from trainer_launch.model.findings import Finding, Measures, Severity, Status, single_line
+from trainer_launch.model.findings import Finding, Measures, single_line, worst_first
 from trainer_launch.model.units import counted, listed
 
 MAX_RAILS = 64
@@ -131,13 +131,6 @@ def parse(line: bytes) -> Message:
     if isinstance(message, NodeReport | Decided):
         return replace(message, findings=tuple(map(single_line, message.findings)))
     return message
-
-
-def worst_first(findings: Iterable[Finding]) -> list[Finding]:
-    """In the order in which a person should read them; those that weigh the same keep theirs."""
-    order = list(Severity)
-    quiet = (Status.PASS, Status.SKIPPED)
-    return sorted(findings, key=lambda finding: (order.index(finding.severity), finding.status in quiet))
 
 
 def fitted(findings: Iterable[Finding], max_bytes: int = MAX_FINDINGS_BYTES) -> tuple[Finding, ...]:

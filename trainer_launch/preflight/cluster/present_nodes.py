@@ -21,8 +21,6 @@ from trainer_launch.preflight.thresholds import Table
 
 LEASE_S = 6.0  # a node that says nothing for so long is lost
 _SHOWN = 8
-NAME = "roll-call"
-
 _MAX_OF_A_NODE = 20
 _FULL = os.strerror(errno.ENOSPC)  # of a volume, or /dev/shm
 
@@ -132,7 +130,7 @@ def listed(names: Sequence[str]) -> str:
     return units.listed(names, _SHOWN)
 
 
-@check(NAME, Where.CLUSTER)
+@check("roll-call", Where.CLUSTER)
 def all_present(cluster: Cluster) -> Iterator[Finding]:
     """All nodes are present, each with its own rank; the nodes' own findings are grouped by kind."""
     count = cluster.n_present
