@@ -123,14 +123,16 @@ def test_the_second_ctrl_c_ends_at_once_what_goes_on_after_the_first(
 
 
 ASKED_TWICE = """
-import os, signal
+import os, signal, time
 from trainer_launch.preflight.node_preflight import PreflightProgress
 
-doing = PreflightProgress(print)
-doing.hold()
-for number in (signal.{first}, signal.SIGINT):
-    os.kill(os.getpid(), number)
+def hangs(message):
     print("goes on", flush=True)
+    os.kill(os.getpid(), signal.SIGINT)
+    time.sleep(600)
+
+PreflightProgress(hangs)
+os.kill(os.getpid(), signal.{first})
 """
 
 

@@ -269,29 +269,6 @@ def test_a_preflight_that_is_asked_to_stop_says_what_it_waited_for(
     assert awaited in words.read_text()
 
 
-_ASKED_WHILE_HELD = """
-import signal, sys
-from trainer_launch.host import logs
-from trainer_launch.preflight.node_preflight import PreflightProgress
-logs.set_up("info")
-progress = PreflightProgress(lambda text: print(text, flush=True))
-progress.hold()
-signal.raise_signal(int(sys.argv[1]))
-progress.release()
-print("went on")
-"""
-
-
-@pytest.mark.parametrize(("number", "code"), [(signal.SIGTERM, 143), (signal.SIGINT, 130)])
-def test_a_preflight_that_is_asked_to_stop_while_it_joins_says_so_once_joined(number: int, code: int) -> None:
-    argv = [sys.executable, "-c", _ASKED_WHILE_HELD, str(int(number))]
-    done = subprocess.run(argv, capture_output=True, text=True, timeout=60)
-    assert done.returncode == code
-    assert f"Preflight stopped by {signal.Signals(number).name} after " in done.stderr
-    assert done.stdout.startswith(f"reason=PreflightStopped exit={code} ")
-    assert "went on" not in done.stdout
-
-
 def test_a_terminal_shows_what_is_under_way_and_a_pod_does_not_load_rich(tmp_path: Path) -> None:
     words = ("preflight", "--wait-timeout", "2", "--nodes", "2", "--node-rank", "0", "--master-addr", "127.0.0.1")
     command = shlex.join([*LAUNCHER, *words, "--master-port", str(free_port())])

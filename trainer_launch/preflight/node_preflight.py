@@ -180,17 +180,16 @@ def _together(
     checks = selection.at(Where.CONTAINER, Where.GPU)
     at_once = [check for check in checks if not check.is_late]
     later = [check for check in checks if check.is_late]
-    doing.hold()
+    doing.waiting = lambda: "waiting for node 0: it has just started"
     try:
         part = node_side.Gathering(subject, settings, selection.policy.off)
     except node_side.PortTakenError as problem:
-        doing.release()
+        doing.waiting = str
         taken = selection.kept([present_nodes.port_taken(str(problem))])
         findings = (*taken, *before, *selection.run(replace(subject, deadline_s=0.0), checks))
         return NodeResult(Report(findings=findings))
     with part.undo:
         doing.waiting = part.waiting
-        doing.release()
         early = (*before, *selection.run(subject, at_once))
         subject = replace(subject, port_errors=subject.count_errors())
         decided = selection.kept(part.finish(early))
@@ -259,7 +258,7 @@ class PreflightProgress:
         self.undo: Callable[[], None] = lambda: None
         self.is_over = False  # the report is being written: the verdict stands
         self.view = contextlib.ExitStack()  # what a terminal shows meanwhile
-        self._is_held, self._held, self._was_asked = False, 0, False
+        self._was_asked = False
         self._write_message = write_message
         self._began_s = time.monotonic()
         for number in STOP_SIGNALS:
@@ -276,23 +275,11 @@ class PreflightProgress:
         waiting = self.waiting()
         return rows + ([("other nodes", live.RUNNING, waiting)] if waiting else [])
 
-    def hold(self) -> None:
-        """From here on a signal waits for `release`: what it is to undo is under way."""
-        self._is_held = True
-
-    def release(self) -> None:
-        """Stop now, if a signal has come."""
-        self._is_held = False
-        if self._held:
-            self._stop(self._held)
-
     def _on_signal(self, number: int, _frame: FrameType | None) -> None:
         if self._was_asked and number == signal.SIGINT:  # whatever is under way
             os._exit(exit_codes.of_signal(number))
         self._was_asked = True
-        if self._is_held:
-            self._held = number
-        elif not self.is_over:
+        if not self.is_over:
             self._stop(number)
 
     def _stop(self, number: int) -> None:
