@@ -15,7 +15,9 @@ import pytest
 from msgspec.structs import replace
 
 from tests.ports import free_port
+from tests.preflight.world import subject
 from tests.waiting import eventually
+from trainer_launch.host import network
 from trainer_launch.host.network import allow_connections, spare_files
 from trainer_launch.membership import candidates
 from trainer_launch.membership import protocol as coordinating
@@ -23,13 +25,14 @@ from trainer_launch.membership.client import Client
 from trainer_launch.membership.client import Disconnected as RunDisconnected
 from trainer_launch.membership.server import Coordinator as Coordinator
 from trainer_launch.membership.state import CoordinatorSettings as Coordinating
-from trainer_launch.model import Endpoint, PortRange
+from trainer_launch.model import Endpoint, Gpus, PortRange
 from trainer_launch.model.errors import NodeError
 from trainer_launch.model.findings import Fault, Finding, Status
+from trainer_launch.model.settings import Settings
 from trainer_launch.preflight.cluster import node_side as meeting
 from trainer_launch.preflight.cluster import preflight_messages as msg
 from trainer_launch.preflight.cluster.cluster_preflight import PreflightServer
-from trainer_launch.preflight.cluster.node_side import NodeLink
+from trainer_launch.preflight.cluster.node_side import Gathering, NodeLink
 from trainer_launch.preflight.cluster.pair_tests import Listener
 from trainer_launch.preflight.cluster.present_nodes import ClusterSettings
 
@@ -355,18 +358,18 @@ def test_a_pair_test_goes_by_name_unless_the_name_adds_nothing(
     assert meeting._findable(replace(test, rank=0)).host == "node-1", "who listens asks nobody"
 
 
-def test_a_node_beside_node_0_leaves_it_the_port(job: Callable[..., Job]) -> None:
-    """With hostNetwork two pods may share a machine, and the one that is not node 0 may come first."""
-    one = job(2)
-    said = msg.Hello(msg.VERSION, JOB, 1, "host-1", "x")
-    early = NodeLink(one.home, said, deadline_s=20, port=one.port, bench=well)
-    one.undo.callback(early.close)
-    until_s = time.monotonic() + 10
-    started = False
-    while not started and time.monotonic() < until_s:
-        with contextlib.suppress(NodeError):
-            one.hold()
-            started = True
-    assert started
-    told = verdicts(one.call(0), early)
-    assert not failed(told[0])
+@pytest.mark.parametrize("may_share", [True, False])
+def test_a_node_on_its_hosts_network_leaves_the_port_to_node_0_that_may_be_there(
+    may_share: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    port = free_port()
+    monkeypatch.setattr(network, "may_share", lambda host: may_share)
+    on_cpus = subject(
+        host={"gpus": Gpus(count=0, reason="none")}, topology={"coordinator": Endpoint("job-node-0-0.job", port)}
+    )
+    with Gathering(on_cpus, Settings({}), ()).undo:
+        if may_share:
+            assert free_port_is(port)
+        else:
+            with pytest.raises(OSError, match="Address already in use"):
+                free_port_is(port)

@@ -59,7 +59,6 @@ _SEAT_PAUSE_S = 1.0  # before each seat is asked
 _SEAT_ANSWER_S = 1.0
 
 _COMPARISONS = (node_facts.facts.id, node_facts.clock.id, pairs.pairs.id)
-_PORT_S = 3.0  # for the port to become free
 _SAY_AGAIN_S = 10.0
 _POLL_S = 2.0
 _HOST = re.compile(r"node [0-9]+ \(([^()]+)\)")
@@ -93,7 +92,7 @@ class NodeLink(ReconnectingClient[msg.Message, msg.FromNode, News]):
     ) -> None:
         super().__init__("node 0", msg.render, _PAUSE_S)
         self._home, self._hello, self._secret = home, hello, secret
-        self._clock, self._bench, self._ports = clock, bench, ports
+        self._clock, self._bench = clock, bench
         self._other = f"what listens at {home} is not node 0's preflight"
         self._began_s = time.monotonic()
         self._deadline_at_s = self._began_s + deadline_s
@@ -169,22 +168,12 @@ class NodeLink(ReconnectingClient[msg.Message, msg.FromNode, News]):
         except socket.gaierror as problem:
             raise LostError(f"no DNS record of node 0 ({self._home.host}): {problem.strerror}") from None
         except OSError as problem:
-            self._make_room()
             why = problem.strerror or problem
             raise LostError(f"cannot connect to node 0 at {self._home}: {why}") from None
-        here, there = sock.getsockname(), sock.getpeername()
-        # With hostNetwork node 0 may be on the same machine, and this may be this node's own listener.
-        if there == here or (here[0] == there[0] and there[1] == self._listener.port):
+        if sock.getsockname() == sock.getpeername():  # as may be where the kernel has chosen this port
             sock.close()
-            self._make_room()
             raise LostError(f"node 0 is on this machine, but does not listen at {self._home} yet")
         return sock
-
-    def _make_room(self) -> None:
-        """Leave the job's port to node 0 where both are on one machine, and it has not come yet."""
-        if self._listener.port == self._home.port and network.is_here(self._home.host):
-            self._listener.close()
-            self._listener = Listener(None, self._ports)
 
     def _greet(self, sock: socket.socket, lines: Lines[msg.Message]) -> None:
         until_s = min(time.monotonic() + _ANSWER_S, max(self._until_s, time.monotonic() + 0.2))
@@ -337,17 +326,22 @@ class Gathering:
         with contextlib.ExitStack() as undo:
             if subject.topology.is_coordinator:
                 self.server = PreflightServer(cluster, Endpoint("", home.port), self._secret)
-                _start(self.server)
+                try:
+                    self.server.start()
+                except NodeError as problem:
+                    raise PortTakenError(str(problem)) from None
                 undo.callback(self.server.stop)
             self._collectives = _collectives(subject, settings, cluster.left_out)
             if self._collectives is not None:
                 undo.callback(self._collectives.close)
             incarnation = secrets.token_hex(8)
+            # On one machine the job's port is node 0's.
+            is_apart = self.server is None and subject.has_remote_peers and not network.may_share(home.host)
             self.link = NodeLink(
                 home if self.server is None else Endpoint("localhost", home.port),
                 msg.Hello(msg.VERSION, cluster.job, rank, hostname, incarnation, machine=machine_of(subject)),
                 deadline_s=settings.wait_timeout,
-                port=None if self.server is not None or home.host.startswith("127.") else home.port,
+                port=home.port if is_apart else None,
                 ports=ports_of(settings),
                 secret=self._secret,
                 bench=functools.partial(bench, self._collectives),
@@ -432,19 +426,6 @@ def _collectives(subject: Subject, settings: Settings, left_out: Collection[str]
     command = subject.command
     python = command.python if command is not None and command.python else (sys.executable,)
     return Collectives(python[:1], subject.test_env, ports_of(settings))
-
-
-def _start(server: PreflightServer) -> None:
-    """With hostNetwork another node of the job may hold the port, until it sees that node 0 is here."""
-    until_s = time.monotonic() + _PORT_S
-    while True:
-        try:
-            server.start()
-            return
-        except NodeError as problem:
-            if time.monotonic() >= until_s:
-                raise PortTakenError(str(problem)) from None
-        time.sleep(0.1)
 
 
 def seats_of(cluster: ClusterSettings, own_rank: int) -> list[Endpoint]:

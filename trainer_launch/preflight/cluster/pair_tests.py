@@ -59,7 +59,7 @@ class Listener:
 
 def _opened(port: int | None, among: PortRange | None) -> socket.socket:
     if port is not None:
-        with contextlib.suppress(NodeError):  # with hostNetwork or in a rehearsal another node has it
+        with contextlib.suppress(NodeError):  # another program may have it
             return listen(Endpoint("", port))
     return listen(Endpoint("", 0 if among is None else free_port(among)))
 
