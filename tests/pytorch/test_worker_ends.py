@@ -80,6 +80,7 @@ WATCHDOG = (
     [
         (WAITED, True, False),
         (Death(rank=0, code=1, message=TIMED_OUT), True, True),
+        (Death(rank=0, code=1, message="RuntimeError: Application timeout caused pair closure"), True, True),
         (aborted(Death(rank=0, signal=signal.SIGABRT), lambda: WATCHDOG), True, True),
         (Death(rank=0, code=1, message=NOT_JOINED), True, True),
         (Death(rank=3, code=1, message=NO_KEY), True, True),
@@ -94,6 +95,7 @@ WATCHDOG = (
     ids=[
         "closed",
         "timed out",
+        "another operation timed out",
         "aborted",
         "others had not joined",
         "rank 0 has not come",

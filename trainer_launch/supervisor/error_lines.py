@@ -422,6 +422,7 @@ SYMPTOMS = (
         "Hung",
         r"Watchdog caught collective operation timeout|HeartbeatMonitor|monitoredBarrier (?:after|in)",
         _GLOO + r"Timed out waiting \d+ms",
+        r"Application timeout caused pair closure",  # what gloo says of the other operations at that time
         # Of torch 2.15's backends in Python, which abort and have named nothing.
         r"Default timeout callback fired|Watchdog (?:cpu|stream) timeout fired|Watchdog event loop appears stuck",
         what="because a collective did not complete in time",
