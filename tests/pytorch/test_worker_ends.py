@@ -124,6 +124,15 @@ def test_the_last_output_shows_a_victim_where_no_error_file_was_written() -> Non
         assert with_last_words(death, lines) == death
     killed = Death(rank=0, signal=signal.SIGKILL)
     assert with_last_words(killed, (CLOSED,)) == killed
+    chain = (
+        CLOSED,
+        "The above exception was the direct cause of the following exception:",
+        "RuntimeError: no step",
+    )
+    for prefix in ("", "[rank0]: "):  # torch's hook writes it
+        wrapped = with_last_words(plain, tuple(prefix + line for line in chain))
+        assert failed_message(wrapped, 1, EarlyEnds()).lost_peer
+    assert with_last_words(plain, ("ValueError: x", *chain[1:])) == plain
 
 
 GLOO = (

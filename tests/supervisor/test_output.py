@@ -190,6 +190,17 @@ def test_long_lines_are_cut_and_nothing_is_lost(chunk):
     assert max(map(len, out.split(b"\n"))) <= LINE_BYTES + chunk + len(b"[a] ") + len(CUT)
 
 
+def test_the_errors_of_torchruns_workers_are_kept_with_its_report():
+    output = Output()
+    ends = output.open("a", "a")
+    report = "torch.distributed.elastic.multiprocessing.errors.ChildFailedError:\n" + "  rank      : 0\n" * 90
+    os.write(ends[2], b"ValueError: no luck\n" + b"    work.wait()\n" * 90 + report.encode())
+    for fd in {*ends.values()}:
+        os.close(fd)
+    assert output.close(30.0)
+    assert output.last_lines("a")[0] == "ValueError: no luck"
+
+
 def test_the_last_lines_leave_out_old_states_of_a_progress_bar():
     a, _ = pair()
     a.feed(b"one\n\n 1%\r 2%\r 3%\ntwo\n")

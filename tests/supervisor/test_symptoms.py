@@ -14,6 +14,7 @@ from trainer_launch.supervisor.error_lines import (
     final_error,
     headline,
     last_words,
+    latest,
     message_in,
     printed_last,
     recognise,
@@ -116,6 +117,20 @@ def test_an_error_of_torchrun_is_told_as_that_of_its_worker_which_is_no_victim()
     assert missing.reason == "ProgramError"
     unheaded = classify(death("exits", 1), Evidence(last_lines=(*lines[:5], *lines[-3:])))
     assert unheaded.message.endswith("1: ValueError: bad record 17")
+
+
+def test_torchruns_report_of_many_ranks_takes_no_room_from_their_errors():
+    own, rank_0 = OF_TORCHRUN.splitlines()[1:5], OF_TORCHRUN.splitlines()[5:9]
+    victims = [line.replace("rank0", f"rank{rank}") for rank in range(2, 14) for line in rank_0]
+    ranks = [line for n in range(12) for line in (f"[{n}]:", f"  rank      : {n}", "  exitcode  : -15 (pid: 7)")]
+    root = ["Root Cause (first observed failure):", "  rank      : 1 (local_rank: 1)"]
+    printed = [*own, *victims, *OF_TORCHRUN.splitlines()[9:], "Failures:", *ranks, *root, "uploading logs"]
+    lines = latest(printed, 60)
+    assert classify(death("exits", 1), Evidence(last_lines=tuple(lines))).message.endswith(
+        "1: ValueError: bad record 17"
+    )
+    assert lines[-3:] == [*root, "uploading logs"]
+    assert latest(printed[:40], 2) == printed[38:40]
 
 
 def test_what_cpp_says_is_told_together_with_its_end():

@@ -114,6 +114,16 @@ def final_error(lines: Iterable[str]) -> tuple[str, ...]:
     return (first, *own[: _ERROR_LINES - 1])
 
 
+def latest(lines: Sequence[str], count: int) -> Sequence[str]:
+    """The last lines; all that stand before torchrun's report, whose list of ranks is longer than any error."""
+    end = next((n for n in reversed(range(len(lines))) if lines[n].startswith(_OF_WORKERS)), None)
+    if end is None:
+        return lines[-count:]
+    start = next((n for n in reversed(range(end)) if _TRACEBACK.match(lines[n])), end)
+    root = next((n for n in range(end, len(lines)) if lines[n].startswith("Root Cause ")), end + 1)
+    return [*(line for line in lines[:start] if not _OF_AGENT.match(line)), lines[end], *lines[root:]]
+
+
 def _workers_error(lines: Sequence[str], named: Sequence[int]) -> tuple[str, ...]:
     """The last error of torchrun's workers, but no victim's where there is another; without one their last line."""
     at = ([n for n in named if not _is_victims(re.sub(_RANK, "", lines[n], count=1))] or [-1, *named])[-1]
@@ -166,7 +176,7 @@ def essence(message: str) -> str:
 
 def with_cause(message: str, trace: Sequence[str]) -> str:
     """A message with the error that it was raised from, or the last one of its group, by its traceback."""
-    lines = with_places(trace)
+    lines = with_places(re.sub(rf"\A{_RANK}", "", line) for line in trace)
     if (own := headline(lines)).startswith(message) and _OF_TEXT.search(own):
         message = own
     if _DIRECT not in lines and _HANDLING in lines:  # of an error and a peer that was lost, the error came first
@@ -433,6 +443,7 @@ SYMPTOMS = (
     _cause(
         "Hung",
         r"\bwait timeout after \d+ms, keys: |store->get\([^)]*\) got error: Socket Timeout",
+        _START + r"\S+: Wait timeout$",  # of a FileStore
         what="because no rank set a key of the store in time",
         hint="trainer-launch incidents show has what each rank did last: see why none has set the key",
         has_victim=True,

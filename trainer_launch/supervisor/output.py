@@ -30,6 +30,7 @@ from trainer_launch.host.slow_files import file_behind, within
 from trainer_launch.model import Destination, Process
 from trainer_launch.model.units import counted
 from trainer_launch.planning.torchrun_options import PLAIN
+from trainer_launch.supervisor.error_lines import latest
 
 LINE_BYTES = 64 * 1024  # the pieces of longer lines, and up to a read more; each but the last ends with CUT
 CUT = b" [...]\n"
@@ -189,8 +190,9 @@ class Output:
 
     def last_lines(self, process: str) -> tuple[str, ...]:
         """Return what a process wrote last: its errors, and before them its output."""
-        lines = [line for pipe in self._pipes_of(process) for line in pipe.source.last_lines(_LAST_LINES)]
-        return tuple(lines[-_LAST_LINES:])
+        *output, errors = [(), *(pipe.source.last_lines(_LAST_LINES) for pipe in self._pipes_of(process))]
+        lines = [line for lines in (*output, errors) for line in lines]
+        return tuple(lines[-max(_LAST_LINES, len(errors)) :])
 
     def last_errors(self, process: str) -> tuple[str, ...]:
         """Return what a process wrote last to stderr alone; nothing where both streams share a pipe."""
@@ -548,7 +550,7 @@ class PipeText:
         if len(self.tail) == TAIL_BYTES:
             lines = lines[1:] or lines  # the first is cut somewhere
         shown = (line.rstrip("\r").rpartition("\r")[2].rstrip() for line in lines)
-        return tuple([line for line in shown if line][-count:])
+        return tuple(latest([line for line in shown if line], count))
 
     def _remember(self, data: bytes) -> None:
         self.tail = data[-TAIL_BYTES:] if len(data) >= TAIL_BYTES else (self.tail + data)[-TAIL_BYTES:]
