@@ -130,6 +130,14 @@ def test_without_stacks_and_explanation_no_rank_is_the_cause(watch):
     assert struck_at_s(watch(Workers({ZERO: ""})))[1].rank == ZERO.rank
 
 
+def test_a_nodes_only_worker_is_not_the_cause_where_all_nodes_together_know_none(watch):
+    """As where all ranks wait for a lock on a file, one of them for ever."""
+    text = "no progress, but none of 3 known ranks waits in a recorded collective"
+    coordinator = Coordinator(Explanation(text=text, accuses=False))
+    hung = coordinator.struck_at_s(watch(Workers({ZERO: BATCH}), alone=False, tell=coordinator.tell))[1]
+    assert (hung.rank, hung.message) == (None, text)
+
+
 class Coordinator:
     """Explains what it is told, at once or after some seconds."""
 

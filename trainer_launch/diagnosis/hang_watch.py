@@ -235,6 +235,8 @@ class Watch:
         return replace(hang, workers=elsewhere) if elsewhere else hang
 
     def _strike(self, hang: Hang, now_s: float) -> Death:
+        why = None if self._watched.alone or hang.kind is HangKind.STOPPED else self._round(hang).explanation
+        unexplained = None if why is None or why.accuses or why.ranks else why  # by all nodes together
         text, digest, collected, said = self._round(hang).report or self._collected(hang)
         text = hang.text if text == said else text  # which tells for how long it was
         if collected is not None and collected.folder:  # of this pod: other pods are told the text, too
@@ -246,8 +248,10 @@ class Watch:
         incident = None if collected is None else collected.incident
         named = () if incident is None else incident.ranks
         causes = [worker for worker in self._node.tracks if worker.rank in named]
-        if not 1 < len(self._node.tracks) == len(hang.workers):  # else nothing tells whose fault it is
-            causes = causes or [*hang.workers]
+        if len(self._node.tracks) > len(hang.workers) or (len(hang.workers) == 1 and unexplained is None):
+            causes = causes or [*hang.workers]  # else nothing tells whose fault it is
+        elif unexplained is not None:
+            text = unexplained.text
         cause = min(causes, key=lambda worker: worker not in hang.workers, default=None)
         self._node = replace(hang_detection.begin(now_s), pauses_s=self._node.pauses_s)
         self._elsewhere, self._last_round = None, None

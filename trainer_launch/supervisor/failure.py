@@ -127,7 +127,7 @@ _BY_REASON = (
     ),
     replace(
         _HUNG,
-        pattern=r"\Aranks \S+ have been ",
+        pattern=r"\Aranks \S+ have been |\Ano progress, but none of ",
         hint="see where each rank was (trainer-launch incidents show): nothing tells which one the others wait for",
     ),
     replace(
