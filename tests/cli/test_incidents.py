@@ -22,9 +22,11 @@ pytestmark = [pytest.mark.process, pytest.mark.torch, pytest.mark.timeout(300)]
 TWO = ("--nproc-per-node", "2")
 FAILS = "os._exit(3)"  # at once: while Python shuts down, its connections are closed, and it has no exit code yet
 
-# Five steps of two or more ranks; in the sixth, rank 1 does what the case wants while the others wait for it.
+# Five steps of two or more ranks; in the sixth, rank 1 does what the case wants while the others wait for it, and
+# have left a file that tells so.
 TRAIN = """
 import os, signal, sys, time, torch, torch.distributed as dist
+WAITS = "ENOUGH.{}." + os.environ["TORCHELASTIC_RESTART_COUNT"]
 def read_batch():
     open("ENOUGH").close()
 def train():
@@ -35,7 +37,9 @@ def train():
         print(f"rank {rank} step {step}\\n", end="", flush=True)
     if rank == 1:
         WHAT
-    dist.all_reduce(total)
+    work = dist.all_reduce(total, async_op=True)
+    open(WAITS.format(rank), "w").close()
+    work.wait()
     print(f"rank {rank} is done\\n", end="", flush=True)
     os._exit(0)
 train()
@@ -126,7 +130,7 @@ def test_what_all_ranks_do_is_collected_on_request_and_nobody_is_suspected(tmp_p
     assert head.startswith("collected on request: ")
     assert [line.split()[0] for line in table[:4]] == ["RANK", "0", "1", "2"]
     assert "stack of rank 1 (node 1), innermost call first:" in shown.stdout
-    assert "train.py:4 (read_batch)" in shown.stdout
+    assert "train.py:5 (read_batch)" in shown.stdout
     found: list[dict[str, Any]] = json.loads(incidents(place, "list", "--json"))
     assert [(one["kind"], len(one["same_moment"])) for one in found] == [("request", 2)], "one incident of 3 nodes"
 
@@ -152,14 +156,19 @@ def test_any_node_shows_the_stack_of_the_rank_that_another_one_has(tmp_path: Pat
         assert [run.end()[0] for run in runs] == [0, 0]
     for text, place in zip(texts, places, strict=True):
         assert "stack of rank 1 (node 1), innermost call first:" in text
-        assert "train.py:4 (read_batch)" in text
-        assert "train.py:4 (read_batch)" in incidents(place, "list")
+        assert "train.py:5 (read_batch)" in text
+        assert "train.py:5 (read_batch)" in incidents(place, "list")
 
 
 def test_a_failure_keeps_what_the_other_ranks_did(tmp_path: Path) -> None:
     place = tmp_path / "incidents"
     # What it has forked ends as a program, and does not speak for it.
-    fails = "if os.fork() == 0:\n            return\n        time.sleep(1); os.kill(os.getpid(), signal.SIGKILL)"
+    fails = (
+        "if os.fork() == 0:\n            return\n"
+        "        while not all(os.path.exists(WAITS.format(other)) for other in (0, 2)):\n"
+        "            time.sleep(0.02)\n"
+        "        os.kill(os.getpid(), signal.SIGKILL)"
+    )
     secret = {"MY_TOKEN": "a-secret-value"}
     options = ("--max-restarts", "1", "--incident-dir", str(place))
     ended = launch(
@@ -245,7 +254,7 @@ def test_the_command_lists_and_shows_also_what_was_copied(tmp_path: Path) -> Non
     assert ended.returncode == 1, ended.stderr
     head, *rows = incidents(place).splitlines()
     assert head.split() == ["ID", "KIND", "LINE", "OF", "CODE", "SENTENCE"]
-    assert all(" train.py:12 (train) " in row for row in rows), rows
+    assert all(" train.py:13 (train) " in row for row in rows), rows
     assert len(rows) == 2
     newest = rows[-1].split()[0]
     text = incidents(place, "show", newest)
