@@ -146,7 +146,7 @@ BEAT = "import time\nfor n in range(16):\n    print('beat', n)\n    time.sleep(0
 def test_who_prints_and_sleeps_does_not_hang(
     tmp_path: Path, options: tuple[str, ...], workers: tuple[str, ...]
 ) -> None:
-    watched = ("--hang-timeout", "1", "--incident-dir", str(tmp_path / "stacks"), *options, *workers)
+    watched = ("--hang-timeout", "3", "--incident-dir", str(tmp_path / "stacks"), *options, *workers)
     ended = launch("run", *watched, "--", "python", script(tmp_path, BEAT))
     assert ended.returncode == 0, ended.stderr
     assert "attempt=1" in ended.stderr
