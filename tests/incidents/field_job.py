@@ -26,6 +26,7 @@ from incident_job import (  # type: ignore[import-not-found]
     LONG_S,
     begin,
     gate,
+    grow_impatient,
     main,
     never_entered,  # noqa: F401 - an act of this job, too
     read_batch,
@@ -152,23 +153,25 @@ def mesh(rank):
 
 def impatient(rank):
     """Rank 1 is only slower than the group's own timeout."""
-    patient = dist.new_group(timeout=timedelta(seconds=1))
-    dist.all_reduce(total, group=patient)
+    group = dist.new_group()
+    dist.all_reduce(total, group=group)
+    grow_impatient(group)
     begin()
     if rank == 1:
         compute(3.0)
-    dist.all_reduce(total, group=patient)
+    dist.all_reduce(total, group=group)
 
 
 def comes_too_late(rank):
     """Rank 1 enters after the others' time-out, and before these have ended."""
-    patient, came = dist.new_group(timeout=timedelta(seconds=1)), os.environ["GATE"] + ".came"
+    group, came = dist.new_group(), os.environ["GATE"] + ".came"
+    grow_impatient(group)
     begin()
     if rank == 1:
         compute(3.0)
         open(came, "w").close()
     try:
-        dist.all_reduce(total, group=patient)
+        dist.all_reduce(total, group=group)
     finally:
         while not os.path.exists(came):
             time.sleep(0.02)
