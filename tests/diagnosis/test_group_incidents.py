@@ -10,7 +10,16 @@ from msgspec.structs import replace
 
 from tests.pytorch.nodes import PLAN
 from tests.supervisor.fakes import FakeSystem
-from trainer_launch.diagnosis.collectives import Collective, Doing, Explanation, Group, Life, RankState, explain
+from trainer_launch.diagnosis.collectives import (
+    Collective,
+    Doing,
+    Explanation,
+    Group,
+    Life,
+    RankState,
+    Recorded,
+    explain,
+)
 from trainer_launch.diagnosis.group_incidents import GroupIncidents
 from trainer_launch.diagnosis.hang_detection import Quiet
 from trainer_launch.diagnosis.incident_bundle import HANG, Incident
@@ -175,6 +184,17 @@ def test_a_generation_that_another_node_ends_for_the_hang_is_no_second_incident(
     incidents._group.places = {"rank 0": WorkerPlace(0, 0)} if has_ended else {}
     incidents.failed("generation 1 is over", was_killed=False)
     assert collecting.collected[1:] == [("failure", is_same)]
+
+
+def test_a_rank_that_was_too_slow_to_answer_tells_by_its_end_what_it_had_entered() -> None:
+    group, collecting = group_of(), Collecting(RankState(rank=0, why="it did not answer in time"))
+    group.generation, group.places = 1, {"rank 0": WorkerPlace(0, 0)}
+    incidents = GroupIncidents(group, lambda _: None, cast(Any, collecting))
+    incidents.failed("generation 1 is over", was_killed=False)
+    group.recorders.at_end["rank 0"] = Recorded(groups=waits(0).groups)
+    joining = incidents.completed(say.Join("a", 1))
+    assert isinstance(joining, say.Join)
+    assert [state.groups for state in cast(Any, joining.notes[STALL])] == [waits(0).groups]
 
 
 def waits(rank: int) -> RankState:

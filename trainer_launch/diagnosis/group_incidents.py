@@ -104,9 +104,7 @@ class GroupIncidents:
 
         def whole(states: Sequence[RankState]) -> str:
             """With who entered what last; the coordinator gets these states when it is told of the end."""
-            ended = {state.rank: state for state in self._states_at_end()}
-            ended |= {state.rank: state for state in states if state.groups or state.rank not in ended}
-            self._failed = self._group.generation, tuple(ended.values())
+            self._failed = self._group.generation, self._with_ends(states)
             why = (
                 None
                 if timed_out is None
@@ -136,11 +134,19 @@ class GroupIncidents:
         if message.generation != generation:
             if isinstance(message, say.Failed) or not message.generation:
                 return message
-            self._recorders.answers(0, time.monotonic() + _AT_END_S)  # all had ended before another node failed
-            states = tuple(self._states_at_end())
+            states = ()  # all had ended before another node failed
+        if isinstance(message, say.Join):  # who was too slow to answer may have told at its end
+            self._recorders.answers(0, time.monotonic() + _AT_END_S)
+            states = self._with_ends(states)
         if isinstance(message, say.Failed) and message.timed_out:
             states = _at_timeout(states, message.rank, message.message)
         return replace(message, notes={STALL: fitting(states)} if states else {})
+
+    def _with_ends(self, states: Sequence[RankState]) -> tuple[RankState, ...]:
+        """These states, and in place of those that show no collectives the reports at the end of programs."""
+        ended = {state.rank: state for state in self._states_at_end()}
+        ended |= {state.rank: state for state in states if state.groups or state.rank not in ended}
+        return tuple(ended.values())
 
     def _states_at_end(self) -> list[RankState]:
         """The reports of ranks at the end of their programs, also of those whose processes still end."""
