@@ -12,10 +12,11 @@ from pathlib import Path
 import pytest
 
 from tests.fuzz import hostile
-from tests.membership.test_server import Cluster, await_
+from tests.membership.test_server import LONG_S, Cluster, await_
 from tests.waiting import eventually
 from trainer_launch.diagnosis.stall import STALL, Ranks, StallJudge
 from trainer_launch.membership import protocol as msg
+from trainer_launch.membership import timeouts
 from trainer_launch.membership.authentication import (
     WRONG_SECRET,
     Channel,
@@ -100,9 +101,13 @@ def cluster() -> Iterator[Cluster]:
 
 
 @pytest.fixture
-def middle(cluster: Cluster) -> Middle:
-    """Between node 1 and the coordinator of a job of two nodes that runs."""
-    cluster.serve(2, secret=SECRET, judges=[StallJudge()], lease_s=1.0)
+def middle(cluster: Cluster, monkeypatch: pytest.MonkeyPatch) -> Middle:
+    """Between node 1 and the coordinator of a job of two nodes that runs.
+
+    The nodes often say something, and have a lease that a busy machine does not miss.
+    """
+    cluster.serve(2, secret=SECRET, judges=[StallJudge()], lease_s=LONG_S)
+    monkeypatch.setattr(timeouts, "RENEWALS", 3 * LONG_S)
     made = Middle(cluster.port)
     cluster.open.callback(made.close)
     return made

@@ -23,7 +23,7 @@ def run(text: str, folder: Path | None, **env: str) -> subprocess.CompletedProce
     base = {"PATH": os.environ["PATH"], "PYTHONPATH": str(ROOT), **env}
     named = {} if folder is None else {"TRAINER_LAUNCH_RUN_DIR": str(folder)}
     argv = [sys.executable, "-W", "error", "-c", START + text]
-    return subprocess.run(argv, env={**base, **named}, text=True, capture_output=True, timeout=30, check=True)
+    return subprocess.run(argv, env={**base, **named}, text=True, capture_output=True, timeout=120, check=True)
 
 
 def test_what_was_held_back_is_written_at_exit(tmp_path: Path) -> None:
