@@ -240,8 +240,10 @@ def test_all_folders_are_tried_at_once_and_given_up_at_the_deadline() -> None:
 
     hanging = subject(storage=("/a", "/b", "/c"), ends_at_s=time.monotonic() + 8, try_out=try_out)
     found = check.run(hanging, [container_checks.storage]).findings
-    assert [one.text for one in found] == [f"{at} hangs at fsync, after 8 s" for at in ("/a", "/b", "/c")]
-    assert max(given_s) <= 8
+    (limit_s,) = set(given_s)
+    texts = [f"{at} hangs at fsync, after {limit_s:.0f} s" for at in ("/a", "/b", "/c")]
+    assert [one.text for one in found] == texts
+    assert 5 <= limit_s <= 8
     late = replace(hanging, ends_at_s=time.monotonic() - 60)  # even then a slow server is no dead one
     given_s.clear()
     assert len(check.run(late, [container_checks.storage]).findings) == 3
