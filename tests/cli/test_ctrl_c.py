@@ -120,6 +120,7 @@ def test_the_second_ctrl_c_ends_at_once_what_goes_on_after_the_first(
         launcher.signal(signal.SIGINT)
         code, output = launcher.end()
     assert code == 130, output
+    assert words[0] != "run" or "asked to stop by SIGINT (request 2), all are killed at once" in output
 
 
 ASKED_TWICE = """

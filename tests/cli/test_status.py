@@ -74,6 +74,7 @@ def test_status_tells_what_the_launcher_and_the_script_say(train: str, tmp: dict
         shown = launch("status", "--pid", str(run.pid), env=tmp).stdout
         assert "step 30, 25.0 % done, 1 min 30 s left" in shown
         assert "loss=0.5" in shown
+        assert f"pid {run.pid}, no platform, plain, started" in shown
         run.signal(signal.SIGTERM)
         assert run.end()[0] == 143
     assert status_fails(tmp, str(run.pid))

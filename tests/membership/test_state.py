@@ -173,7 +173,7 @@ def test_a_pod_under_a_new_name_may_try_again_while_the_old_one_is_silent():
 def test_a_node_that_leaves_is_named_and_free_of_charge():
     world, (zero, one, two) = running()
     world.say(one, msg.Leave("pre\x1bempted"))
-    assert world.last(zero, msg.Restart).reason == "node 1 (pod-1) leaves: pre empted"
+    assert world.last(zero, msg.Restart).reason == "node 1 (pod-1) is leaving: pre empted"
     world.gone(one)
     assert world.count(two, msg.Restart) == 1
     world.join(zero, two, *[world.call(1)])

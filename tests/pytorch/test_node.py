@@ -388,7 +388,7 @@ def test_a_request_to_stop_is_told_at_once_and_a_failure_after_it_is_not(tmp_pat
     here.system.signalled(5, TERM)
     assert how(here.run()) == (Verdict.STOPPED, "Stopped", 143)
     assert here.coordinator.failures == []
-    assert here.coordinator.said[-2:] == [say.Leave("asked to stop")] * 2
+    assert here.coordinator.said[-2:] == [say.Leave("it was asked to stop")] * 2
     assert (5, "leader", "rank 0", TERM) in here.system.calls
 
 
@@ -409,7 +409,7 @@ def test_a_request_or_a_drain_without_workers_ends_the_node(tmp_path: Path, numb
     here.coordinator.forms = False
     here.system.signalled(5, number)
     assert how(here.run()) == (Verdict.STOPPED, None, 143)
-    assert here.coordinator.said[-1] == say.Leave("asked to stop")
+    assert here.coordinator.said[-1] == say.Leave("it was asked to stop")
 
 
 @pytest.mark.parametrize("number", [TERM, USR2])
@@ -456,7 +456,7 @@ def test_a_worker_that_fails_while_the_node_drains_is_named_and_the_others_have_
     ended = here.run()
     assert (how(ended)[::2], round(ended.took_s, 1)) == ((Verdict.STOPPED, 143), 60)
     assert (8, "leader", "rank 0", TERM) not in here.system.calls
-    assert (here.coordinator.failures, here.coordinator.said[-2:]) == ([], [say.Leave("asked to stop")] * 2)
+    assert (here.coordinator.failures, here.coordinator.said[-2:]) == ([], [say.Leave("it was asked to stop")] * 2)
     assert "rank 1 ended with exit code 7: ValueError: no" in caplog.text
 
 

@@ -89,7 +89,7 @@ def test_each_pod_has_the_variables_of_an_elastic_pytorchjob() -> None:
 @pytest.mark.parametrize(
     ("words", "part"),
     [
-        (("--nodes", "2:1"), "invalid value '2:1' for --nodes: expected N, or MIN:MAX with MIN at most MAX"),
+        (("--nodes", "2:1"), "invalid value '2:1' for --nodes: expected N, or MIN:MAX with 0 < MIN <= MAX"),
         (("--nodes", "1:2", "--engine", "mpi"), "invalid value '1:2' for --nodes: expected N for an MPI job"),
         (("--nodes", "2:3", "--fault", "kill pod node=3"), "there is no node 3"),
         (("--nodes", "1:201"), "invalid value 201 for --nodes: a rehearsal runs 1 to 200 nodes"),

@@ -209,7 +209,7 @@ def _nodes(settings: Settings) -> NodeRange:
     text = settings.nodes or "1"
     nodes = parse_node_range(text)
     if nodes is None:
-        raise UsageError(f"invalid value {shown(text)} for --nodes: expected N, or MIN:MAX with MIN at most MAX")
+        raise UsageError(f"invalid value {shown(text)} for --nodes: expected N, or MIN:MAX with 0 < MIN <= MAX")
     return nodes
 
 

@@ -320,7 +320,7 @@ def _tell(task: Task, plan: Plan) -> None:
     )
     if job.contract == UNKNOWN.name and task.command.is_worker and plan.engine == "plain":
         _log.info(
-            "no platform was found: running one process without RANK and WORLD_SIZE; "
+            "no platform was found: running one process, for which the launcher sets no RANK and WORLD_SIZE; "
             "for torch workers add --nproc-per-node N"
         )
 

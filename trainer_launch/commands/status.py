@@ -34,6 +34,7 @@ _ANSWER_S = 3.0  # of each place
 _MOST_ROWS = 200
 _METRICS = 8
 _NO_REPORT = "progress  unknown: no step passed through the launcher or came from trainer_launch.report(step=...)"
+_NO_PLATFORM = "unknown"  # as contracts call it
 _NO_TRAINING = ("sshd",)  # engines that train nothing themselves
 
 
@@ -181,7 +182,8 @@ def _launcher(launcher: Mapping[str, Any], now_s: float) -> Iterator[str]:
     age = duration(max(0.0, now_s - launcher["since_s"]))
     yield f"Node {node} ({launcher['host']}): {launcher['phase']} for {age}"
     started = f"started {duration(max(0.0, now_s - launcher['started_s']))} ago, attempt {launcher['attempt']}"
-    yield f"launcher  pid {launcher['pid']}, {launcher['contract']}, {launcher['engine']}, {started}"
+    platform = "no platform" if launcher["contract"] == _NO_PLATFORM else launcher["contract"]
+    yield f"launcher  pid {launcher['pid']}, {platform}, {launcher['engine']}, {started}"
     yield from (f"running   {name}, pid {pid}" for name, pid in launcher["processes"])
     yield from (f"exited    {name}, code {code}" for name, code in launcher["exits"])
     if launcher["asked_to_stop_by"] is not None:

@@ -397,7 +397,7 @@ def _leave(state: JobState, node: NodeRecord, reason: str, now_s: float) -> None
     working = is_working(state, node.key)
     state.set_joined(node, False)
     node.returning = False
-    _go_on_without(state, node, f"leaves: {printable(reason[:200], ' ')}", now_s, working=working)
+    _go_on_without(state, node, f"is leaving: {printable(reason[:200], ' ')}", now_s, working=working)
 
 
 def _expire(state: JobState, now_s: float) -> None:

@@ -53,7 +53,7 @@ from trainer_launch.supervisor.run_observer import RunPhase, StateKept, TimeKind
 if TYPE_CHECKING:
     from trainer_launch.diagnosis.hang_watch import Watch
 
-_STOP_REQUEST = "asked to stop"
+_STOP_REQUEST = "it was asked to stop"
 _log = logging.getLogger(__name__)
 
 

@@ -227,9 +227,10 @@ class Processes:
         self.asked += 1
         self.observer.tell("signal", signal=number, asks_to_stop=True)
         self.observer.asked_to_stop(number)
-        grace_s, is_first = self.plan.grace_s, number == signal.SIGINT and self.asked == 1
-        text = f"asked to stop by {signal_name(number)} (request {self.asked}, grace {grace_s:g} s)"
-        log.info("%s%s", text, "; the next Ctrl-C kills at once" if is_first else "")
+        how = f"grace {self.plan.grace_s:g} s"
+        if number == signal.SIGINT:
+            how = f"{how}; the next Ctrl-C kills at once" if self.asked == 1 else "all are killed at once"
+        log.info("asked to stop by %s (request %d), %s", signal_name(number), self.asked, how)
 
     @property
     def deadline_s(self) -> float | None:

@@ -141,6 +141,18 @@ def test_who_lost_its_peer_is_the_cause_when_no_other_comes() -> None:
     assert torch(master=None, worker="restartPolicy: Never").go("worker-0=138").verdict is not None
 
 
+def test_a_pod_that_has_trained_says_which_other_container_it_waits_for() -> None:
+    two = "{containers: [{name: pytorch, image: i}, {name: log, image: i}]}"
+    job = Job(pytorch(f"{{pytorchReplicaSpecs: {{Worker: {{template: {{spec: {two}}}}}}}}}"))
+    assert job.go("worker-0=0").verdict is None
+    (sentence,) = job.said
+    assert "job-worker-0: pytorch has ended with exit code 0, and the pod waits for log; an init con" in sentence
+    assert job.go("worker-0/log=0").verdict == (True, "PyTorchJobSucceeded")
+    assert len(job.said) == 1
+    other = Job(pytorch(f"{{pytorchReplicaSpecs: {{Worker: {{template: {{spec: {two}}}}}}}}}"))
+    assert other.go("worker-0/log=0 worker-0=0").said == []
+
+
 @pytest.mark.parametrize("code", [128, 138, 255])
 def test_exit_code_makes_the_pod_anew_from_128_on(code: int) -> None:
     job = torch(worker="restartPolicy: ExitCode")

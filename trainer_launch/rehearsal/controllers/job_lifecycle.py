@@ -313,12 +313,13 @@ def begin(workload: Workload, pods: tuple[Pod, ...], now_s: float) -> Step:
 def step(state: JobRecord, event: Event) -> Step:
     """The state after an event, what is to be done, and sentences for people."""
     actions: list[Action] = []
+    waits: list[str] = []
     if isinstance(event, Exited):
         pod = state.pods[event.pod]
         changed, actions = pod_lifecycle.exited(
             pod, state.states[event.pod], event.container, event.code, event.at_s
         )
-        state = _with(state, event.pod, changed)
+        state, waits = _with(state, event.pod, changed), _waits(pod, event.container, changed)
     elif isinstance(event, StopAsked):
         state = replace(state, asked=state.asked + 1, grace_s=event.grace_s)
         state, actions = _stop_all(state, event.at_s, kill=state.asked > 1)
@@ -333,7 +334,18 @@ def step(state: JobRecord, event: Event) -> Step:
         changed, more = pod_lifecycle.due(state.pods[name], state.states[name], event.at_s)
         state, actions = _with(state, name, changed), actions + more
     state, more, sentences = _settle(state, event.at_s)
-    return state, actions + more, sentences
+    return state, actions + more, waits + sentences
+
+
+def _waits(pod: Pod, name: str, state: PodState) -> list[str]:
+    """A sentence about a pod whose training has ended, but not its other containers."""
+    left = sorted(state.running & {container.name for container in pod.containers})
+    if name != pod.draft.main or not left or not state.is_active or name in state.due_s:
+        return []
+    return [
+        f"{pod.name}: {name} has ended with exit code {state.codes[name]}, and the pod waits for "
+        f"{', '.join(left)}; an init container with restartPolicy: Always would end with it"
+    ]
 
 
 def _settle(state: JobRecord, now_s: float) -> Step:
