@@ -83,6 +83,13 @@ def test_a_node_to_which_nobody_may_connect_is_found_wherever_it_is(n_nodes: int
         assert all(f"job-node-0-{closed})" in found.subject for found in job.loud())
 
 
+@pytest.mark.parametrize("n_nodes", [2, 8, 64])
+def test_a_network_that_lets_nothing_through_is_told_once_and_accuses_nobody(n_nodes: int) -> None:
+    (finding,) = ended(Simulation(n_nodes, outcome=lambda node, partner: ("no connection came", 0))).loud()
+    assert (finding.status, finding.scope) == (Status.FAIL, Scope.LINK)
+    assert "node 0 (job-node-0-0) and node 1 (job-node-0-1)" in finding.text
+
+
 @pytest.mark.parametrize("n_nodes", [4, 5, 8])
 def test_a_slow_node_is_named_alone_however_few_there_are(n_nodes: int) -> None:
     for slow in range(n_nodes):

@@ -222,8 +222,10 @@ def of_pairs(tests: PairTests) -> Iterator[Finding]:
     for link in faulty.links:
         its = [test for test in by_ends.get(link.ends, []) if not link.rails or test.rail in link.rails]
         yield _of_link(link, its, standard)
-    for ends in faulty.unresolved:
-        yield _unresolved(ends, by_ends.get(ends, []), standard)
+    unresolved = grouped((standard.fails(by_ends.get(ends, ())), ends) for ends in faulty.unresolved)
+    for is_hard, several in unresolved.items():  # of a network that lets nothing through, all
+        its = [test for ends in several for test in by_ends.get(ends, ())]
+        yield _unresolved(several, its, standard, is_hard=is_hard)
     if tests.tests and not (faulty.nodes or faulty.rails or faulty.links or faulty.unresolved):
         yield _well(tests, standard)
 
@@ -266,15 +268,11 @@ def _of_link(link: Link, its: Sequence[PairTest], standard: Standard) -> Finding
     return _blamed(bad, standard, text, is_hard=is_hard, subject=subject, middle=standard.of_pairs)
 
 
-def _unresolved(ends: Pair, its: Sequence[PairTest], standard: Standard) -> Finding:
-    first, second = (standard.names[end] for end in ends)
-    is_hard = standard.fails(its)
-    how = "fail" if is_hard else "are slow"
-    text = (
-        f"{first} and {second} {how} with each other; either one of them is faulty or the path between them "
-        "(unresolved)"
-    )
-    return _blamed(its, standard, text, is_hard=is_hard, subject=f"{first} - {second}")
+def _unresolved(several: Sequence[Pair], its: Sequence[PairTest], standard: Standard, *, is_hard: bool) -> Finding:
+    names, how = [[standard.names[end] for end in ends] for ends in several], "fail" if is_hard else "are slow"
+    text = f"{listed([' and '.join(two) for two in names])} {how} with each other; either one of the two is faulty "
+    text += "or the path between them (unresolved)"
+    return _blamed(its, standard, text, is_hard=is_hard, subject=", ".join(map(" - ".join, names)))
 
 
 def _blamed(
