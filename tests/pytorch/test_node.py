@@ -471,6 +471,25 @@ def test_a_draining_node_leaves_when_its_generation_or_the_job_is_over(tmp_path:
     assert here.system.starts("rank 0") == [0]
 
 
+@pytest.mark.parametrize("drain", [TERM, USR2])
+@pytest.mark.parametrize(
+    "ends",
+    [lambda here: here.hears(8, say.Restart(1, "rank 3 failed")), lambda here: here.loses_coordinator(6)],
+    ids=["a worker of another node has failed", "the coordinator is gone"],
+)
+def test_a_worker_that_was_told_to_drain_by_sigterm_hears_no_second_one_while_it_saves(
+    tmp_path: Path, drain: int, ends: Callable[[Here], Here]
+) -> None:
+    """To many programs the second one means "abort now", and the checkpoint is lost."""
+    plan = replace(PLAN, signals={drain: SignalAction.DRAIN})
+    saves = Program(ends_s=14, term_s=None)
+    here = ends(Here(tmp_path, plan=plan, rank_0=[saves], rank_1=[saves]))
+    here.system.signalled(5, drain)
+    assert how(here.run()) == (Verdict.STOPPED, None, 143)
+    asked = [call for call in here.system.calls if call[1:] == ("leader", "rank 0", TERM)]
+    assert [call[0] for call in asked] == [5 if drain == TERM else 8]
+
+
 def test_a_draining_node_leaves_when_its_coordinator_is_lost(tmp_path: Path) -> None:
     ended = draining(tmp_path).loses_coordinator(8).run()
     assert (how(ended)[::2], round(ended.took_s, 1)) == ((Verdict.STOPPED, 143), 8.1 + timeouts.BLIP_S)

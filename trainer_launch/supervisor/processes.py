@@ -68,6 +68,7 @@ class Processes:
         self.rung = Rung.NONE
         self._stop_signal = self.plan.stop_signal
         self.relayed: set[int] = set()  # signals that the leaders were given unchanged
+        self._have_stop_signal = False  # the leaders, which were told to drain by it
         self._alive: dict[int, Process] = {}
         self._ended: dict[int, float] = {}  # ended leaders, and when what they left behind gets SIGKILL
         self._untold: list[int] = []  # those of them whose leftovers have not had SIGTERM yet
@@ -216,6 +217,7 @@ class Processes:
             self.system.signal_leader(pid, number, wakes=action is SignalAction.DRAIN)
         if action is SignalAction.DRAIN:
             self.is_draining = True
+            self._have_stop_signal |= number == self._stop_signal and not spares_leaders
             self.observer.asked_to_stop(number)
             log.warning("%s: no more restarts; the launcher exits when the workers do", name)
         elif action is SignalAction.CHECKPOINT and self._alive:
@@ -254,9 +256,8 @@ class Processes:
         `grace_s`: until SIGKILL, where that differs from the plan's and the first rung is climbed. `sparing`: these
         leaders were asked in another way, and have `LEAVE_S` before the next rung.
         """
-        unspared = self._spared.difference(sparing)  # there is nothing any more that they could be spared for
-        for pid in [pid for pid, process in self._alive.items() if process.name in unspared]:
-            self.system.signal_leader(pid, self._stop_signal, wakes=True)
+        # There is nothing any more that they could be spared for.
+        self._ask_leaders(self._spared.difference(sparing))
         self._spared = frozenset(sparing)
         if self.is_over or rung <= self.rung:
             return
@@ -279,8 +280,14 @@ class Processes:
         elif rung is Rung.LEADERS:
             if sparing:
                 self._climb_at_s = min(self._climb_at_s, now_s + LEAVE_S)
-            for pid in [pid for pid, process in self._alive.items() if process.name not in sparing]:
-                self.system.signal_leader(pid, self._stop_signal, wakes=True)
+            self._ask_leaders(self.pids().keys() - sparing)
+
+    def _ask_leaders(self, names: Collection[str]) -> None:
+        """Send the stop signal, not a second time to those that were told to drain by it: it may mean "abort"."""
+        if self._have_stop_signal and not self.asked:
+            return
+        for pid in [pid for pid, process in self._alive.items() if process.name in names]:
+            self.system.signal_leader(pid, self._stop_signal, wakes=True)
 
     def tick(self, now_s: float) -> None:
         """Do what is due: end what ended leaders have left behind, climb, see whether anything lives."""
