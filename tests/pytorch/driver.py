@@ -15,7 +15,7 @@ from typing import Any
 
 from trainer_launch.model import PortRange, Workers
 from trainer_launch.pytorch.fork_server import ForkServer, ServerError
-from trainer_launch.pytorch.messages import ForkedWorker, ForkWorkers
+from trainer_launch.pytorch.messages import ForkedWorker, ForkWorkers, OpenStore
 from trainer_launch.supervisor.inherited import adopt_orphans
 
 
@@ -66,7 +66,7 @@ def fork(server: ForkServer, argv: list[str], workers: list[dict[str, Any]], cwd
         forked.append(ForkedWorker(local_rank=number, environment=given, streams=tuple(files), stacks=stacks))
     request = ForkWorkers(argv=tuple(argv), cwd=cwd, workers=tuple(forked))
     try:
-        pids = server.fork(request, fds)
+        pids = server.start(request, fds).pids
     finally:
         for fd in fds:
             os.close(fd)
@@ -90,8 +90,9 @@ def reap(server: ForkServer, pids: list[int] | tuple[int, ...]) -> None:
 
 
 def store(server: ForkServer, ports: list[int] | None) -> None:
-    pid, port = server.open_store(PortRange(*ports) if ports else None)
-    say(pid=pid, port=port, parent=parent_of(pid))
+    started = server.start(OpenStore(PortRange(*ports) if ports else None))
+    (pid,) = started.pids
+    say(pid=pid, port=started.port, parent=parent_of(pid))
 
 
 def answer(server: ForkServer) -> None:

@@ -100,20 +100,31 @@ class Coordinator:
 class FakeStarter:
     """Starts workers as programs of the fake system; what a test puts into these lists is raised."""
 
-    is_ready = True
     STORE, SERVER = 7, 8  # their pids
 
     def __init__(self, group: WorkerGroup, system: FakeSystem) -> None:
         self._group, self._system = group, system
         self.problems: list[NodeError] = []  # at once
         self.refusals: list[NodeError] = []  # when workers are to be started
+        self.retry_at_s: float | None = None
+        self.ready_at_s = 0.0
+        self._is_lost = False
+
+    @property
+    def is_ready(self) -> bool:
+        return not self._is_lost and self.retry_at_s is None and self._system.now() >= self.ready_at_s
 
     def prepare(self) -> None:
         if self.refusals:
             raise self.refusals.pop(0)
+        self._is_lost = False
+
+    def retry(self, _now_s: float) -> None:
+        self.retry_at_s = None
 
     def answer(self) -> None:
         if self.problems:
+            self._is_lost = True
             raise self.problems.pop(0)
 
     def is_server(self, pid: int) -> bool:

@@ -349,6 +349,7 @@ def starting(monkeypatch: pytest.MonkeyPatch) -> Iterator[Starting]:
         monkeypatch.setattr("trainer_launch.pytorch.fork_server.subprocess.Popen", start)
         workers = Workers(count=1, argv=(), env={}, forks=True, python="/bin/false")
         system = create_autospec(System, instance=True)
+        system.now.return_value = 0.0
         group: Any = SimpleNamespace(workers=workers, system=system, hosts_store=hosts_store)
         return Starter(group)
 
@@ -367,12 +368,33 @@ def hears(starter: Starter) -> None:
     eventually(answer, "it is told")
 
 
-def test_who_waits_for_a_server_is_told_when_its_second_start_fails(starting: Starting) -> None:
-    starter = starting("runs refused")
+def test_a_server_that_this_container_has_no_process_for_yet_is_tried_again_each_second(starting: Starting) -> None:
+    starter = starting("refused refused runs")
+    for _ in range(2):
+        starter.prepare()
+        assert starter.retry_at_s == 1.0
+        starter.prepare()
+        starter.retry(1.0)
     starter.prepare()
-    assert not starter.is_ready, "it has exited, which nobody knows yet"
+    assert (starter._server is not None, starter.retry_at_s) == (True, None)
+    starter._end_server()
+
+
+def test_who_waits_for_a_server_is_told_that_its_container_is_at_a_limit_after_a_minute(starting: Starting) -> None:
+    starter = starting("runs" + " refused" * 61)
+    starter.prepare()
+
+    def is_gone() -> bool:
+        starter.answer()
+        return starter._server is None
+
+    eventually(is_gone, "its end is seen")
+    for _ in range(59):
+        starter.retry(1.0)
+        starter.prepare()
+    starter.retry(1.0)
     with pytest.raises(NodeError, match=r"the fork server could not be started .*temporarily unavailable"):
-        hears(starter)
+        starter.prepare()
 
 
 def test_a_server_that_never_gets_to_the_end_of_its_imports_opens_no_store(starting: Starting) -> None:

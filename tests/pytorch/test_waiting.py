@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from msgspec.structs import replace
 
-from tests.pytorch.nodes import MEMBER, PLAN, FakeStarter, Here
+from tests.pytorch.nodes import MEMBER, PLAN, Here
 from tests.supervisor.fakes import Program
 from trainer_launch.membership import protocol as say
 from trainer_launch.model import Plan, Verdict
@@ -71,10 +71,13 @@ def test_a_node_that_is_stopped_while_it_waits_says_for_what(
     assert line.endswith(f" | {said}")
 
 
-def test_a_node_whose_fork_server_still_imports_says_so_and_then_that_it_is_ready(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(FakeStarter, "is_ready", property(lambda starter: starter._system.now() >= 300))
-    here = Here(tmp_path, rank_0=ENDS, rank_1=ENDS).does(300, lambda: None)
+@pytest.mark.parametrize("state", ["imports", "could not be started yet"])
+def test_a_node_whose_fork_server_is_not_ready_says_so_and_then_that_it_is(tmp_path: Path, state: str) -> None:
+    here = Here(tmp_path, rank_0=ENDS, rank_1=ENDS)
+    if state == "imports":
+        here.does(300, lambda: None)
+        here.starter.ready_at_s = 300
+    else:
+        here.starter.retry_at_s = 20
     assert here.run().verdict is Verdict.SUCCEEDED
     assert [join.prepared for join in here.coordinator.joins] == [False, True]

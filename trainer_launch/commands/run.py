@@ -117,13 +117,13 @@ def _fork_server(plan: Plan) -> ForkServer | None:
     workers = plan.workers
     if workers is None or not workers.forks:
         return None
-    from trainer_launch.pytorch.fork_server import ForkServer, ServerError
+    from trainer_launch.pytorch.fork_server import ForkServer
 
     inherited.hear(())  # workers get from the server what hears a request to stop
     process_tree.mark_descendants()
     try:
         return ForkServer(workers)
-    except ServerError:
+    except OSError:
         return None  # the next one says why
 
 

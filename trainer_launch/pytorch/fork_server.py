@@ -16,13 +16,7 @@ from msgspec.structs import replace
 
 from trainer_launch.host import network
 from trainer_launch.model.codec import MessageError
-from trainer_launch.model.errors import (
-    LIMITS,
-    LaunchError,
-    NodeError,
-    explained,
-    tells_of_limit,
-)
+from trainer_launch.model.errors import EXHAUSTED, LIMITS, LaunchError, NodeError, explained, tells_of_limit
 from trainer_launch.pytorch import messages
 from trainer_launch.pytorch.messages import ForkWorkers, OpenStore, Ready, RequestFailed, Started
 from trainer_launch.supervisor import inherited
@@ -33,6 +27,7 @@ if TYPE_CHECKING:
     from trainer_launch.pytorch.worker_group import WorkerGroup
 
 _TRIES = 2  # a server that ends before it is ready is started again once
+_RETRY_S, _RETRIES = 1.0, 60  # where this container is at a limit: others of its processes may be about to end
 _ANSWER_S = 10.0  # for a request, and for the rest of a message that has begun
 _WORKER_S = 1.0  # more for each worker
 # glibc asks for huge pages for what imports allocate: a fork then copies half of the page tables.
@@ -62,21 +57,18 @@ class ForkServer:
         """Start it; it imports torch and what these workers want while all else goes on.
 
         Raises:
-            ServerError: it cannot be started.
+            OSError: it cannot be started.
         """
-        try:
-            with contextlib.ExitStack() as opened:
-                ours, theirs = (opened.enter_context(end) for end in socket.socketpair())
-                self.popen = subprocess.Popen(
-                    _command(workers, theirs.fileno()),
-                    env={**_HUGE_PAGES, **workers.env},
-                    cwd=workers.cwd,
-                    pass_fds=(theirs.fileno(),),
-                    start_new_session=True,  # a terminal's Ctrl-C is for the launcher
-                )
-                self._connection = socket.socket(fileno=ours.detach())
-        except OSError as problem:
-            raise ServerError(f"the fork server could not be started ({explained(problem)})") from None
+        with contextlib.ExitStack() as opened:
+            ours, theirs = (opened.enter_context(end) for end in socket.socketpair())
+            self.popen = subprocess.Popen(
+                _command(workers, theirs.fileno()),
+                env={**_HUGE_PAGES, **workers.env},
+                cwd=workers.cwd,
+                pass_fds=(theirs.fileno(),),
+                start_new_session=True,  # a terminal's Ctrl-C is for the launcher
+            )
+            self._connection = socket.socket(fileno=ours.detach())
         self.pid = self.popen.pid
 
     @property
@@ -99,30 +91,20 @@ class ForkServer:
             raise _unexpected(answer)
         return answer
 
-    def fork(self, request: ForkWorkers, fds: Sequence[int] = ()) -> tuple[int, ...]:
-        """Start workers, which are our children then; their pids in the request's order.
-
-        Raises:
-            ServerError: no worker was started.
-        """
-        return self._started(request, fds, len(request.workers)).pids
-
-    def open_store(self, ports: PortRange | None) -> tuple[int, int]:
-        """Start a process with a store, which is our child then; its pid, and the port.
-
-        Raises:
-            ServerError: no store was opened.
-        """
-        started = self._started(OpenStore(ports), (), 1)
-        return started.pids[0], started.port or 0
-
     def close(self) -> None:
         """End the server; what it has forked goes on. The caller reaps it."""
         end_child(self.pid)
         self._connection.close()
 
-    def _started(self, request: ForkWorkers | OpenStore, fds: Sequence[int], count: int) -> Started:
-        """New processes wait for a byte of ours until we know them: none of them runs on without us."""
+    def start(self, request: ForkWorkers | OpenStore, fds: Sequence[int] = ()) -> Started:
+        """Start workers or a store, which are our children then.
+
+        They wait for a byte of ours until we know them: none of them runs on without us.
+
+        Raises:
+            ServerError: nothing was started.
+        """
+        count = len(request.workers) if isinstance(request, ForkWorkers) else 1
         within_s = _ANSWER_S + _WORKER_S * count
         try:
             wait, go = os.pipe()
@@ -192,7 +174,9 @@ class Starter:
         self._first = server  # until it is in use
         self._server: ForkServer | None = None
         self._has_imported = False  # everything
-        self._tries = 0
+        self._tries = 0  # starts of servers since one was ready
+        self._refusals = 0  # of starts in a row, by the limits of this container
+        self.retry_at_s: float | None = None  # when to try another one
         self._store: int | None = None  # its pid
         self._is_store_tried_again = False
 
@@ -211,10 +195,32 @@ class Starter:
         return self._group.hosts_store and not self._workers.serve_store
 
     def prepare(self) -> None:
-        """Have a fork server where one is needed, which imports torch while all else goes on."""
-        if self._is_needed and self._server is None:
-            self._tries = 0
-            self._start_server()
+        """Have a fork server where one is needed, which imports torch while all else goes on.
+
+        Raises:
+            ServerError: it cannot be started, in `_RETRIES` attempts where this container is at a limit.
+        """
+        if not self._is_needed or self._server is not None or self.retry_at_s is not None:
+            return
+        first, self._first = self._first, None
+        try:
+            self._server = first or ForkServer(replace(self._workers, forks=self._forks))
+        except OSError as problem:
+            text = f"the fork server could not be started ({explained(problem)})"
+            self._refusals += 1
+            if problem.errno not in EXHAUSTED or self._refusals > _RETRIES:
+                raise ServerError(text) from None
+            if self._refusals == 1:
+                _log.warning("%s; it is tried again for %.0f s", text, _RETRIES * _RETRY_S)
+            self.retry_at_s = self._system.now() + _RETRY_S
+            return
+        self._tries, self._refusals = self._tries + 1, 0
+        self._system.keep(self._server.pid)
+        self._system.listen(self._server.fd)
+
+    def retry(self, _now_s: float) -> None:
+        """It is time for the next attempt, which `prepare` makes where it is needed."""
+        self.retry_at_s = None
 
     def answer(self) -> None:
         """Hear whether the server has imported everything, and can be forked."""
@@ -225,10 +231,13 @@ class Starter:
         except ServerError as problem:
             self._lost(str(problem))
             return
-        if ready is not None and ready.unfit is not None:
+        if ready is None:
+            return
+        self._system.listen(self._server.fd, wanted=False)  # whoever asks waits for the answer
+        if ready.unfit is None:
+            self._has_imported, self._tries = True, 0
+        else:
             self._start_without(ready.unfit, has_torch=not ready.unfit.startswith(_NO_TORCH))
-        elif ready is not None:
-            self._be_ready()
 
     def is_server(self, pid: int) -> bool:
         """Whether this process is the present fork server."""
@@ -241,10 +250,9 @@ class Starter:
             self._lost(f"the fork server ended during its imports ({how})")
             return
         self._end_server()
+        _log.warning("the fork server ended (%s); it is started again", how)
         with contextlib.suppress(ServerError):  # nobody waits for it: the next generation tries it again
             self.prepare()
-        if self._server is not None:
-            _log.warning("the fork server ended (%s); it is started again", how)
 
     def _lost(self, why: str) -> None:
         """The server has ended before it was ready."""
@@ -252,19 +260,19 @@ class Starter:
         why += f"; {memory(evidence)}: raise the container's memory limit" if evidence.oom_killed is True else ""
         self._end_server()
         if self._tries < _TRIES:
-            self._start_server()
             _log.warning("%s; it is started again", why)
+            self.prepare()
         else:
             self._start_without(why)
 
     def _start_without(self, reason: str, *, has_torch: bool = False) -> None:
         """Workers are not forked; a server that `has_torch` opens stores, else one that preloads nothing."""
-        did_preload = self._forks and bool(self._workers.preload)
+        did_preload, self._tries = self._forks and bool(self._workers.preload), 0
         if self._forks:
             _log.info("workers start without the fork server: %s", reason)
             self._forks = False
         if has_torch and self._needs_store:
-            self._be_ready()
+            self._has_imported = True
             return
         self._end_server()
         if not self._needs_store:
@@ -277,30 +285,10 @@ class Starter:
         kind = LaunchError if reason.startswith(_NO_TORCH) and not is_limit else NodeError
         raise kind(f"{text}; {LIMITS}" if is_limit else text)
 
-    def _be_ready(self) -> None:
-        self._has_imported = True
-        self._listen(wanted=False)
-
-    def _start_server(self) -> None:
-        """Start the server.
-
-        Raises:
-            ServerError: it cannot be started.
-        """
-        first, self._first = self._first, None
-        self._tries += 1
-        self._server = first or ForkServer(replace(self._workers, forks=self._forks))
-        self._system.keep(self._server.pid)
-        self._listen(wanted=True)
-
-    def _listen(self, *, wanted: bool) -> None:
-        if self._server is not None:
-            self._system.listen(self._server.fd, wanted=wanted)
-
     def _end_server(self) -> None:
-        self._listen(wanted=False)
         server, self._server, self._has_imported = self._server, None, False
         if server is not None:
+            self._system.listen(server.fd, wanted=False)
             server.close()
             self._system.forget(server.pid)
 
@@ -317,7 +305,7 @@ class Starter:
         try:
             if self._server is None:
                 raise ServerError("the fork server has ended")
-            self._store, port = self._server.open_store(ports)
+            started = self._server.start(OpenStore(ports))
         except ServerError as problem:
             text = f"the store cannot be opened: {problem}"
             if self._is_store_tried_again:
@@ -327,8 +315,9 @@ class Starter:
             self._end_server()
             self.prepare()
             return None
+        (self._store,) = started.pids
         self._system.keep(self._store)
-        return port
+        return started.port
 
     def close_store(self) -> None:
         """End it: its generation is over."""
@@ -404,7 +393,8 @@ class Starter:
                 fds += [*(own[stream] for stream in worker.streams), *recorders[n : n + 1], survivors[n]]
             cwd = self._workers.cwd or os.getcwd()
             argv, meet_at = processes[0].argv, self._workers.meet_at
-            pids = server.fork(ForkWorkers(argv=argv, cwd=cwd, workers=tuple(forked), meet_at=meet_at), fds)
+            request = ForkWorkers(argv=argv, cwd=cwd, workers=tuple(forked), meet_at=meet_at)
+            pids = server.start(request, fds).pids
         finally:
             for fd in {*sockets, *(fd for own in streams for fd in own.values())}:
                 os.close(fd)

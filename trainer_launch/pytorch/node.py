@@ -128,7 +128,7 @@ class TorchNode(RunLoop):
         # When the last generation ended, until it is told that survivors have kept its state.
         self._replaces_since_s: float | None = self._started_at_s
         self._job_end: say.GiveUp | say.Finished | Death | None = None  # how the job ends for this node
-        self._was_prepared = starter.is_ready  # all could be started, which the coordinator knows
+        self._was_prepared = False  # all could be started when it joined, as the coordinator knows
         self._lost_peer: Death | None = None  # the first worker that has lost a peer, as it would have ended
         self._away_since_s: float | None = self._started_at_s  # None while the coordinator is there
         self._waiting: say.Waiting | None = None  # the coordinator's last word about missing nodes
@@ -150,6 +150,7 @@ class TorchNode(RunLoop):
         yield self._away_until_s, self._on_lost_coordinator
         if self.phase is NodePhase.JOINING and self._away_until_s is not None:
             yield self._says_at_s, self._say_awaited
+        yield self._starter.retry_at_s, self._starter.retry
         yield self._ending.stops_at_s, self._stop
         if self.phase is NodePhase.RUNNING and self._lost_peer is not None:
             yield self._lost_peer.at_s + timeouts.PATIENCE_S, self._on_lost_peer
@@ -203,6 +204,7 @@ class TorchNode(RunLoop):
     def _join(self) -> None:
         group, early = self._group, self._ending.early or worker_ends.UNKNOWN
         proof = next((death.fault for death in group.deaths if death.fault), "")
+        self._was_prepared = self._starter.is_ready
         join = say.Join(group.incarnation, group.generation, early.finished, early.failed, self._was_prepared)
         join = replace(join, device_fault=proof, may_be_asked=early.may_be_asked)
         self._send(replace(join, kept=self._group.kept_states))
@@ -266,8 +268,7 @@ class TorchNode(RunLoop):
         except LaunchError as problem:
             if self.phase not in (NodePhase.JOINING, NodePhase.FORMED):
                 _log.warning("%s; running workers continue", problem)
-                self._was_prepared = False  # the next start tries it again, before others wait for this node
-                return
+                return  # the next start tries it again, before others wait for this node
             reason = "Misconfigured" if problem.exit_code == exit_codes.MISCONFIGURED else "NotStarted"
             self._job_end = Death(reason=reason, message=str(problem), code=problem.exit_code)
             self._leave(str(problem))
@@ -277,8 +278,7 @@ class TorchNode(RunLoop):
         self._try(self._starter.prepare)
         if self.is_done or not self._starter.is_ready:
             return
-        was_prepared, self._was_prepared = self._was_prepared, True
-        if self.phase is NodePhase.JOINING and not was_prepared:
+        if self.phase is NodePhase.JOINING and not self._was_prepared:
             self._join()
         elif self.phase is NodePhase.FORMED and not self._has_store:
             self._try(self._open_store)
