@@ -69,8 +69,8 @@ class Waiting(Survivors):
         pass
 
     def dismiss(self) -> None:
-        for name in self.left:
-            self._here.system.ends(self._here.system.now() + 0.2, name, 15)
+        while self.left:
+            self._here.system.ends(self._here.system.now() + 0.2, self.left.pop(), 15)
 
 
 @pytest.mark.parametrize("leaves_s", [0.5, 1.5], ids=["before the request", "after it"])

@@ -41,7 +41,7 @@ from trainer_launch.model.signal_policy import SignalAction, action_of
 from trainer_launch.model.units import counted
 from trainer_launch.pytorch import worker_ends
 from trainer_launch.pytorch.fork_server import Starter
-from trainer_launch.pytorch.generations import LostPeer, OutOfGroups, Outside, SharedState
+from trainer_launch.pytorch.generations import LostPeer, Outside, SharedState
 from trainer_launch.pytorch.worker_group import WorkerGroup
 from trainer_launch.pytorch.worker_processes import LogFolders, worker_processes
 from trainer_launch.supervisor import error_lines
@@ -352,9 +352,6 @@ class TorchNode(RunLoop):
         _log.debug("%s ended with %s", death.process, how(death))
         if death.exit_code != 0 and not self._processes.asked:
             self._on_failure(death, now_s)
-        awaited = self._ending.awaited
-        if death.process in awaited and awaited.isdisjoint(self._processes.pids()):
-            self._stop(now_s)
 
     def _on_failure(self, death: Death, now_s: float) -> None:
         if self._processes.is_draining and self.phase is NodePhase.RUNNING:
@@ -527,10 +524,6 @@ class TorchNode(RunLoop):
             kept = able if rung is Rung.LEADERS and self._may_keep else frozenset[str]()
             self._group.survivors.leave(kept, self._group.generation)
             self._processes.stop(now_s, rung, sparing=kept)
-            if kept:
-                self._keep_waiting(now_s)
-            elif not self._may_keep:  # no step is left to them, whatever their handlers of the signal do
-                self._group.survivors.dismiss()
 
     def _hear_survivors(self, now_s: float) -> None:
         """Hear workers inside of `generations()`: a lost peer is no cause, and the worker waits for the cause."""
@@ -540,13 +533,6 @@ class TorchNode(RunLoop):
                     place = self._group.places[name]
                     lost = Death(process=name, code=exit_codes.FAILED, at_s=now_s, message=text)
                     self._lost_peer = replace(lost, rank=place.rank, local_rank=place.local_rank)
-                case OutOfGroups():
-                    awaited = self._ending.awaited & self._processes.pids().keys()
-                    if awaited and awaited <= self._group.survivors.left:
-                        self._stop(now_s)
-                    self._keep_waiting(now_s)
-                    if self._processes.asked:
-                        self._group.survivors.dismiss()
                 case Outside() if self.phase is NodePhase.ENDING and self._ending.stops_at_s is None:
                     self._stop(now_s)  # as any other worker
                 case SharedState() if self.phase is NodePhase.RUNNING:
@@ -556,15 +542,17 @@ class TorchNode(RunLoop):
         """Connections broke, and nobody is known to have ended: the ranks meet again."""
         self._end_generation(Ending(self._lost_peer), now_s)
 
-    def _keep_waiting(self, now_s: float) -> None:
-        """Workers that have left a generation which ends are kept for the next one."""
-        if self.phase is not NodePhase.ENDING or self._ending.stops_at_s is not None:
-            return
-        if not self._may_keep:
+    def _settle_survivors(self, now_s: float) -> None:
+        """Workers that have left a generation which ends are kept for the next one, if there is one for them."""
+        ending, survivors, alive = self._ending, self._group.survivors, self._processes.pids().keys()
+        if ending.awaited and ending.awaited & alive <= survivors.left:  # nobody can tell another cause any more
             self._stop(now_s)
-            return
-        for name in self._group.survivors.left & self._processes.pids().keys():
-            self._processes.keep(name)
+        is_stopped = self.phase is NodePhase.ENDING and self._ending.stops_at_s is None
+        if self._processes.asked or (is_stopped and not self._may_keep):
+            survivors.dismiss()  # no step is left to them, whatever their handlers of the signal do
+        elif is_stopped:
+            for name in survivors.left & alive:
+                self._processes.keep(name)
 
     @property
     def _may_keep(self) -> bool:
@@ -594,10 +582,8 @@ class TorchNode(RunLoop):
         if action_of(number, self._plan.signals) is SignalAction.TERMINATE and self._processes.take_back():
             self.phase = NodePhase.ENDING  # a handler of theirs may save
         super().on_signal(number, now_s)
-        if self._processes.asked and not self._processes.is_over:
-            if not was_asked:
-                self._send(say.Leave(_STOP_REQUEST))
-            self._group.survivors.dismiss()  # after their handlers of the signal
+        if self._processes.asked and not was_asked and not self._processes.is_over:
+            self._send(say.Leave(_STOP_REQUEST))
 
     @property
     def is_decided(self) -> bool:
@@ -606,6 +592,7 @@ class TorchNode(RunLoop):
 
     def settle(self, now_s: float) -> None:
         """Nothing lives any more: leave, join again, or wait for the others, who are not done yet."""
+        self._settle_survivors(now_s)
         if self.is_done or (self.phase in _LIVES and not self._processes.is_over):
             return
         if self.phase is NodePhase.ENDING:
@@ -640,7 +627,6 @@ class TorchNode(RunLoop):
         if self._processes.take_back():  # they have waited in vain
             self.phase = NodePhase.ENDING
             self._processes.stop(self._system.now())
-            self._group.survivors.dismiss()
             return
         if self.phase not in (*_LIVES, NodePhase.DONE):  # no worker of the last generation ran at the end
             self._group.deaths = []
