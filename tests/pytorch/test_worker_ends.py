@@ -14,6 +14,7 @@ from trainer_launch.diagnosis.group_incidents import aborted
 from trainer_launch.membership import protocol as say
 from trainer_launch.model import Death
 from trainer_launch.pytorch.worker_ends import EarlyEnds, early_ends, failed_message, with_last_words
+from trainer_launch.supervisor.failure import Evidence, classify
 
 CLOSED = "RuntimeError: [gloo/transport/tcp/pair.cc:553] Connection closed by peer [127.0.0.1]:23696"
 DONE = Death(rank=1, code=0)
@@ -22,6 +23,10 @@ OWN = Death(rank=2, code=1, message="ValueError: x")
 
 
 STOPPED_S = 5.0  # when the launcher has stopped the workers
+
+
+def told(death: Death, generation: int, early: EarlyEnds) -> say.Failed:
+    return failed_message(death, classify(death, Evidence()), generation, early, death.at_s)
 
 
 def late(**ended: Any) -> Death:
@@ -105,21 +110,20 @@ WATCHDOG = (
     ],
 )
 def test_who_waited_for_a_peer_in_vain_is_a_victim(death: Death, is_victim: bool, timed_out: bool) -> None:
-    failed = failed_message(death, 1, EarlyEnds())
+    failed = told(death, 1, EarlyEnds())
     assert (failed.lost_peer, failed.timed_out) == (is_victim, timed_out)
 
 
 def test_a_failure_is_told_as_a_lost_peer_only_if_nothing_else_failed_on_the_node() -> None:
-    assert failed_message(WAITED, 3, EarlyEnds((1,))) == say.Failed(
-        3, 0, 1, None, CLOSED, "RuntimeError", True, (1,)
-    )
-    assert not failed_message(WAITED, 3, EarlyEnds((1,), failed=True)).lost_peer
-    assert not failed_message(OWN, 3, EarlyEnds((1,))).lost_peer
+    failed = say.Failed(3, 0, 1, None, CLOSED, "RuntimeError", True, (1,), exit_reason="PeerLost", helps=True)
+    assert told(WAITED, 3, EarlyEnds((1,))) == replace(failed, is_cause=False)
+    assert not told(WAITED, 3, EarlyEnds((1,), failed=True)).lost_peer
+    assert not told(OWN, 3, EarlyEnds((1,))).lost_peer
 
 
 def test_the_last_output_shows_a_victim_where_no_error_file_was_written() -> None:
     plain = replace(WAITED, message=None)
-    assert failed_message(with_last_words(plain, ("step 7", CLOSED)), 1, EarlyEnds()).lost_peer
+    assert told(with_last_words(plain, ("step 7", CLOSED)), 1, EarlyEnds()).lost_peer
     for death, lines in ((plain, ("ValueError: x",)), (replace(DONE, code=0), (CLOSED,)), (OWN, (CLOSED,))):
         assert with_last_words(death, lines) == death
     killed = Death(rank=0, signal=signal.SIGKILL)
@@ -144,7 +148,7 @@ GLOO = (
 
 def test_gloos_abort_of_a_collective_of_another_size_ends_the_job_and_is_no_crash() -> None:
     death = aborted(Death(rank=3, signal=signal.SIGABRT), lambda: GLOO)
-    failed = failed_message(death, 1, EarlyEnds())
+    failed = told(death, 1, EarlyEnds())
     assert (failed.cause, failed.rank) == ("ProgramError", 3)
     assert failed.message == (
         "rank 3 and its peers entered different collectives: gloo received 8 bytes where rank 3 expected at most "
@@ -158,7 +162,7 @@ def test_gloos_abort_of_a_collective_of_another_size_ends_the_job_and_is_no_cras
 def test_any_other_abort_stays_a_crash(lines: tuple[str, ...]) -> None:
     death = Death(rank=3, signal=signal.SIGABRT)
     assert aborted(death, lambda: lines) == death
-    assert failed_message(death, 1, EarlyEnds()).cause is None
+    assert told(death, 1, EarlyEnds()).cause is None
 
 
 def test_the_last_output_of_many_workers_that_abort_together_is_waited_for_once(

@@ -44,7 +44,6 @@ from trainer_launch.pytorch.fork_server import Starter
 from trainer_launch.pytorch.generations import LostPeer, Outside, SharedState
 from trainer_launch.pytorch.worker_group import WorkerGroup
 from trainer_launch.pytorch.worker_processes import LogFolders, worker_processes
-from trainer_launch.supervisor import error_lines
 from trainer_launch.supervisor.failure import how
 from trainer_launch.supervisor.processes import Rung
 from trainer_launch.supervisor.run_loop import Due, RunLoop, is_hang
@@ -494,14 +493,9 @@ class TorchNode(RunLoop):
         if self._stop_signal is not None:
             self._send(say.Leave(_STOP_REQUEST))
             return
-        early, failure = self._ending.early or self._early_ends(), self._failure_of(death)
-        message = worker_ends.failed_message(death, self._group.generation, early)
-        if not message.message:  # what its last lines say
-            words = failure.message.partition(": ")[2]
-            message = replace(message, message=words, error=error_lines.error_name(words))
-        is_cause = failure.rank == death.rank  # ranks that differ name nobody, nor does one that quotes another
-        message = replace(message, exit_reason=failure.reason, helps=failure.restart_helps, is_cause=is_cause)
-        self._send(replace(message, ago_s=max(0.0, self._system.now() - death.at_s)))
+        early, generation = self._ending.early or self._early_ends(), self._group.generation
+        failure, now_s = self._failure_of(death), self._system.now()
+        self._send(worker_ends.failed_message(death, failure, generation, early, now_s))
 
     def _log_failure(self, death: Death) -> None:
         if death == self._lost_peer:

@@ -94,9 +94,10 @@ def by_itself(death: Death) -> Death:
     return replace(death, signal=None, code=exit_codes.FAILED) if was_ended else death
 
 
-def failed_message(death: Death, generation: int, early: EarlyEnds) -> say.Failed:
-    """Make the message to the coordinator, which decides whether a restart can help."""
-    message, is_victims = death.message or "", is_victim(death) and not early.failed
+def failed_message(death: Death, failure: Failure, generation: int, early: EarlyEnds, now_s: float) -> say.Failed:
+    """Make the message to the coordinator, which decides whether a restart can help; `failure` is the death's."""
+    message = death.message or failure.message.partition(": ")[2]  # what its last lines say
+    is_victims = is_victim(death) and not early.failed
     return say.Failed(
         generation,
         *(death.rank, death.code, death.signal, message, error_name(message)),
@@ -105,6 +106,10 @@ def failed_message(death: Death, generation: int, early: EarlyEnds) -> say.Faile
         finished=early.finished,
         may_be_asked=early.may_be_asked,
         cause=death.reason if death.reason in retry_policy.IN_VAIN else None,
+        exit_reason=failure.reason,
+        helps=failure.restart_helps,
+        ago_s=max(0.0, now_s - death.at_s),
+        is_cause=failure.rank == death.rank,  # ranks that differ name nobody, nor does one that quotes another
     )
 
 
