@@ -119,7 +119,7 @@ class Incidents:
         def woken() -> None:
             with contextlib.suppress(BlockingIOError):
                 os.read(self._requests, 4096)
-                if self._processes.has_leaders and self._system.now() >= self._heard_s + _REST_S:
+                if self._processes.pids() and self._system.now() >= self._heard_s + _REST_S:
                     (collect or self._collect)()
                     self._heard_s = self._system.now()
 

@@ -24,7 +24,7 @@ from enum import IntEnum
 from trainer_launch.host.process_tree import ProcessEntry
 from trainer_launch.model import Death, Plan, Process
 from trainer_launch.model.errors import InternalError, NotRunnableError
-from trainer_launch.model.signal_policy import SignalAction, action_of, signal_name
+from trainer_launch.model.signal_policy import SignalAction, signal_name
 from trainer_launch.model.units import counted
 from trainer_launch.supervisor.run_observer import RunObserver, RunPhase
 from trainer_launch.supervisor.system import System
@@ -153,11 +153,6 @@ class Processes:
         return bool(self._alive) and self.rung is Rung.NONE
 
     @property
-    def has_leaders(self) -> bool:
-        """Whether a leader lives."""
-        return bool(self._alive)
-
-    @property
     def phase(self) -> RunPhase:
         """Where this generation is."""
         if self.rung is Rung.KILL:
@@ -192,16 +187,14 @@ class Processes:
         died_of_it = death.signal is not None and was_asked
         return rest_s if self.plan.daemons or died_of_it else min(CLEAR_S, rest_s)
 
-    def on_signal(self, number: int, now_s: float, *, spares_leaders: bool = False) -> SignalAction:
-        """Do with a signal what the plan says, whatever this generation does now; what it was for.
+    def on_signal(self, number: int, action: SignalAction, now_s: float, *, spares_leaders: bool) -> None:
+        """Do with a signal what it is for, whatever this generation does now.
 
         The first request to stop asks the leaders, unless they are being ended already; each further one climbs.
         Ctrl-C is theirs as from a terminal, and the second one ends all at once.
         `spares_leaders`: their ranks on other hosts have had the signal.
         """
-        action = action_of(number, self.plan.signals)
-        name, asks = signal_name(number), action is SignalAction.TERMINATE
-        if asks:
+        if action is SignalAction.TERMINATE:
             self.note_request(number)
             if self.rung is Rung.KILL and self._climb_at_s is not None:
                 self._climb_at_s = min(self._climb_at_s, now_s + LAST_KILL_S)
@@ -210,7 +203,7 @@ class Processes:
             if number == signal.SIGINT and self.rung < Rung.LEADERS:
                 self._stop_signal = number
             self.stop(now_s, first if self.asked == 1 else max(first, again))
-            return action
+            return
         self.observer.tell("signal", signal=number, asks_to_stop=False)
         self.relayed.add(number)
         for pid in () if spares_leaders else self._alive:
@@ -219,10 +212,9 @@ class Processes:
             self.is_draining = True
             self._have_stop_signal |= number == self._stop_signal and not spares_leaders
             self.observer.asked_to_stop(number)
-            log.warning("%s: no more restarts; the launcher exits when the workers do", name)
+            log.warning("%s: no more restarts; the launcher exits when the workers do", signal_name(number))
         elif action is SignalAction.CHECKPOINT and self._alive:
-            log.warning("%s: the workers were told to save and continue", name)
-        return action
+            log.warning("%s: the workers were told to save and continue", signal_name(number))
 
     def note_request(self, number: int) -> None:
         """Count a request to stop this pod: nothing is started again."""

@@ -111,7 +111,7 @@ class RunLoop(ABC):
         if (asks or action is SignalAction.DRAIN) and self._stop_signal is None and not self.is_decided:
             self._stop_signal = number
         if lives:
-            self._processes.on_signal(number, now_s, spares_leaders=self.tell_ranks(number, action))
+            self._processes.on_signal(number, action, now_s, spares_leaders=self.tell_ranks(number, action))
         elif asks or action is SignalAction.DRAIN:
             self._processes.note_request(number)
 
@@ -225,7 +225,7 @@ class ProgramLoop(RunLoop):
     @property
     def is_decided(self) -> bool:
         """Whether the program has failed or succeeded: a later request to stop does not change that."""
-        has_ended = not (self._processes.is_over or self._processes.has_leaders)
+        has_ended = not (self._processes.is_over or self._processes.pids())
         return self._cause is not None or has_ended
 
     def settle(self, now_s: float) -> None:
