@@ -369,7 +369,7 @@ def test_torchruns_worker_is_judged_not_torchrun():
 
 
 def test_kills_for_memory_count_from_the_last_start(monkeypatch):
-    counts = iter((1, 2, 2, 2))
+    counts = iter((0, 1, 2, 2, 2))
     monkeypatch.setattr(machine, "oom_kills", lambda _: next(counts))
     witness = Witness()
     for killed in (True, False):

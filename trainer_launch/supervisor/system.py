@@ -65,7 +65,7 @@ class System:
         self._old_handlers = inherited.hear({signal.SIGCHLD, *STOP_SIGNALS, *RELAYED})
         self._adopted = inherited.adopt_orphans()
         self._witness = Witness()
-        self._witness.begin()  # for what others have started, such as the fork server
+        self.look = self._witness.look  # what tells why something has just died
         self._output = Output(watched=watched, lines_per_s=lines_per_s, listener=listener, sieve=sieve)
         output = self._output
         self.last_lines, self.last_errors, self.catch_up = output.last_lines, output.last_errors, output.catch_up
@@ -74,9 +74,8 @@ class System:
         self.print = partial(output.say, stream=1)
         self.clean: Callable[[], None] = lambda: None  # the caller's: removes shared memory that the dead have left
         self.launchers: Callable[[], Collection[int]] = tuple  # the caller's: others, which stop what is below them
-        self.woken: Callable[[], None] = lambda: (
-            None
-        )  # the caller's: looks whether anything else has ended a `wait`
+        # The caller's: looks whether anything else has ended a `wait`.
+        self.woken: Callable[[], None] = lambda: None
         self._popens: dict[int, subprocess.Popen[bytes] | None] = {}  # by pid, until they have ended
         self._sessions: set[int] = set()  # the pids of all that were started, which lead sessions
         self._signalled: dict[int, set[tuple[int, int]]] = {}  # by signal: who has had it from us
@@ -98,7 +97,6 @@ class System:
         `prepare` runs in the new process before the program.
         """
         ours = self.streams(process)
-        self._witness.begin()
         try:
             popen = _started(process, ours, prepare)
         except (OSError, ValueError) as error:
@@ -292,10 +290,6 @@ class System:
             yield pid, exit_codes.FAILED
         self._popens.clear()
 
-    def look(self) -> Evidence:
-        """Gather what tells why something has just died."""
-        return self._witness.look()
-
     def drain(self, wait_s: float) -> None:
         """Write out what labelled processes have left in their pipes."""
         if not self._output.close(wait_s):
@@ -349,7 +343,7 @@ class Witness:
 
     def __init__(self) -> None:
         self._groups = machine.own_groups()
-        self._before: int | None = None
+        self.begin()
 
     def begin(self) -> None:
         """Something is about to start: who was killed before is not what it dies of."""
