@@ -106,7 +106,7 @@ def ranks_of(recorders: Recorders, store: Path, program: str = RANK, **env: str)
     """Both ranks, ready."""
     started = []
     try:
-        for number, fd in enumerate(recorders.open(NAMES)):
+        for number, fd in enumerate(map(recorders.open, NAMES)):
             argv = [sys.executable, "-c", program, str(fd), str(store)]
             own = clean_env({"RANK": str(number), "TORCH_FR_BUFFER_SIZE": "100", **env})
             started.append(
@@ -245,7 +245,7 @@ def test_a_group_without_entries_has_entered_as_much_as_it_has_begun() -> None:
 def test_who_does_not_answer_holds_nobody_up() -> None:
     """One has ended and had told what it knew, one writes what is no answer, one says nothing, one has no group."""
     recorders = Recorders()
-    ended, odd, silent, alone = recorders.open(["ended", "odd", "silent", "alone"])
+    ended, odd, silent, alone = map(recorders.open, ("ended", "odd", "silent", "alone"))
     try:
         os.write(silent, b"\n")
         os.write(odd, b"no answer\n" + b"x" * 10)
@@ -593,7 +593,7 @@ def test_a_rank_of_4096_is_told_with_its_groups(step: int | None) -> None:
 
 def test_an_answer_that_is_too_long_is_dropped_and_not_kept() -> None:
     recorders = Recorders()
-    (worker,) = recorders.open(["rank 0"])
+    worker = recorders.open("rank 0")
     try:
         said = dict[str, Recorded]()
         for _ in range(3 * MAX_BYTES // 65536):

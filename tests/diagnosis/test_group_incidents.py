@@ -246,7 +246,7 @@ def test_a_rank_that_printed_an_error_and_left_with_exit_code_0_is_the_cause_and
     group, lines = group_of(), ("Traceback (most recent call last):", error)
     group.deaths.append(replace(FINISHED, process="rank 0"))
     group.unasked.add("rank 0")
-    group.recorders.open(["rank 0"])
+    group.recorders.open("rank 0")
     system = cast(FakeSystem, group.system)
     monkeypatch.setattr(system, "last_lines", lambda name: lines)
     system.clock_s = FINISHED.at_s + 60.0

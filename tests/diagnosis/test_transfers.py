@@ -156,7 +156,7 @@ def test_a_program_that_sleeps_between_two_looks_at_a_download_is_in_a_transfer(
 def recorders() -> Iterator[Recorders]:
     """The connection to rank 0, which has entered seven collectives."""
     made = Recorders()
-    worker = socket.socket(fileno=made.open(["rank 0"])[0])
+    worker = socket.socket(fileno=made.open("rank 0"))
 
     def reply() -> None:
         worker.send(b"\n")

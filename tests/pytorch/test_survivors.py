@@ -36,7 +36,7 @@ def test_a_survivor_gets_its_new_rank_also_where_the_pod_has_a_variable_of_that_
 
 def test_a_survivor_whose_end_is_not_reaped_yet_when_the_next_generation_begins_is_told_nothing() -> None:
     survivors = Survivors(create_autospec(System, instance=True))
-    (worker,) = survivors.open(["rank 0"])
+    worker = survivors.open("rank 0")
     os.close(worker)
     assert survivors.hear() == []
     survivors.enter("rank 0", {"RANK": "0"})
@@ -146,7 +146,7 @@ def test_a_survivor_that_hears_of_its_generations_end_before_it_enters_leaves_it
 
 def test_a_survivor_that_is_to_enter_with_workers_that_cannot_be_started_waits_for_nothing() -> None:
     survivors = Survivors(create_autospec(System, instance=True))
-    (worker,) = survivors.open(["rank 0"])
+    worker = survivors.open("rank 0")
     os.write(worker, generations.of_worker.encode(OutOfGroups(has_state=True)))
     survivors.hear()
     survivors.close({"rank 0": "rank 1"})

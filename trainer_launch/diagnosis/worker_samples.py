@@ -63,19 +63,16 @@ class Recorders:
         """The workers that could answer."""
         return {*self._connections}
 
-    def open(self, names: Sequence[str]) -> list[int]:
-        """Make a connection for each worker; their ends are the caller's.
+    def open(self, name: str) -> int:
+        """Make a connection to a worker; its end is the caller's.
 
         Raises:
             OSError: there are too few descriptors.
         """
-        theirs = []
-        for name in names:
-            ours, other = socket.socketpair()
-            ours.setblocking(False)
-            self._connections[name] = ours
-            theirs.append(other.detach())
-        return theirs
+        ours, theirs = socket.socketpair()
+        ours.setblocking(False)
+        self._connections[name] = ours
+        return theirs.detach()
 
     def close(self, but: Mapping[str, str] | None = None) -> None:
         """The generation is over; workers of these names go on in the next one, under others."""

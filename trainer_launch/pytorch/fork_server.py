@@ -10,7 +10,7 @@ import signal
 import socket
 import subprocess
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeVar
 
 from msgspec.structs import replace
 
@@ -18,7 +18,7 @@ from trainer_launch.host import network
 from trainer_launch.model.codec import MessageError
 from trainer_launch.model.errors import EXHAUSTED, LIMITS, LaunchError, NodeError, explained, tells_of_limit
 from trainer_launch.pytorch import messages
-from trainer_launch.pytorch.messages import ForkWorkers, OpenStore, Ready, RequestFailed, Started
+from trainer_launch.pytorch.messages import ForkedWorker, ForkWorkers, OpenStore, Ready, RequestFailed, Started
 from trainer_launch.supervisor import inherited
 from trainer_launch.supervisor.failure import memory
 
@@ -43,6 +43,7 @@ from trainer_launch.pytorch.fork_server_process import main
 main(place)
 """
 _NO_TORCH = ("importing torch failed", "importing torch.distributed failed")  # begin why a server has no torch
+T = TypeVar("T", Ready, Started)
 _log = logging.getLogger(__name__)
 
 
@@ -86,10 +87,7 @@ class ForkServer:
         look.register(self._connection, select.POLLIN)
         if not look.poll(0):
             return None
-        answer = self._receive(_ANSWER_S)
-        if not isinstance(answer, Ready):
-            raise _unexpected(answer)
-        return answer
+        return self._receive(Ready, _ANSWER_S)
 
     def close(self) -> None:
         """End the server; what it has forked goes on. The caller reaps it."""
@@ -116,11 +114,7 @@ class ForkServer:
                 messages.send(self._connection, request, [*fds, wait])
             finally:
                 os.close(wait)
-            answer = self._receive(within_s)
-            if isinstance(answer, RequestFailed):
-                raise ServerError(answer.reason)
-            if not isinstance(answer, Started) or len(answer.pids) != count:
-                raise _unexpected(answer)
+            answer = self._receive(Started, within_s)
             os.write(go, b"g" * count)
         except OSError as problem:
             raise ServerError(f"the fork server does not take requests ({problem})") from None
@@ -128,7 +122,7 @@ class ForkServer:
             os.close(go)
         return answer
 
-    def _receive(self, within_s: float) -> messages.Message:
+    def _receive(self, kind: type[T], within_s: float) -> T:
         try:
             received = messages.receive(self._connection, within_s)
         except TimeoutError:
@@ -137,7 +131,11 @@ class ForkServer:
             raise ServerError(f"the fork server sent no answer ({problem})") from None
         if received is None:
             raise ServerError("the fork server exited")
-        return received[0]
+        answer, _ = received
+        if not isinstance(answer, kind):
+            why = answer.reason if isinstance(answer, RequestFailed) else f"it answered {type(answer).__name__}"
+            raise ServerError(why)
+        return answer
 
 
 def _command(workers: Workers, fd: int) -> tuple[str, ...]:
@@ -147,10 +145,6 @@ def _command(workers: Workers, fd: int) -> tuple[str, ...]:
         folder = os.path.dirname(os.path.realpath(os.path.join(cwd, workers.script)))
     wanted = (folder, *workers.preload) if workers.forks else ("",)  # a store is torch's alone
     return (workers.python, "-u", "-c", _CODE, str(fd), str(os.getpid()), *wanted)
-
-
-def _unexpected(answer: messages.Message) -> ServerError:
-    return ServerError(f"the fork server sent an unexpected message ({type(answer).__name__})")
 
 
 def end_child(pid: int) -> None:
@@ -368,35 +362,26 @@ class Starter:
         return self._group.processes.spawn(processes, inherited.dying_with_us())
 
     def _fork(self, server: ForkServer, processes: Sequence[Process]) -> list[Death]:
-        records, names = self._workers.records, [process.name for process in processes]
-        streams: list[dict[int, int]] = []
-        sockets: list[int] = []
+        records, workers, fds = self._workers.records, list[ForkedWorker](), list[int]()
         try:
             for process in processes:
-                streams.append(self._system.streams(process))  # noqa: PERF401  those that are open are closed below
-            recorders = self._group.recorders.open(names if records else [])
-            sockets += recorders
-            survivors = self._group.survivors.open(names)
-            sockets += survivors
-            forked: list[messages.ForkedWorker] = []
-            fds: list[int] = []
-            for n, (process, own) in enumerate(zip(processes, streams, strict=True)):
-                place = self._group.places[process.name]
-                worker = messages.ForkedWorker(
+                place, streams = self._group.places[process.name], sorted(self._system.streams(process).items())
+                fds += [fd for _, fd in streams]
+                fds += [self._group.recorders.open(process.name)] if records else []
+                fds.append(self._group.survivors.open(process.name))
+                worker = ForkedWorker(
                     local_rank=place.local_rank,
                     environment=process.env,
-                    streams=tuple(sorted(own)),
+                    streams=tuple(stream for stream, _ in streams),
                     stacks=place.stacks,
                     recorder=records,
                 )
-                forked.append(worker)
-                fds += [*(own[stream] for stream in worker.streams), *recorders[n : n + 1], survivors[n]]
-            cwd = self._workers.cwd or os.getcwd()
-            argv, meet_at = processes[0].argv, self._workers.meet_at
-            request = ForkWorkers(argv=argv, cwd=cwd, workers=tuple(forked), meet_at=meet_at)
+                workers.append(worker)
+            argv, cwd = processes[0].argv, self._workers.cwd or os.getcwd()
+            request = ForkWorkers(argv=argv, cwd=cwd, workers=tuple(workers), meet_at=self._workers.meet_at)
             pids = server.start(request, fds).pids
         finally:
-            for fd in {*sockets, *(fd for own in streams for fd in own.values())}:
+            for fd in {*fds}:
                 os.close(fd)
         for process, pid in zip(processes, pids, strict=True):
             self._system.adopt(pid)

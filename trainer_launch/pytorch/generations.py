@@ -22,7 +22,7 @@ import sys
 import threading
 import time
 import traceback
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 from trainer_launch.diagnosis import flight_recorder
@@ -443,20 +443,17 @@ class Survivors:
         self.left: set[str] = set()  # out of their process groups: they wait for the next generation
         self.holders: set[str] = set()  # those that have the state of the last generation
 
-    def open(self, names: Sequence[str]) -> list[int]:
-        """Make a connection for each worker; their ends are the caller's.
+    def open(self, name: str) -> int:
+        """Make a connection to a worker; its end is the caller's.
 
         Raises:
             OSError: there are too few descriptors.
         """
-        theirs = []
-        for name in names:
-            ours, other = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-            ours.setblocking(False)
-            self._connections[name] = ours
-            self._system.listen(ours.fileno())
-            theirs.append(other.detach())
-        return theirs
+        ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        ours.setblocking(False)
+        self._connections[name] = ours
+        self._system.listen(ours.fileno())
+        return theirs.detach()
 
     def close(self, but: Mapping[str, str] | None = None) -> None:
         """Workers of these names go on, under others; all others have ended."""
