@@ -139,13 +139,14 @@ def _carried_out(
     from trainer_launch.observability.goodput_keeper import GoodputKeeper
     from trainer_launch.observability.observer import conclude, observed
     from trainer_launch.observability.progress import PrintedSteps
+    from trainer_launch.supervisor.output import Output
     from trainer_launch.supervisor.system import System
 
     watched = settings.hang_timeout is not None  # output is progress, so no part of it may be left out
     printed = PrintedSteps(scratch)
     listeners = (printed.heard,) if mpi is None else (printed.heard, mpi.program.hear)
     listener, limit = partial(_hear, listeners), settings.output_limit
-    system = System(watched=watched, lines_per_s=limit, listener=listener)
+    system = System(Output(watched=watched, lines_per_s=limit, listener=listener))
     system.clean = sweep
     system.launchers = lambda: {view.pid for view in node_view.find()}
     keeper = GoodputKeeper(scratch, printed)

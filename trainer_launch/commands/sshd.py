@@ -31,6 +31,7 @@ from trainer_launch.planning.mpi import SSHD, forwarded
 from trainer_launch.planning.reading import Reading, live_pod, read
 from trainer_launch.planning.task import Task, sparing
 from trainer_launch.supervisor import inherited, outcome
+from trainer_launch.supervisor.output import Output
 from trainer_launch.supervisor.processes import Processes
 from trainer_launch.supervisor.run_loop import ProgramLoop
 from trainer_launch.supervisor.system import System
@@ -67,7 +68,7 @@ def main(parsed: Parsed) -> int:
         with shm.kept_clean() as sweep:
             task = _task(reading, parsed, scratch)
             plan = SSHD.plan(task, "this is an MPI worker")
-            system = System(sieve=None if settings.log_level == "debug" else ProbeFilter())
+            system = System(Output(sieve=None if settings.log_level == "debug" else ProbeFilter()))
             logs.send_through(system.say)
             with contextlib.closing(system), observed(task, plan, settings, system) as observer:
                 processes, watch = Processes(plan, system, observer), server.Sessions(os.getpid(), system.now())

@@ -37,6 +37,7 @@ from trainer_launch.rehearsal.faults import Faults, InjectedFault
 from trainer_launch.rehearsal.history import History, HistoryEntry, Recorder, What
 from trainer_launch.rehearsal.kubelet import Kubelet, Setting
 from trainer_launch.rehearsal.pod_watch import PodProcesses, PodWatch
+from trainer_launch.supervisor.output import Output
 from trainer_launch.supervisor.system import Happened, System
 
 DRAIN_S = 1.0
@@ -62,7 +63,7 @@ def rehearse(job: RehearsalJob, settings: Settings, setting: Setting) -> int:
         kubelet.check()
         job.check(kubelet)
         watch = PodWatch()
-        system = System(listener=watch.scan)
+        system = System(Output(listener=watch.scan))
         logs.send_through(system.say)
         with contextlib.closing(system):
             rehearsal = Rehearsal(job, kubelet, system, watch, settings.grace)

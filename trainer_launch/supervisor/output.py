@@ -109,7 +109,7 @@ class Output:
         ends: dict[int, int] = {}
         try:
             for streams in carried:
-                ends |= dict.fromkeys(streams, self._open(process, label, streams, to.get(streams[-1])))
+                ends |= dict.fromkeys(streams, self._open(process, label, streams, to.get(streams[-1], PLAIN)))
         except OSError:
             for fd in {*ends.values()}:
                 os.close(fd)
@@ -128,9 +128,8 @@ class Output:
         process: str,
         label: str | None,
         streams: tuple[int, ...],
-        to: Destination | None = None,
+        to: Destination,
     ) -> int:
-        to = to or PLAIN
         copy = None if to.file is None else _File(to.file)
         try:
             read_end, write_end = os.pipe2(os.O_CLOEXEC)

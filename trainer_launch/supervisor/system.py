@@ -29,7 +29,7 @@ from trainer_launch.model.signal_policy import RELAYED, STOP_SIGNALS
 from trainer_launch.model.units import in_units
 from trainer_launch.supervisor import inherited
 from trainer_launch.supervisor.failure import Evidence
-from trainer_launch.supervisor.output import Listener, Output, Sieve
+from trainer_launch.supervisor.output import Output
 
 _REQUESTS = (signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2)  # on which programs save and leave
 _LARGEST = 3  # segments that are named where /dev/shm is full
@@ -49,14 +49,8 @@ class Happened(Struct, frozen=True, kw_only=True):
 class System:
     """Processes below us, our signals, our clock. It knows pids; `Processes` knows what belongs together."""
 
-    def __init__(
-        self,
-        *,
-        watched: bool = False,
-        lines_per_s: int = 0,
-        listener: Listener | None = None,
-        sieve: Sieve | None = None,
-    ) -> None:
+    def __init__(self, output: Output | None = None) -> None:
+        """`output` carries what processes write."""
         inherited.fill_standard_streams()
         self._wake_read, self._wake_write = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
         self._selector = selectors.DefaultSelector()
@@ -66,8 +60,7 @@ class System:
         self._adopted = inherited.adopt_orphans()
         self._witness = Witness()
         self.look = self._witness.look  # what tells why something has just died
-        self._output = Output(watched=watched, lines_per_s=lines_per_s, listener=listener, sieve=sieve)
-        output = self._output
+        self._output = output = output or Output()
         self.last_lines, self.last_errors, self.catch_up = output.last_lines, output.last_errors, output.catch_up
         self.last_line, self.heard, self.rename = output.last_line, output.heard, output.rename
         self.say = output.say  # a line of the launcher's own to stderr, never inside a labelled process's line
