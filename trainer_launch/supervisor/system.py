@@ -59,7 +59,6 @@ class System:
         self._old_handlers = inherited.hear({signal.SIGCHLD, *STOP_SIGNALS, *RELAYED})
         self._adopted = inherited.adopt_orphans()
         self._witness = Witness()
-        self.look = self._witness.look  # what tells why something has just died
         self._output = output = output or Output()
         self.last_lines, self.last_errors, self.catch_up = output.last_lines, output.last_errors, output.catch_up
         self.last_line, self.heard, self.rename = output.last_line, output.heard, output.rename
@@ -282,6 +281,10 @@ class System:
             log.error("how pid %d ended is unknown: other code in this process took its exit status", pid)
             yield pid, exit_codes.FAILED
         self._popens.clear()
+
+    def look(self) -> Evidence:
+        """Gather what tells why something has just died."""
+        return self._witness.look()
 
     def drain(self, wait_s: float) -> None:
         """Write out what labelled processes have left in their pipes."""
