@@ -135,7 +135,7 @@ def test_the_last_output_shows_a_victim_where_no_error_file_was_written() -> Non
     )
     for prefix in ("", "[rank0]: "):  # torch's hook writes it
         wrapped = with_last_words(plain, tuple(prefix + line for line in chain))
-        assert failed_message(wrapped, 1, EarlyEnds()).lost_peer
+        assert told(wrapped, 1, EarlyEnds()).lost_peer
     assert with_last_words(plain, ("ValueError: x", *chain[1:])) == plain
 
 
