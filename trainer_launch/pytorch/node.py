@@ -204,9 +204,8 @@ class TorchNode(RunLoop):
         group, early = self._group, self._ending.early or worker_ends.UNKNOWN
         proof = next((death.fault for death in group.deaths if death.fault), "")
         self._was_prepared = self._starter.is_ready
-        join = say.Join(group.incarnation, group.generation, early.finished, early.failed, self._was_prepared)
-        join = replace(join, device_fault=proof, may_be_asked=early.may_be_asked)
-        self._send(replace(join, kept=self._group.kept_states))
+        own = group.incarnation, group.generation, early.finished, early.failed, self._was_prepared
+        self._send(say.Join(*own, device_fault=proof, may_be_asked=early.may_be_asked, kept=group.kept_states))
 
     @property
     def _say_again_s(self) -> float:
@@ -281,8 +280,8 @@ class TorchNode(RunLoop):
             self._join()
         elif self.phase is NodePhase.FORMED and not self._has_store:
             self._try(self._open_store)
-        if self.phase is NodePhase.FORMED and self._go is not None:  # which tells where the open store is
-            self._start(self._go, now_s)
+        if self.phase is NodePhase.FORMED and self._formed and self._go:  # which tells where the open store is
+            self._start(self._formed, self._go, now_s)
 
     def _open_store(self) -> None:
         """Open the store of a generation, and send its place."""
@@ -292,11 +291,9 @@ class TorchNode(RunLoop):
             host = self._client.own_address(self._membership.address, self._membership.host)
             self._send(say.Store(self._group.generation, host, port))
 
-    def _start(self, go: say.Go, now_s: float) -> None:
+    def _start(self, formed: say.Formed, go: say.Go, now_s: float) -> None:
         """Start the workers: the store is open."""
-        formed, workers = self._formed, self._workers
-        if formed is None:
-            return
+        workers = self._workers
         self._observe()  # also a generation that starts at once
         specs = worker_processes(workers, self._membership, formed, go, self._folders.folder)
         runtime_directory.tell(workers.run_dir, "workers_started", workers=len(specs), first_rank=formed.first_rank)
