@@ -430,6 +430,16 @@ TO_TELL: tuple[Situation, ...] = (
         **_THREE_NODES,
         rank=None,
     ),
+    ended(
+        "all_blocked",
+        "3 nodes: all ranks read from a storage that hangs: ended, and nobody is named",
+        "no progress, but none of 3 known ranks waits in a recorded collective: ranks 0-2 are in {L} (read_batch)",
+        "Hung",
+        138,
+        rank=None,
+        options=KILL,
+        **_THREE_NODES,
+    ),
     hang(
         "never_entered_after_output",
         "3 nodes: prints for a while, then never enters",

@@ -162,6 +162,17 @@ def impatient(rank):
     dist.all_reduce(total, group=group)
 
 
+def impatient_in_buckets(rank):
+    """As in DDP's backward: several operations time out at once."""
+    patient = dist.new_group(timeout=timedelta(seconds=1))
+    dist.all_reduce(total, group=patient)
+    begin()
+    if rank == 1:
+        compute(3.0)
+    for work in [dist.all_reduce(torch.ones(4), group=patient, async_op=True) for _ in range(4)]:
+        work.wait()
+
+
 def comes_too_late(rank):
     """Rank 1 enters after the others' time-out, and before these have ended."""
     group, came = dist.new_group(), os.environ["GATE"] + ".came"

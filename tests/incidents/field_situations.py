@@ -63,6 +63,8 @@ FIELD: tuple[Situation, ...] = (
     # Hangs.
     hung("impatient", "slower than the group's own timeout", 1, exit_code=(1, 138), retryable=(), never=_NETWORK,
         options=END, workers=3),
+    hung("impatient_in_buckets", "slower than the group's own timeout, with several operations at once", 1,
+        exit_code=(1, 138), retryable=(), never=_NETWORK, options=END, workers=3),
     hung("comes_too_late", "enters after the others' time-out, before they end", 1, exit_code=(1, 138),
         sentence="rank 1 (node 0) had not entered all_reduce #1 of group 1 (ranks 0-2)…", never=_NETWORK,
         retryable=(), options=END, workers=3),
