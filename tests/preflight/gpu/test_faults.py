@@ -199,6 +199,15 @@ def test_a_gpu_that_no_machine_of_this_job_has_is_the_jobs_fault_unless_one_was_
     assert loud(findings(subject(env, "quick", gpus=2))) == told
 
 
+def test_beside_a_lost_card_the_others_are_watched(tmp_path: Path) -> None:
+    def change(told: dict[str, Any]) -> None:
+        card(1, handle={"error": 15})(told)
+        card(2, xids=[62])(told)
+
+    found = loud(findings(subject(machine.environment(tmp_path, change))))
+    assert found == [("gpu-recovery", NODE, "GPU 1"), ("gpu-xid", NODE, "GPU 2")]
+
+
 def test_mig_that_the_job_asked_for_is_the_jobs_fault_with_several_workers(tmp_path: Path) -> None:
     env = machine.environment(tmp_path, card(0, mig=1), gpus=1) | {"CUDA_VISIBLE_DEVICES": "MIG-1,MIG-2"}
     assert loud(findings(subject(env, "quick", gpus=1, workers=1))) == []

@@ -233,12 +233,15 @@ AT_REST: dict[str, Callable[[Any], Any]] = {
 
 def watched() -> dict[str, Any]:
     """All that was seen until the input ended."""
-    gpus = [WatchedGpu(index) for index in own()]
+    gpus = {}
+    for number, index in enumerate(own()):
+        with contextlib.suppress(nvml.NVMLError):  # it is lost; the others are there
+            gpus[number] = WatchedGpu(index)
     while True:
-        for gpu in gpus:
+        for gpu in gpus.values():
             gpu.look()
         if select.select([0], [], [], INTERVAL_S)[0] and not os.read(0, 4096):
-            return {"trouble": "", "gpus": [gpu.summary() | {"index": at} for at, gpu in enumerate(gpus)]}
+            return {"trouble": "", "gpus": [gpu.summary() | {"index": at} for at, gpu in gpus.items()]}
 
 
 class WatchedGpu:
