@@ -67,6 +67,8 @@ STEP = {"SLURM_STEP_ID": "0", "SLURM_STEP_NUM_NODES": "2", "SLURM_STEP_NUM_TASKS
     [
         ("torchrun t.py", {}, None, "run -- torchrun t.py"),
         ("torchrun t.py", {"TRAINER_LAUNCH_SHIM": "off"}, None, None),
+        ("torchrun t.py", {"TRAINER_LAUNCH_SHIM": "0"}, None, None),
+        ("torchrun t.py", {"TRAINER_LAUNCH_SHIM": "False"}, None, None),
         ("torchrun t.py", {}, "plain", "run -- torchrun t.py"),
         ("torchrun t.py", {}, "torchrun", None),
         ("torchrun t.py", {}, "torch", None),

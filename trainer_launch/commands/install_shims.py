@@ -23,7 +23,7 @@ from trainer_launch.model.signal_policy import STOP_SIGNALS
 from trainer_launch.observability import node_view
 from trainer_launch.planning.command import MPI, SHIMS, CommandKind, parse_command
 from trainer_launch.planning.reading import SHIM_SWITCH as SWITCH
-from trainer_launch.planning.reading import is_our_python, live_pod, recognise
+from trainer_launch.planning.reading import is_our_python, live_pod, recognise, shims_are_off
 
 NAMES = SHIMS
 _FRONT_ENDS = ("accelerate", "fabric", "tune", "trl")
@@ -81,7 +81,7 @@ def decide(words: Sequence[str], env: Mapping[str, str], engine_above: str | Non
 
     A launcher above that only runs a script leaves the workers to us; one with another engine is theirs already.
     """
-    if env.get(SWITCH, "") == "off" or engine_above not in (None, "plain") or flat_platforms.is_worker(env):
+    if shims_are_off(env) or engine_above not in (None, "plain") or flat_platforms.is_worker(env):
         return None
     if len(words) < 2 or not _QUESTIONS.isdisjoint(words[1:2]):
         return None

@@ -36,7 +36,7 @@ _EXAMPLES = """examples:
   trainer-launch explain -- train.py             # in a pod: show what would run
   trainer-launch run -- train.py --lr 1e-3       # run it"""
 _MORE = f"""'trainer-launch COMMAND --help' shows the options that most people need;
---help-all shows all. Every option has an environment variable: --grace 60 is
+--help-all shows all. The variable of an option is in brackets: --grace 60 is
 {PREFIX}GRACE=60. An option on the command line takes precedence. Times
 are seconds, or have units: 90s, 10m, 1h30m."""
 _COMMANDS = {  # as the help lists them

@@ -77,14 +77,15 @@ def _whole(text: str) -> int | None:
     return int(text) if _WHOLE.fullmatch(text) else None
 
 
-def _switch(text: str) -> bool | None:
+def parse_switch(text: str) -> bool | None:
+    """A flag's variable as it is written: on, 1, true or yes, and their opposites; None: it is none of them."""
     return _SWITCH_WORDS.get(text.lower())
 
 
 _WHOLE = re.compile(r"[0-9]{1,12}")
 _SWITCH_WORDS = dict.fromkeys(("1", "true", "yes", "on", "t", "y"), True)
 _SWITCH_WORDS |= dict.fromkeys(("0", "false", "no", "off", "f", "n"), False)
-_PARSERS: Mapping[type, Any] = {str: str, bool: _switch, int: _whole, float: parse_duration}
+_PARSERS: Mapping[type, Any] = {str: str, bool: parse_switch, int: _whole, float: parse_duration}
 
 
 def _option(default: Any, **about: Any) -> Any:

@@ -27,7 +27,7 @@ from trainer_launch.host.network import Interface
 from trainer_launch.host.slow_files import in_time
 from trainer_launch.model import Endpoint, Fact, Host, Job, Origin, Topology
 from trainer_launch.model.errors import NotRunnableError, UsageError
-from trainer_launch.model.settings import Settings, job_options
+from trainer_launch.model.settings import Settings, job_options, parse_switch
 from trainer_launch.planning import interfaces
 from trainer_launch.planning.command import (
     Command,
@@ -74,8 +74,13 @@ class Reading(Struct, frozen=True, kw_only=True):
     @property
     def calls_others(self) -> bool:
         """Whether the command is a shell or a wrapper, whose torchrun may be a shim."""
-        switch = self.pod.env.get(SHIM_SWITCH)
-        return self.command is not None and switch != "off" and starts_launchers(self.command)
+        are_off = shims_are_off(self.pod.env)
+        return self.command is not None and not are_off and starts_launchers(self.command)
+
+
+def shims_are_off(env: Mapping[str, str]) -> bool:
+    """Whether the user wants the real programs."""
+    return parse_switch(env.get(SHIM_SWITCH, "")) is False
 
 
 def read(pod: PodInput, settings: Settings) -> Reading:
