@@ -34,10 +34,11 @@ class PairTestFailed(Exception):
 
 def main() -> None:
     """Do what the command line says."""
-    token, limit, host, port, *lent = sys.argv[1:]
-    signal.setitimer(signal.ITIMER_REAL, float(limit) + 5)  # should our parent die first
+    token, until, host, port, *lent = sys.argv[1:]
+    limit_s = float(until) - time.monotonic()  # this program's start has taken some time of the test
+    signal.setitimer(signal.ITIMER_REAL, max(0.0, limit_s) + 5)  # should our parent die first
     listener = socket.socket(fileno=int(lent[0])) if lent else None
-    os.write(1, json.dumps({"rails": [measured(token, float(limit), listener, host, int(port))]}).encode())
+    os.write(1, json.dumps({"rails": [measured(token, limit_s, listener, host, int(port))]}).encode())
 
 
 def measured(token: str, limit_s: float, listener: socket.socket | None, host: str, port: int) -> tuple[str, int]:

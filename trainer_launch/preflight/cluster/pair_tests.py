@@ -90,7 +90,8 @@ def run(test: msg.Test, listener: Listener, child: Sequence[str] = PAIR_TEST_CHI
     """A test over plain sockets."""
     with contextlib.nullcontext() if test.rank else listener.lent() as lent:
         descriptors = () if lent is None else (lent.fileno(),)
-        argv = (*child, test.token, str(test.limit_s), test.host, str(test.port), *map(str, descriptors))
+        until_s = time.monotonic() + test.limit_s
+        argv = (*child, test.token, str(until_s), test.host, str(test.port), *map(str, descriptors))
         streams, limit_s = Streams(pass_fds=descriptors), test.limit_s + _PAIR_TEST_MARGIN_S
         ended = deadline_subprocess.run(argv, None, limit_s, streams, reap_s=_REAP_S)
     why = f"its test ended with {ended.status} without a result"
