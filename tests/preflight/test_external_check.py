@@ -131,7 +131,7 @@ def test_a_command_that_hangs_is_killed_with_all_that_it_started(monkeypatch: py
 def test_a_command_that_leaves_a_daemon_with_its_output_has_reported_all_the_same(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(external_check, "_limit_s", lambda subject: 1.0)
+    monkeypatch.setattr(external_check, "_limit_s", lambda subject: 5.0)
     assert findings(f"{HANGS}; {printed(DCGM)}")[1].check == "external-dcgm"
 
 
