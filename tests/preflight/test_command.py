@@ -269,6 +269,28 @@ def test_a_preflight_that_is_asked_to_stop_says_what_it_waited_for(
     assert awaited in words.read_text()
 
 
+_GOES_AWAY = """
+import os, signal
+from trainer_launch.preflight.node_preflight import PreflightProgress
+
+def fails():
+    raise OSError(5, "Input/output error")
+
+progress = PreflightProgress(lambda text: print(text, flush=True))
+progress.view.callback(fails)
+progress.undo = fails
+os.kill(os.getpid(), signal.SIGHUP)
+print("went on")
+"""
+
+
+def test_a_preflight_that_is_asked_to_stop_ends_also_where_its_terminal_is_gone() -> None:
+    done = subprocess.run([sys.executable, "-c", _GOES_AWAY], capture_output=True, text=True, timeout=60)
+    assert done.returncode == 143
+    assert done.stdout.startswith("reason=PreflightStopped exit=143 ")
+    assert "went on" not in done.stdout
+
+
 def test_a_terminal_shows_what_is_under_way_and_a_pod_does_not_load_rich(tmp_path: Path) -> None:
     words = ("preflight", "--wait-timeout", "2", "--nodes", "2", "--node-rank", "0", "--master-addr", "127.0.0.1")
     command = shlex.join([*LAUNCHER, *words, "--master-port", str(free_port())])

@@ -284,7 +284,7 @@ class PreflightProgress:
 
     def _stop(self, number: int) -> None:
         self.is_over = True
-        in_time("the terminal", None, self.view.close, wait_s=_UNDO_S)  # in a thread: this one may hold its lock
+        _in_time(self.view.close)
         code = exit_codes.of_signal(number) if number == signal.SIGINT else exit_codes.STOPPED
         parts = [self.waiting()] if self.waiting() else []
         running = [name for name, status in check_states().items() if status is None]
@@ -293,5 +293,11 @@ class PreflightProgress:
         text = f"stopped by {signal_name(number)} after {after_s:.0f} s, while {what}"
         logs.warn(f"Preflight {text} (exit code {code})")
         self._write_message(report_formats.stopped(self.place, code, text))
-        in_time("what is under way", None, self.undo, wait_s=_UNDO_S)
+        _in_time(self.undo)
         os._exit(code)
+
+
+def _in_time(act: Callable[[], None]) -> None:
+    """Do it in another thread, as this one may hold its lock. The preflight ends also where it fails."""
+    with contextlib.suppress(Exception):  # such as at a terminal that is gone
+        in_time(repr(act), None, act, wait_s=_UNDO_S)
