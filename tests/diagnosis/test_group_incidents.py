@@ -239,6 +239,21 @@ def test_ranks_that_have_entered_a_collective_since_the_watch_looked_do_not_hang
     assert (found.accuses, found.active) == (False, True), found.text
 
 
+@pytest.mark.parametrize(("ago_s", "accuses"), [(0.5, False), (50.0, True)])
+def test_a_rank_that_has_just_finished_is_no_suspect_though_its_last_collective_is_long_ago(
+    ago_s: float, accuses: bool
+) -> None:
+    """As after the export of a model: what the others wait in may be over by now."""
+    groups = {
+        "0": replace(waits(0).groups["0"], entered=5, last=(Collective(5, "all_reduce", "", NOW_NS - 10**12),))
+    }
+    state = RankState(rank=0, life=Life.FINISHED, groups=groups, quiet_s=ago_s)
+    state = replace(state, quiet_s=quiet_s(state, Quiet(None, None), NOW_NS))
+    found = explain((state, waits(1), waits(2)), NOW_NS, 15.0)
+    assert found is not None
+    assert found.accuses == accuses, found.text
+
+
 @pytest.mark.parametrize(("error", "is_uneven"), [("", True), ("ValueError: record 17 is corrupt", False)])
 def test_a_rank_that_printed_an_error_and_left_with_exit_code_0_is_the_cause_and_not_its_data(
     error: str, is_uneven: bool, monkeypatch: pytest.MonkeyPatch

@@ -88,7 +88,7 @@ def quiet_s(state: RankState, times: Quiet, now_ns: int) -> float | None:
     """Since the last progress of a rank, which may spin where it waits in a collective.
 
     Calls that torch makes around a collective, such as a backward pass, compute as well. What the rank has entered
-    since the watch looked is progress, too.
+    since the watch looked is progress, and so is its end.
     """
     innermost = state.stack.partition("\n")[0]
     waits = state.doing is Doing.COLLECTIVE and (state.waits or "/torch/distributed/" in innermost)
@@ -96,8 +96,8 @@ def quiet_s(state: RankState, times: Quiet, now_ns: int) -> float | None:
     entered = [each.at_ns for group in state.groups.values() for each in group.last]
     entered += [each.at_ns for group in state.groups.values() for each in group.messages]
     since_s = [(now_ns - at_ns) / 1e9 for at_ns in entered if at_ns <= now_ns]
-    signs = (times.sign_s, None if waits else times.work_s, *since_s)
-    return min((seconds for seconds in signs if seconds is not None), default=state.quiet_s)
+    signs = (state.quiet_s, times.sign_s, None if waits else times.work_s, *since_s)
+    return min((seconds for seconds in signs if seconds is not None), default=None)
 
 
 class Collector:
