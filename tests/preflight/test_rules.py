@@ -366,6 +366,10 @@ def test_one_of_eight_adapters_that_is_down_is_named(spec: str) -> None:
     beside = AdapterPort("mlx5_an0", 1, True, EDR, is_ethernet=True)  # as Azure has it, for all but the GPUs
     (finding,) = findings(replace(node, adapters=(*node.adapters, beside)), "nccl-ib-hca")
     assert (finding.status, finding.text[:10]) == (Status.WARN, "8 of 9 RDM")
+    unused = tuple(AdapterPort(f"mlx5_an{n}", 1, False, "", is_ethernet=True) for n in range(8))
+    node = with_ports(*[NDR] * 8, gpus=8, env={"NCCL_IB_HCA": spec})
+    (finding,) = findings(replace(node, adapters=(*node.adapters, *unused)), "nccl-ib-hca")
+    assert finding.status is Status.PASS
 
 
 @pytest.mark.parametrize(

@@ -387,9 +387,10 @@ def nccl_ib_hca(subject: Subject) -> Observed:
         return Observed(facts={fact: f"{setting} leaves none of {there}", "there": there})
     if not up:  # not that of another rail, or for storage
         return Observed(facts={"all down" if spec else "none up": _shown(down)})
-    # A port without a cable is no fault where each GPU has another one, and where a machine has few of them.
+    # A port without a cable is no fault where each GPU has another one, where a machine has few of them, and where
+    # all of its kind are down.
     kinds = [[port for port in taken if port.is_ethernet is is_ethernet] for is_ethernet in (True, False)]
-    is_short = any(sum(port.is_active for port in kind) < n_gpus <= len(kind) for kind in (taken, *kinds))
+    is_short = any(0 < sum(port.is_active for port in kind) < n_gpus <= len(kind) for kind in (taken, *kinds))
     text = f"{len(up)} of {len(taken)} RDMA ports are up for {n_gpus} GPUs; {_shown(down)}" if is_short else ""
     more = {"measured": len(up), "unit": "ports"}
     return Observed(facts={"some down": text}, good=f"{setting}: {_shown(up)}", more=more)

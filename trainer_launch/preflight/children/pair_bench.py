@@ -19,10 +19,7 @@ from collections.abc import Iterator
 
 BLOCK = 1 << 18
 SEND_S = 0.12
-LONG_S, FAST = (
-    1.5,
-    20_000_000,
-)  # below so many bytes per second: a long way needs many round trips to its full speed
+LONG_S, FAST = 1.5, 20_000_000  # below so many bytes per second: a long way is slow for many round trips
 TOKEN_S = 1.0  # for whoever connects to say that this test is meant; it sends its token at once
 _AGAIN_S = 0.02
 _LENGTH = struct.Struct("!Q")
