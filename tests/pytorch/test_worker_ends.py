@@ -175,3 +175,9 @@ def test_the_last_output_of_many_workers_that_abort_together_is_waited_for_once(
     for rank in range(8):
         aborted(Death(rank=rank, signal=signal.SIGABRT, at_s=100.0), lambda: ("double free or corruption",))
     assert 0.1 < sum(waits) < 0.5
+
+
+@pytest.mark.parametrize("reason", ["ProgramError", "Misconfigured", "NotRunnable", None])
+def test_the_coordinator_is_told_what_no_restart_can_mend(reason: str | None) -> None:
+    death = Death(rank=1, code=2, message="rank 1 refuses its arguments", reason=reason)
+    assert told(death, 3, EarlyEnds(failed=True)).cause == reason
