@@ -136,6 +136,9 @@ def test_the_last_output_shows_a_victim_where_no_error_file_was_written() -> Non
     for prefix in ("", "[rank0]: "):  # torch's hook writes it
         wrapped = with_last_words(plain, tuple(prefix + line for line in chain))
         assert told(wrapped, 1, EarlyEnds()).lost_peer
+        for later in (("ValueError: x",), ("KeyError: 'a'", chain[1], "ValueError: x")):
+            own = tuple(prefix + line for line in (*chain, "goes on without it", *later))
+            assert with_last_words(plain, own) == plain, "the loss was handled"
     assert with_last_words(plain, ("ValueError: x", *chain[1:])) == plain
 
 

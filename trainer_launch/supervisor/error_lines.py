@@ -124,6 +124,17 @@ def latest(lines: Sequence[str], count: int) -> Sequence[str]:
     return [*(line for line in lines[:start] if not _OF_AGENT.match(line)), lines[end], *lines[root:]]
 
 
+def last_chain(lines: Sequence[str]) -> Sequence[str]:
+    """The last error and those that it was raised from: an error before these was handled."""
+    start, is_linked = 0, True
+    for n, line in enumerate(lines):
+        if re.sub(rf"\A{_RANK}", "", line) in (_DIRECT, _HANDLING):
+            is_linked = True
+        elif _UNCAUGHT.match(line):
+            start, is_linked = start if is_linked else n, False
+    return lines[start:]
+
+
 def _workers_error(lines: Sequence[str], named: Sequence[int]) -> tuple[str, ...]:
     """The last error of torchrun's workers, but no victim's where there is another; without one their last line."""
     at = ([n for n in named if not _is_victims(re.sub(_RANK, "", lines[n], count=1))] or [-1, *named])[-1]
