@@ -134,6 +134,12 @@ def test_a_refusal_by_another_version_names_both(said: str, shown: str) -> None:
     assert msg.with_own_version(said) == shown
 
 
+def test_a_launcher_of_0_3_0_is_refused_which_cannot_read_what_ranks_do_now() -> None:
+    refused = msg.refused_version("the coordinator", msg.VERSION, 9)
+    assert refused is not None
+    assert "uses protocol version 10, this node 9" in refused.reason
+
+
 def test_a_coordinator_of_0_1_is_named_with_its_version_and_ours() -> None:
     def answer(server: socket.socket) -> None:
         sock, _ = server.accept()

@@ -28,7 +28,7 @@ from trainer_launch.model.codec import (
 )
 from trainer_launch.model.units import ranges_in
 
-VERSION = 9
+VERSION = 10
 MAX_CLAIMS = 32
 MAX_QUARANTINED = 16
 MAX_TOPICS = 8  # of the notes in one message
