@@ -148,8 +148,8 @@ def _check_plans(kubelet: Kubelet) -> None:
         _, given, argv, _ = options.typed(OURS, words)
         if not argv:
             raise UsageError(
-                f"container {pod.draft.main} of {pod.name} has neither command nor args; add them to the manifest, "
-                "or run --command 'PROGRAM ARG ...'"
+                f"container {pod.draft.main} of {pod.name} has no program to run; add it to the command or args in "
+                "the manifest, or run --command 'PROGRAM ARG ...'"
             )
         settings, files = load(given, process.env), LiveFiles(MAX_FILE_BYTES + 1)
         with contextlib.suppress(ContractError, NodeError):  # these depend on the pod, whose launcher says so

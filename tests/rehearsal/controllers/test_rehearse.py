@@ -200,10 +200,13 @@ def test_without_a_command_the_launcher_is_the_entrypoint(tmp_path: Path) -> Non
     assert "reason=Succeeded" in ended.stderr, "the termination message of the launcher in the pod"
 
 
-def test_a_container_without_command_and_args_is_named_with_what_to_add(tmp_path: Path) -> None:
-    ended = launch("rehearse", "-f", job(tmp_path, pod("{name: pytorch, image: i}")))
+@pytest.mark.parametrize(
+    "words", ["", ", command: [trainer-launch, run, --nproc-per-node, '2']"], ids=["none", "options alone"]
+)
+def test_a_container_without_a_program_is_named_with_what_to_add(tmp_path: Path, words: str) -> None:
+    ended = launch("rehearse", "-f", job(tmp_path, pod(f"{{name: pytorch, image: i{words}}}")))
     assert ended.returncode == 2
-    assert "container pytorch of job-worker-0 has neither command nor args; add them" in ended.stderr
+    assert "container pytorch of job-worker-0 has no program to run; add it to the command or args" in ended.stderr
 
 
 def test_a_manifest_is_also_read_from_standard_input(tmp_path: Path) -> None:
