@@ -399,6 +399,8 @@ def test_the_node_with_fewer_or_slower_adapters_than_most_is_faulty() -> None:
     free = [with_ports(*rates, env={"NCCL_IB_HCA": ""}) for rates in ([NDR] * 8, [NDR] * 8, [*[NDR] * 7, ""])]
     assert among(*free) == [("node 2", Fault.NODE)]  # NCCL takes all
     assert among(whole, whole, with_ports(*[NDR] * 7, EDR)) == [("node 2", Fault.NODE)]  # a rail at a quarter
+    one, lane = with_ports(NDR), with_ports("100 Gb/sec (1X NDR)")  # one of the cable's four, not an older machine
+    assert among(one, one, lane) == [("node 2", Fault.NODE)]
     assert among(whole, whole, with_ports(*[""] * 8)) == [("node 2", Fault.NODE)]
 
 
