@@ -340,7 +340,7 @@ def is_slower(value: str, most: str) -> bool:
     if value.partition(_GIVEN)[2] != most.partition(_GIVEN)[2]:
         return False  # its pod was given another number of those that its machine has
     its, usual = ([(int(count), int(rate)) for count, rate in _RATES.findall(text)] for text in (value, most))
-    if len(its) == len(usual) == 1 and its[0][1] != usual[0][1] and "(1X " not in value:  # of the cable's four lanes
+    if len(its) == len(usual) == 1 and its[0][1] != usual[0][1] and "(1X " not in value:  # a lane of the cable
         return False  # all its ports have a rate of their own: another kind of machine
     _, least = max(usual, default=(0, 0))
     its, usual = ([port for port in ports if port[1] >= least] for ports in (its, usual))
