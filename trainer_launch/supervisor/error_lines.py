@@ -454,7 +454,7 @@ SYMPTOMS = (
     _cause(
         "Hung",
         r"\bwait timeout after \d+ms, keys: |store->get\([^)]*\) got error: Socket Timeout",
-        _START + r"\S+: Wait timeout$",  # of a FileStore
+        _START + r"(?:RuntimeError|\S*DistStoreError): (?:Wait timeout$|Timeout waiting for key: )",  # in a file
         what="because no rank set a key of the store in time",
         hint="trainer-launch incidents show has what each rank did last: see why none has set the key",
         has_victim=True,
