@@ -53,6 +53,32 @@ def test_groups_are_aborted_where_their_backend_can(monkeypatch: pytest.MonkeyPa
     assert aborted == ([] if backend == "gloo" else [backend])
 
 
+def test_a_peer_can_send_to_a_rank_that_has_left_however_soon_gloo_closes_its_own_connection(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Else gloo forgets the peer's message, and waits for it for ever."""
+    sockets = generations._GroupSockets()
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        with sockets.making():
+            own = socket.create_connection(listener.getsockname())
+        peer = listener.accept()[0]
+
+        class Seen(socket.socket):
+            def shutdown(self, how: int) -> None:
+                super().shutdown(how)
+                own.close()  # gloo's thread has seen the end
+
+        with monkeypatch.context() as patched:
+            patched.setattr(socket, "socket", Seen)
+            sockets.shut()
+            sockets.shut()
+    with peer:
+        for _ in range(3):  # a reset is told at the second one
+            assert peer.send(b"message") == len(b"message")
+    for connection in sockets._open.values():
+        connection.close()
+
+
 class Waiting(Survivors):
     """Survivors without connections: `left` have just left their groups; dismissed ones end."""
 

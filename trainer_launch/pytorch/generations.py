@@ -364,15 +364,16 @@ class _GroupSockets:
         begun = self._before
         for fd, inode in _sockets().items():
             is_made = inode in self._made or (begun is not None and inode not in begun)
-            with contextlib.suppress(OSError), socket.socket(fileno=os.dup(fd)) as connection:
-                if (connection.type, connection.family) not in _TCP:
+            # Not by `dup()` of a socket, which would make gloo's own blocking.
+            with contextlib.suppress(OSError), contextlib.ExitStack() as unneeded:
+                connection = unneeded.enter_context(socket.socket(fileno=os.dup(fd)))
+                if inode in self._open or (connection.type, connection.family) not in _TCP:
                     continue
                 peer = connection.getpeername()
                 if is_made or (peer[1] == self._store_port and inode not in self._earlier):
+                    self._open[inode] = connection  # before gloo sees its end, and closes it
+                    unneeded.pop_all()
                     connection.shutdown(socket.SHUT_RD)
-                    if inode not in self._open:
-                        # Not by `dup()` of a socket, which would make gloo's own blocking.
-                        self._open[inode] = socket.socket(fileno=os.dup(fd))
         _abort_groups()
 
 
