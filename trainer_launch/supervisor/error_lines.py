@@ -89,7 +89,7 @@ def with_places(lines: Iterable[str]) -> tuple[str, ...]:
             calls.clear()
         is_of_text = bool(calls) and re.match("<(?!frozen )", calls[-1][1]) is not None
         is_of_text = is_of_text and any(not call[1].startswith("<") for call in calls)  # python -c has but these
-        if is_of_text and suggestions.is_typo_in_program(re.sub(_RANK, "", line, count=1)):
+        if is_of_text and suggestions.is_typo_in_program(_bare(line)):
             line += f" ({calls[-1][1]}, line {calls[-1][2]})"
         plain.append(line + place if _SYNTAX.match(line) else line)
     return tuple(plain)
@@ -128,16 +128,21 @@ def last_chain(lines: Sequence[str]) -> Sequence[str]:
     """The last error and those that it was raised from: an error before these was handled."""
     start, is_linked = 0, True
     for n, line in enumerate(lines):
-        if re.sub(rf"\A{_RANK}", "", line) in (_DIRECT, _HANDLING):
+        if _bare(line) in (_DIRECT, _HANDLING):
             is_linked = True
         elif _UNCAUGHT.match(line):
             start, is_linked = start if is_linked else n, False
     return lines[start:]
 
 
+def _bare(line: str) -> str:
+    """A line without the rank that torch writes before it."""
+    return re.sub(_RANK, "", line, count=1)
+
+
 def _workers_error(lines: Sequence[str], named: Sequence[int]) -> tuple[str, ...]:
     """The last error of torchrun's workers, but no victim's where there is another; without one their last line."""
-    at = ([n for n in named if not _is_victims(re.sub(_RANK, "", lines[n], count=1))] or [-1, *named])[-1]
+    at = ([n for n in named if not _is_victims(_bare(lines[n]))] or [-1, *named])[-1]
     until = next((n for n in range(at + 1, len(lines)) if _TRACEBACK.search(lines[n])), len(lines))
     return final_error(lines[:until])
 
@@ -145,7 +150,7 @@ def _workers_error(lines: Sequence[str], named: Sequence[int]) -> tuple[str, ...
 def headline(lines: Iterable[str]) -> str:
     """The first line of the last error that was named, with the line below if it goes on there; "" without one."""
     first, *rest = (*final_error(lines), "")
-    first = re.sub(_RANK, "", first, count=1)
+    first = _bare(first)
     if _TERMINATED.match(first):
         return f"{first} {rest[0].strip()}".strip() if _GOES_ON.match(first) else first
     return first if _UNCAUGHT.match(first) else ""
@@ -187,7 +192,7 @@ def essence(message: str) -> str:
 
 def with_cause(message: str, trace: Sequence[str]) -> str:
     """A message with the error that it was raised from, or the last one of its group, by its traceback."""
-    lines = with_places(re.sub(rf"\A{_RANK}", "", line) for line in trace)
+    lines = with_places(map(_bare, trace))
     if (own := headline(lines)).startswith(message) and _OF_TEXT.search(own):
         message = own
     if _DIRECT not in lines and _HANDLING in lines:  # of an error and a peer that was lost, the error came first
