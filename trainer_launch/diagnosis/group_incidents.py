@@ -104,13 +104,10 @@ class GroupIncidents:
 
         def whole(states: Sequence[RankState]) -> str:
             """With who entered what last; the coordinator gets these states when it is told of the end."""
-            self._failed = self._group.generation, self._with_ends(states)
-            why = (
-                None
-                if timed_out is None
-                else never_entered(_at_timeout(self._failed[1], timed_out, sentence), timed_out)
-            )
-            words = entered_in_words(self._failed[1]) if was_killed else ""
+            known = self._with_ends(states)
+            self._failed = self._group.generation, known
+            why = None if timed_out is None else never_entered(_at_timeout(known, timed_out, sentence), timed_out)
+            words = entered_in_words(known) if was_killed else ""
             return "; ".join(filter(None, ("" if why is None else why.text, sentence, words)))
 
         names = [name for name in self._group.places if name not in alive]

@@ -57,14 +57,8 @@ def of_this_node(
     """The stamp that this preflight would leave now; None: the kernel does not tell the boot."""
     boot = files.text(root / _BOOT_ID).strip()
     words = redact_command(external_check.command_of(settings.external_check))
-    deciding: list[object] = [
-        boot,
-        machine.machine_name(env, "", root),
-        __version__,
-        level,
-        policy.fingerprint,
-        words,
-    ]
+    name = machine.machine_name(env, "", root)
+    deciding: list[object] = [boot, name, __version__, level, policy.fingerprint, words]
     deciding += [settings.only, settings.gpu_burn]
     reference = b"" if settings.reference is None else files.LiveFiles(1 << 20).read(settings.reference) or b""
     deciding.append(hashlib.sha256(reference).hexdigest())
