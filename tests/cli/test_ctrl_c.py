@@ -134,6 +134,7 @@ def hangs(message):
 
 PreflightProgress(hangs)
 os.kill(os.getpid(), signal.{first})
+time.sleep(600)
 """
 
 

@@ -270,7 +270,7 @@ def test_a_preflight_that_is_asked_to_stop_says_what_it_waited_for(
 
 
 _GOES_AWAY = """
-import os, signal
+import os, signal, threading
 from trainer_launch.preflight.node_preflight import PreflightProgress
 
 def fails():
@@ -280,6 +280,7 @@ progress = PreflightProgress(lambda text: print(text, flush=True))
 progress.view.callback(fails)
 progress.undo = fails
 os.kill(os.getpid(), signal.SIGHUP)
+threading.Event().wait(60)
 print("went on")
 """
 

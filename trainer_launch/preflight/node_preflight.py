@@ -5,15 +5,17 @@ from __future__ import annotations
 import contextlib
 import os
 import signal
+import threading
 import time
 from collections.abc import Callable, Collection, Iterator, Sequence
-from types import FrameType
+from itertools import chain
 from typing import Any
 
 from msgspec import Struct
 from msgspec.structs import replace
 
 from trainer_launch.host import logs
+from trainer_launch.host.deadline_subprocess import begin_thread
 from trainer_launch.host.slow_files import in_time
 from trainer_launch.model import exit_codes
 from trainer_launch.model.errors import UsageError
@@ -39,7 +41,7 @@ from trainer_launch.preflight.cluster.cluster_preflight import ClusterPreflight
 from trainer_launch.preflight.policy import Policy
 from trainer_launch.preflight.report_formats import ReportPlace
 from trainer_launch.preflight.rules import with_remedy
-from trainer_launch.supervisor.inherited import stays_ignored
+from trainer_launch.supervisor.inherited import hear
 
 LOUD = (Status.FAIL, Status.WARN)
 UNDER_LOAD = frozenset(check.id for check in registry.CHECKS if check.needs_load)
@@ -110,7 +112,7 @@ def preflight(subject: Subject, settings: Settings, selection: Selection, doing:
         result = _together(subject, settings, selection, doing, before)
     else:
         result = _without_others(subject, settings, selection, doing, before, obstacle)
-    doing.is_over = True
+    doing.settle()
     findings = result.report.findings
     if machine is not None:
         under_load = {*UNDER_LOAD, external_check.external.id}
@@ -256,14 +258,15 @@ class PreflightProgress:
         self.place = _NOWHERE
         self.waiting: Callable[[], str] = str  # for whom, in words
         self.undo: Callable[[], None] = lambda: None
-        self.is_over = False  # the report is being written: the verdict stands
         self.view = contextlib.ExitStack()  # what a terminal shows meanwhile
-        self._was_asked = False
+        self._last_word = threading.Lock()  # its owner writes the termination message: the verdict, or a stop
         self._write_message = write_message
         self._began_s = time.monotonic()
-        for number in STOP_SIGNALS:
-            if not stays_ignored(number):
-                signal.signal(number, self._on_signal)
+        heard, told = os.pipe2(os.O_CLOEXEC)
+        os.set_blocking(told, False)
+        if begin_thread("signals", self._hear, heard):  # else the handlers that there are end this process
+            signal.set_wakeup_fd(told, warn_on_full_buffer=False)
+            hear(STOP_SIGNALS)
 
     def steps(self) -> list[tuple[str, str, str]]:
         """For a terminal: checks that found something or still run, how many others have ended, and the wait."""
@@ -275,17 +278,29 @@ class PreflightProgress:
         waiting = self.waiting()
         return rows + ([("other nodes", live.RUNNING, waiting)] if waiting else [])
 
-    def _on_signal(self, number: int, _frame: FrameType | None) -> None:
-        if self._was_asked and number == signal.SIGINT:  # whatever is under way
-            os._exit(exit_codes.of_signal(number))
-        self._was_asked = True
-        if not self.is_over:
-            self._stop(number)
+    def settle(self) -> None:
+        """From here on the verdict stands; where a stop came first, this never returns."""
+        self._last_word.acquire()
+
+    def _hear(self, fd: int) -> None:
+        """Never in a handler: the main thread, which would have to run it, may wait for a check."""
+        was_asked = False
+        for number in chain.from_iterable(iter(lambda: os.read(fd, 64), b"")):
+            if was_asked and number == signal.SIGINT:  # whatever is under way
+                os._exit(exit_codes.of_signal(number))
+            was_asked = True
+            if self._last_word.acquire(blocking=False) and begin_thread("stop", self._stop, number) is None:
+                self._stop(number)
 
     def _stop(self, number: int) -> None:
-        self.is_over = True
-        _in_time(self.view.close)
         code = exit_codes.of_signal(number) if number == signal.SIGINT else exit_codes.STOPPED
+        try:
+            self._say_why(number, code)
+        finally:
+            os._exit(code)
+
+    def _say_why(self, number: int, code: int) -> None:
+        _in_time(self.view.close)
         parts = [self.waiting()] if self.waiting() else []
         running = [name for name, status in check_states().items() if status is None]
         parts += [f"running checks: {', '.join(running)}"] if running else []
@@ -294,10 +309,9 @@ class PreflightProgress:
         logs.warn(f"Preflight {text} (exit code {code})")
         self._write_message(report_formats.stopped(self.place, code, text))
         _in_time(self.undo)
-        os._exit(code)
 
 
 def _in_time(act: Callable[[], None]) -> None:
-    """Do it in another thread, as this one may hold its lock. The preflight ends also where it fails."""
-    with contextlib.suppress(Exception):  # such as at a terminal that is gone
+    """The preflight ends also where it hangs or fails, as at a terminal that is gone."""
+    with contextlib.suppress(Exception):
         in_time(repr(act), None, act, wait_s=_UNDO_S)

@@ -16,29 +16,32 @@ import sys
 NOT_ALLOWED = 125
 _NEW_MOUNTS, _NEW_PIDS = 0x20000, 0x20000000
 _PRIVATE, _PARENT_DEATH = 0x44000, 1  # MS_PRIVATE with MS_REC; PR_SET_PDEATHSIG
-_KEPT = {signal.SIGKILL, signal.SIGSTOP, signal.SIGCHLD}  # these mean this process
 _libc = ctypes.CDLL(None, use_errno=True)
 
 
 def main(argv: list[str]) -> None:
     """Start the program, wait for its end, and end in the same way."""
-    passed_on = signal.valid_signals() - _KEPT
-    signal.pthread_sigmask(signal.SIG_BLOCK, passed_on)
+    heard = signal.valid_signals() - {signal.SIGKILL, signal.SIGSTOP}
+    signal.signal(signal.SIGCHLD, signal.SIG_DFL)  # an ignored one would never come
+    signal.pthread_sigmask(signal.SIG_BLOCK, heard)
     if _libc.unshare(_NEW_MOUNTS | _NEW_PIDS) or _libc.mount(b"none", b"/", None, _PRIVATE, None):
         sys.exit(NOT_ALLOWED)
     child = os.fork()
     if child == 0:
         _become(argv)
-    for number in passed_on:
-        with contextlib.suppress(OSError, ValueError):  # some belong to the C library
-            signal.signal(number, lambda received, _frame: os.kill(child, received))
-    signal.pthread_sigmask(signal.SIG_UNBLOCK, passed_on)
-    _, status = os.waitpid(child, 0)
+    pid = status = 0
+    while not pid:
+        received = signal.sigwaitinfo(heard).si_signo
+        if received == signal.SIGCHLD:
+            pid, status = os.waitpid(child, os.WNOHANG)
+        else:
+            os.kill(child, received)
     if os.WIFSIGNALED(status):
         ended_by = os.WTERMSIG(status)
         resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
         with contextlib.suppress(OSError):  # SIGKILL has no other handler
             signal.signal(ended_by, signal.SIG_DFL)
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, {ended_by})
         os.kill(os.getpid(), ended_by)
     os._exit(os.waitstatus_to_exitcode(status))
 
