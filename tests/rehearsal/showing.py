@@ -26,6 +26,7 @@ def table(lines: int) -> None:
             for number in range(lines):
                 os.write(1, b"line %d of the job\n" % number)
             print(f"wrote {lines} lines in {time.monotonic() - began_s:.3f} s", flush=True)
+            os.write(1, b"half a line")
             time.sleep(60)
     except KeyboardInterrupt:
         print("interrupted")

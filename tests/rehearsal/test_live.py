@@ -116,6 +116,7 @@ def test_the_table_stands_below_the_output_that_scrolls_and_is_gone_after_ctrl_c
     lines = shown(terminal, lambda lines: any("ended with" in line for line in lines))
     text = "\n".join(lines)
     assert ("interrupted" in text, "after" in text, "demo-node" in text) == (True, True, False)
+    assert "half a line" in lines
     output = [line for line in terminal.screen(history=True) if line.startswith("line ")]
     assert output == [f"line {number} of the job" for number in range(1500)], "none is lost or torn"
 

@@ -1,13 +1,14 @@
 """A picture that rich draws on a terminal while a command runs: a table that is redrawn, or a list of steps.
 
-What is written to stdout and stderr meanwhile appears above it: both lead into a pipe, which one thread reads and
-prints. No launcher in a pod imports rich.
+What is written to stdout and stderr meanwhile appears above it: both lead into a pipe. One thread reads it, prints
+and draws: rich's own for drawing would tear lines that another prints. No launcher in a pod imports rich.
 """
 
 from __future__ import annotations
 
 import contextlib
 import os
+import select
 import sys
 import threading
 import time
@@ -16,7 +17,8 @@ from importlib.util import find_spec
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from rich.console import Console, RenderableType
+    from rich.console import RenderableType
+    from rich.live import Live
 
 _STDOUT, _STDERR = 1, 2
 _PER_S, _PATIENCE_S = 5, 1.0  # drawings; with a terminal that was stopped (Ctrl-S)
@@ -85,18 +87,18 @@ def _drawn(picture: Callable[[int], RenderableType]) -> Iterator[None]:
             return picture(max(3, console.height // 3 - 2))
 
         live = Live(
-            get_renderable=frame, console=console, transient=True, refresh_per_second=_PER_S,
+            get_renderable=frame, console=console, transient=True, auto_refresh=False,
             redirect_stdout=False, redirect_stderr=False,
         )  # fmt: skip
-        with live, _above(console):
+        with live, _above(live):
             yield
 
 
 @contextlib.contextmanager
-def _above(console: Console) -> Iterator[None]:
-    """Send what the process writes through the console."""
+def _above(live: Live) -> Iterator[None]:
+    """Send what the process writes through the console of the picture."""
     own, (read_end, write_end) = {fd: os.dup(fd) for fd in (_STDOUT, _STDERR)}, os.pipe2(os.O_CLOEXEC)
-    relay = threading.Thread(target=_relay, args=(read_end, console), name="live", daemon=True)
+    relay = threading.Thread(target=_relay, args=(read_end, live), name="live", daemon=True)
     for fd in own:
         os.dup2(write_end, fd)
     os.close(write_end)
@@ -111,12 +113,23 @@ def _above(console: Console) -> Iterator[None]:
         relay.join(_PATIENCE_S)
 
 
-def _relay(read_end: int, console: Console) -> None:
-    """Print whole lines, many at once where many come. Goes on reading when the terminal is gone."""
-    rest = b""
+def _relay(read_end: int, live: Live) -> None:
+    """Draw, and print whole lines, many at once where many come. Goes on reading when the terminal is gone."""
+    rest, draws_at_s = b"", 0.0
     with os.fdopen(read_end, "rb", buffering=0) as pipe:
-        while data := pipe.read(1 << 16):
-            lines, newline, rest = (rest + data).rpartition(b"\n")
-            time.sleep(_PAUSE_S)
-            with contextlib.suppress(OSError):
-                console.out(*([lines.decode(errors="replace")] if newline else ()), end=newline.decode())
+        while True:
+            now_s = time.monotonic()
+            if now_s >= draws_at_s:
+                draws_at_s = now_s + 1 / _PER_S
+                with contextlib.suppress(Exception):  # what it shows changes meanwhile
+                    live.refresh()
+            if not select.select([pipe], [], [], max(0.0, draws_at_s - time.monotonic()))[0]:
+                continue
+            data = pipe.read(1 << 16)
+            lines, newline, rest = (rest + (data or b"\n" * bool(rest))).rpartition(b"\n")
+            if newline:
+                time.sleep(_PAUSE_S)
+                with contextlib.suppress(OSError):
+                    live.console.out(lines.decode(errors="replace"))
+            if not data:
+                return
