@@ -10,7 +10,6 @@ from pathlib import Path
 ROOT = Path(__file__).parents[2]
 PACKAGE = ROOT / "trainer_launch"
 FILES = sorted(PACKAGE.rglob("*.py"))
-PLUGIN_FOLDERS = ("contracts",)
 OURS = "trainer_launch"
 CONTRIBUTING = ROOT / "CONTRIBUTING.md"
 
@@ -44,28 +43,6 @@ def imports_of(path: Path) -> set[str]:
     return names
 
 
-def is_plugin(path: Path) -> bool:
-    """Whether a file has contracts, an engine or checks: a `Contract(…)`, NAME and what it does, or a @check."""
-    body = tree_of(path).body
-    if path.name != "__init__.py" and any(is_contract(node) for node in body):
-        return True
-    functions = [node for node in body if isinstance(node, ast.FunctionDef)]
-    if any(ast.unparse(one).startswith("check(") for node in functions for one in node.decorator_list):
-        return True
-    has_name = any(
-        isinstance(node, ast.Assign | ast.AnnAssign) and "NAME" in map(ast.unparse, targets_of(node))
-        for node in body
-    )
-    return has_name and any(
-        isinstance(node, ast.FunctionDef) and node.name in {"read", "plan", "check"} for node in body
-    )
-
-
-def is_contract(node: ast.stmt) -> bool:
-    """Whether a statement makes a contract."""
-    return isinstance(node, ast.Assign) and ast.unparse(node.value).startswith("Contract(")
-
-
 def targets_of(node: ast.AST) -> list[ast.expr]:
     """What a statement assigns to or deletes."""
     if isinstance(node, ast.Assign | ast.Delete):
@@ -73,8 +50,14 @@ def targets_of(node: ast.AST) -> list[ast.expr]:
     return [node.target] if isinstance(node, ast.AnnAssign | ast.AugAssign) else []
 
 
-def plugins_in(folder: str) -> list[Path]:
-    return [path for path in FILES if path.parent == PACKAGE / folder and is_plugin(path)]
+def contract_files() -> list[Path]:
+    """The files that make a `Contract(…)`, but for `contracts/__init__.py`, which lists them."""
+    values = {path: [node.value for node in tree_of(path).body if isinstance(node, ast.Assign)] for path in FILES}
+    return [
+        path
+        for path in FILES
+        if path.name != "__init__.py" and any(ast.unparse(value).startswith("Contract(") for value in values[path])
+    ]
 
 
 def package_of(path: Path) -> str:

@@ -12,14 +12,13 @@ import pytest
 from tests.architecture.package import (
     FILES,
     OURS,
-    PLUGIN_FOLDERS,
     arrows,
+    contract_files,
     drawn_floors,
     imports_of,
     module_of,
     name_of,
     package_of,
-    plugins_in,
     targets_of,
     tree_of,
 )
@@ -85,13 +84,12 @@ def files_imported_by(path: Path) -> set[str]:
     return found
 
 
-@pytest.mark.parametrize("folder", PLUGIN_FOLDERS)
-def test_siblings_never_import_each_other(folder: str) -> None:
-    plugins = {module_of(path) for path in plugins_in(folder)}
+def test_contracts_never_import_each_other() -> None:
+    modules = set(map(module_of, contract_files()))
     for path in FILES:
-        if name_of(path).startswith(folder + "/") and path.name != "__init__.py":
-            others = imports_of(path) & (plugins - {module_of(path)})
-            assert not others, f"{name_of(path)} imports {others}; share by a helper module without NAME"
+        if name_of(path).startswith("contracts/") and path.name != "__init__.py":
+            others = imports_of(path) & (modules - {module_of(path)})
+            assert not others, f"{name_of(path)} imports {others}; share by a module without a Contract"
 
 
 def test_deciders_cannot_do_anything() -> None:

@@ -8,8 +8,7 @@ from collections import Counter
 
 from tests.architecture.package import FILES, tree_of
 
-# Each mirrors its namesake in another package: a controller its contract, an engine its command.
-MIRRORS = {"mpi_operator", "sshd"}
+MIRRORS = {"mpi_operator"}  # the controller has the name of its contract
 # Seconds end in _s, bytes in _bytes; these names are torch's, Kubernetes's, Flyte's, or options that users write.
 NOT_OURS = {"monitor_interval", "active_deadline_seconds", "hang_timeout", "wait_timeout"} | {
     *("nccl_heartbeat_timeout_sec", "nccl_collective_timeout_sec"),

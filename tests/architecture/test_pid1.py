@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.architecture.package import OURS, module_of, plugins_in
+from tests.architecture.package import OURS, contract_files, module_of
 from tests.conftest import require
 
 LISTED = Path(__file__).with_name("pid1_modules.txt")
@@ -43,9 +43,8 @@ def listed(section: str) -> set[str]:
 
 
 def ours(loaded: set[str]) -> set[str]:
-    """The modules of the package in it that are not of a registry of plug-ins."""
-    plugins = {module_of(path) for path in plugins_in("contracts")}
-    return {name for name in loaded if f"{name}.".startswith(f"{OURS}.")} - plugins
+    """The modules of the package in it, without contracts."""
+    return {name for name in loaded if f"{name}.".startswith(f"{OURS}.")} - set(map(module_of, contract_files()))
 
 
 def strangers(loaded: set[str]) -> set[str]:
