@@ -36,7 +36,6 @@ from trainer_launch.host.network import AdapterPort, Interface, adapter_ports
 from trainer_launch.model import Cpus, Gpus
 from trainer_launch.model.findings import Finding, Status
 from trainer_launch.preflight.cluster import node_facts, pairs
-from trainer_launch.preflight.gpu_collect import Gpu
 
 SIZE = 8  # nodes of a fleet with a fault
 BAD = 3  # the rank of the machine that has it
@@ -203,16 +202,9 @@ def alone(
     def find(folder: Path) -> Sequence[Finding]:
         place = folder / "place"
         place.mkdir()
-        argv = [
-            *inside(place),
-            *LAUNCHER,
-            "preflight",
-            "--json",
-            *(word.replace("{}", str(place)) for word in words),
-        ]
-        done = subprocess.run(
-            argv, env=clean_env(env), capture_output=True, text=True, timeout=LATEST_S, check=False
-        )
+        own = (word.replace("{}", str(place)) for word in words)
+        argv = [*inside(place), *LAUNCHER, "preflight", "--json", *own]
+        done = subprocess.run(argv, env=clean_env(env), capture_output=True, text=True, timeout=LATEST_S)
         return findings_of(done.stdout)
 
     return FleetFault(
@@ -282,17 +274,6 @@ def taken(place: Path) -> Sequence[str]:
     return ("unshare", "-n", sys.executable, "-c", program)
 
 
-def its_card(number: int, **facts: Any) -> Break:
-    """One card of this node tells that."""
-
-    def broken(fleet: Fleet, node: Node, folder: Path) -> None:
-        cards = list(node.gpus.gpus)
-        cards[number] = replace(cards[number], facts={**cards[number].facts, **facts})
-        node.gpus = replace(node.gpus, gpus=tuple(cards))
-
-    return broken
-
-
 _NODE_1 = ("--nodes", "2", "--node-rank", "1", "--master-addr", "job-node-0-0.job", "--wait-timeout", "0")
 HDR = "200 Gb/sec (4X HDR)"
 _NO_GPU = {"gpus": Gpus(count=0, reason="none")}
@@ -313,8 +294,8 @@ FAULTS: tuple[FleetFault, ...] = (
     library("a dead process holds 40 GiB", "gpu-memory", card(1, memory_used=40 * GIB), "GPU 1"),
     library("thermal throttling in each look", "gpu-clocks", loaded(1, reasons=0x44), "GPU 1"),
     library("power brake", "gpu-clocks", loaded(1, reasons=0x80), "GPU 1"),
-    in_fleet("device", "thermal throttling in 40 of 400 looks", "gpu-clocks", its_card(1, **under_load(
-        clock_reasons={"looks": 400, "times": {"4": 400, "64": 40}})), "GPU 1"),
+    in_fleet("device", "thermal throttling in 40 of 400 looks", "gpu-clocks", lambda fleet, node, folder: (
+        node.each_card(1, **under_load(clock_reasons={"looks": 400, "times": {"4": 400, "64": 40}}))), "GPU 1"),
     library("low clocks, of which no reason is told", "gemm gpu-clocks", bench(1, gemm=300.0), "GPU 1"),
     library("slow GPU memory", "hbm", bench(2, hbm=3000.0), "GPU 2"),
     library("half the PCIe lanes", "gpu-pcie", card(0, pcie_width=8), "GPU 0"),
@@ -486,40 +467,15 @@ def without_rdma(node: Node) -> None:
 
 def consumer_cards(node: Node) -> None:
     """They have neither ECC nor NVLink, and no reference tells how fast they are."""
-    missing_facts = {"ecc_uncorrected", "remapped", "mig", "nvlinks", "name", "load nvlink_errors"}
-    cards = [
-        Gpu(
-            index=gpu.index,
-            facts={name: value for name, value in gpu.facts.items() if name not in missing_facts}
-            | {"name": "NVIDIA GeForce RTX 4090"},
-        )
-        for gpu in node.gpus.gpus
-    ]
-    tests = (
-        replace(
-            test,
-            facts={**test.facts, "model": "NVIDIA GeForce RTX 4090"},
-            figures=tuple((name, value / 4, unit) for name, value, unit in test.figures),
-        )
-        for test in node.gpus.tests
-    )
-    node.gpus = replace(node.gpus, gpus=tuple(cards), tests=tuple(tests))
+    node.no_card_tells("ecc_uncorrected", "remapped", "mig", "nvlinks", "load nvlink_errors")
+    node.each_card(name="NVIDIA GeForce RTX 4090")
+    node.measures(lambda gpu, name: 0.25, "NVIDIA GeForce RTX 4090")
 
 
 def another_model(node: Node) -> None:
     """A pool of two models, each as fast as it should be."""
-    tests = tuple(
-        replace(
-            test,
-            facts={**test.facts, "model": "NVIDIA H100 80GB HBM3"},
-            figures=tuple(
-                (name, value * (0.8 if name == "hbm-copy" else 1), unit) for name, value, unit in test.figures
-            ),
-        )
-        for test in node.gpus.tests
-    )
-    node.gpus = replace(node.gpus, tests=tests)
     node.each_card(name="NVIDIA H100 80GB HBM3")
+    node.measures(lambda gpu, name: 0.8 if name == "hbm-copy" else 1.0, "NVIDIA H100 80GB HBM3")
 
 
 def ipv6_only(fleet: Fleet, folder: Path) -> None:
@@ -568,8 +524,7 @@ def power_capped(node: Node) -> None:
 def of_less_power(node: Node) -> None:
     """A machine in a rack whose power is limited: its products take longer."""
     node.each_card(power_limit=[500_000, 700_000])
-    tests = (replace(test, figures=(("gemm", 540.0, "TFLOP/s"), *test.figures[1:])) for test in node.gpus.tests)
-    node.gpus = replace(node.gpus, tests=tuple(tests))
+    node.measures(lambda gpu, name: 0.78 if name == "gemm" else 1.0)
 
 
 def warm_once(node: Node) -> None:
@@ -587,12 +542,7 @@ def on_host_network(node: Node) -> None:
 
 
 def slower_silicon(node: Node) -> None:
-    tests = list(node.gpus.tests)
-    figures = tuple(
-        (name, value * (0.96 if name == "gemm" else 1.0), unit) for name, value, unit in tests[2].figures
-    )
-    tests[2] = replace(tests[2], figures=figures)
-    node.gpus = replace(node.gpus, tests=tuple(tests))
+    node.measures(lambda gpu, name: 0.96 if (gpu, name) == (2, "gemm") else 1.0)
 
 
 def unread_versions(node: Node) -> None:
@@ -602,15 +552,7 @@ def unread_versions(node: Node) -> None:
 
 
 def no_ecc_told(node: Node) -> None:
-    cards = tuple(
-        replace(
-            gpu,
-            facts={k: v for k, v in gpu.facts.items() if k != "ecc_uncorrected"},
-            unknown={"ecc_uncorrected": "timeout"},
-        )
-        for gpu in node.gpus.gpus
-    )
-    node.gpus = replace(node.gpus, gpus=cards)
+    node.no_card_tells("ecc_uncorrected", why="timeout")
 
 
 def of_two_models(older: tuple[int, str], newer: tuple[int, str]) -> Callable[[Fleet, Path], object]:
@@ -652,16 +594,7 @@ def with_a_provider(node: Node) -> None:
 
 
 def far_from_its_cpus(node: Node) -> None:
-    tests = (
-        replace(
-            test,
-            figures=tuple(
-                (name, value * (0.6 if name[1:] in ("2d", "2h") else 1), unit) for name, value, unit in test.figures
-            ),
-        )
-        for test in node.gpus.tests
-    )
-    node.gpus = replace(node.gpus, tests=tuple(tests))
+    node.measures(lambda gpu, name: 0.6 if name in ("h2d", "d2h") else 1.0)
 
 
 def with_one_gpu(node: Node) -> None:
@@ -690,14 +623,8 @@ HEALTHY_FLEETS: tuple[HealthyFleet, ...] = (
     HealthyFleet("all figures scatter by 1 %", each(lambda node: None)),
     HealthyFleet("all figures scatter by 3 %", each(lambda node: None), {"spread": 0.03}),
     HealthyFleet("clocks scatter by 0.9 s", scattered),
-    HealthyFleet(
-        "a clock that could be measured to 3 s only",
-        the_bad_one(badly_measured),
-    ),
-    HealthyFleet(
-        "each pod has variables and secrets of its own",
-        each(own_variables),
-    ),
+    HealthyFleet("a clock that could be measured to 3 s only", the_bad_one(badly_measured)),
+    HealthyFleet("each pod has variables and secrets of its own", each(own_variables)),
     HealthyFleet("racks between which it is a little slower", slow_racks),
     HealthyFleet("racks whose switches share half the bandwidth", shared_switches),
     HealthyFleet("one pair is disturbed once", a_busy_moment),

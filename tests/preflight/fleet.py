@@ -95,10 +95,34 @@ class Node:
         """Have its GPUs asked through NVIDIA's simulated library, in which this is changed."""
         self.played = folder, change
 
-    def each_card(self, **facts: Any) -> None:
-        """Change facts of all its GPUs."""
-        cards = tuple(replace(gpu, facts={**gpu.facts, **facts}) for gpu in self.gpus.gpus)
-        self.gpus = replace(self.gpus, gpus=cards)
+    def each_card(self, only: int | None = None, **facts: Any) -> None:
+        """Change facts of all its GPUs, or of one."""
+        cards = (
+            replace(gpu, facts=gpu.facts | facts if only in (None, gpu.index) else gpu.facts)
+            for gpu in self.gpus.gpus
+        )
+        self.gpus = replace(self.gpus, gpus=tuple(cards))
+
+    def no_card_tells(self, *names: str, why: str = "") -> None:
+        """None of its GPUs tells these facts: for this reason, or because it does not have them."""
+        unknown = dict.fromkeys(names, why) if why else {}
+        told = ({name: gpu.facts[name] for name in gpu.facts if name not in names} for gpu in self.gpus.gpus)
+        cards = (
+            replace(gpu, facts=facts, unknown=unknown) for gpu, facts in zip(self.gpus.gpus, told, strict=True)
+        )
+        self.gpus = replace(self.gpus, gpus=tuple(cards))
+
+    def measures(self, factor: Callable[[int, str], float], model: str = _LIBRARIES["model"]) -> None:
+        """Multiply what its GPUs, of this model, reach under load: by GPU and name of the figure."""
+        tests = (
+            replace(
+                test,
+                facts={**test.facts, "model": model},
+                figures=tuple((name, value * factor(test.gpu, name), unit) for name, value, unit in test.figures),
+            )
+            for test in self.gpus.tests
+        )
+        self.gpus = replace(self.gpus, tests=tuple(tests))
 
     def look(self) -> tuple[Subject, tuple[Finding, ...]]:
         """What its own checks find."""
