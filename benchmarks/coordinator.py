@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import functools
 import multiprocessing
 import random
@@ -12,11 +11,11 @@ import socket
 import statistics
 import sys
 import time
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Mapping
 from multiprocessing.connection import Connection
 
 from benchmarks.measuring import Case, Section, Setup, floats_of
-from benchmarks.peers import version_here
+from benchmarks.peers import versions_here
 from trainer_launch.membership import protocol as msg
 from trainer_launch.membership.server import Coordinator
 from trainer_launch.membership.state import CoordinatorSettings
@@ -211,10 +210,9 @@ def overflows() -> int:
     return int(dict(zip(names, values, strict=True))["ListenOverflows"])
 
 
-@contextlib.contextmanager
-def opened() -> Iterator[Setup]:
+def opened() -> Setup:
     """Each number of nodes."""
-    yield Setup(
+    return Setup(
         [Case(name_of(n), ROWS, functools.partial(simulated, n), 2 * LATEST_S, LOSSES + 6.0) for n in SIZES]
     )
 
@@ -239,7 +237,7 @@ SECTION = Section(
         "memory of the coordinator",
     ),
     open=opened,
-    versions=lambda: {"trainer-launch": version_here("trainer-launch"), "Python": sys.version.split()[0]},
+    versions=lambda: versions_here("trainer-launch", "Python"),
     whos=tuple(map(name_of, SIZES)),
 )
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import functools
 import os
 import signal
@@ -10,7 +9,7 @@ import statistics
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -18,7 +17,7 @@ import psutil
 
 from benchmarks import peers, trees
 from benchmarks.measuring import Case, Reading, Section, Setup, wait_for
-from benchmarks.peers import version_here
+from benchmarks.peers import versions_here
 from tests.cli.launching import LAUNCHER
 
 SIGNALS = 20
@@ -134,8 +133,7 @@ INITS = (
 )
 
 
-@contextlib.contextmanager
-def opened() -> Iterator[Setup]:
+def opened() -> Setup:
     """Each init that is here."""
 
     def made(who: str) -> Init:
@@ -145,12 +143,12 @@ def opened() -> Iterator[Setup]:
         return init
 
     found, absent = peers.those_here({init.who: made for init in INITS})
-    yield Setup([Case(one.who, ROWS, functools.partial(once, one), LIMIT_S, 8.0) for one in found], absent)
+    return Setup([Case(one.who, ROWS, functools.partial(once, one), LIMIT_S, 8.0) for one in found], absent)
 
 
 def versions() -> dict[str, str]:
     """Ours, Python's, and Debian's packages."""
-    found = {"trainer-launch": version_here("trainer-launch"), "Python": sys.version.split()[0]}
+    found = versions_here("trainer-launch", "Python")
     return found | {one.package: peers.version_of_debian(one.package) for one in INITS if one.package}
 
 

@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 import concurrent.futures
-import contextlib
-import functools
 import math
 import statistics
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 
 from benchmarks.measuring import Case, Failed, Reading, Section, Setup, say
-from benchmarks.peers import version_here
+from benchmarks.peers import versions_here
 from tests.incidents.catalogue import (
     SIDE_BY_SIDE,
     TO_LEAVE,
@@ -100,12 +98,11 @@ def percentile(values: Sequence[float], part: float) -> float:
     return sorted(values)[math.ceil(part * len(values)) - 1]
 
 
-@contextlib.contextmanager
-def opened() -> Iterator[Setup]:
+def opened() -> Setup:
     """One run has all situations."""
     units = {PRECISION: "%", RECALL: "%", **dict.fromkeys(TIMES.values(), "s")}
     rows = {row: units.get(row, "") for row in (*SHOWN, AGAIN, *(situation.text for situation in ALL))}
-    yield Setup([Case(WHO, rows, functools.partial(once), LIMIT_S, 400.0)])
+    return Setup([Case(WHO, rows, once, LIMIT_S, 400.0)])
 
 
 SHOWN = (TOLD, FROM_FIELD, LEFT, PRECISION, RECALL, *TIMES.values())
@@ -119,7 +116,7 @@ SECTION = Section(
     ),
     shows=SHOWN,
     open=opened,
-    versions=lambda: {name: version_here(name) for name in ("trainer-launch", "torch")},
+    versions=lambda: versions_here("trainer-launch", "torch"),
     whos=(WHO,),
     repeats=1,
 )

@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import functools
 import os
-import platform
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -15,7 +14,7 @@ import psutil
 
 from benchmarks import contestants, peers, schedule, trees
 from benchmarks.measuring import Case, Reading, Section, Setup, wait_for
-from benchmarks.peers import Launcher, version_here, versions_of_peers
+from benchmarks.peers import Launcher, versions_here, versions_of_peers
 from tests.pods import missing
 from trainer_launch.host import network
 
@@ -192,8 +191,7 @@ def _nvrx(name: str) -> Way:
 MAKERS = (_ours, _ours, _torchrun, _torchft, _torchft, _nvrx, _nvrx)
 
 
-@contextlib.contextmanager
-def opened() -> Iterator[Setup]:
+def opened() -> Setup:
     """All ways that are here; the schedule of faults is ours, and schedule.py has it for the others."""
     ways, absent = peers.those_here(dict(zip(NAMES, MAKERS, strict=True)))
     limit_s = 2 * (BEGIN_S + BACK_S)
@@ -207,7 +205,7 @@ def opened() -> Iterator[Setup]:
         cases.append(Case(NAMES[0], units, on_schedule, limit_s, 70.0))
     else:
         absent["the schedule of faults"] = why
-    yield Setup(cases, absent)
+    return Setup(cases, absent)
 
 
 def on_schedule() -> Mapping[str, Reading | float | str]:
@@ -217,9 +215,7 @@ def on_schedule() -> Mapping[str, Reading | float | str]:
 
 def versions() -> dict[str, str]:
     """Of all that take part."""
-    here = {name: version_here(name) for name in ("trainer-launch", "torch")} | {
-        "Python": platform.python_version()
-    }
+    here = versions_here("trainer-launch", "torch", "Python")
     return here | versions_of_peers({"torchft": "torchft", "nvrx": "nvidia-resiliency-ext"})
 
 

@@ -57,10 +57,11 @@ class Case:
 
 @dataclass(frozen=True, slots=True)
 class Setup:
-    """What a section's runs need: the cases, in turn; whoever is not here, and why."""
+    """What a section's runs need: the cases, in turn; who is not here, and why. `undo` ends what they share."""
 
     cases: Sequence[Case]
     absent: Mapping[str, str] = field(default_factory=dict)
+    undo: contextlib.ExitStack = field(default_factory=contextlib.ExitStack)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -70,7 +71,7 @@ class Section:
     name: str
     title: str
     about: str  # how it is measured, for the page
-    open: Callable[[], contextlib.AbstractContextManager[Setup]]
+    open: Callable[[], Setup]
     whos: tuple[str, ...]  # the order of columns
     beside: tuple[str, ...] = ()  # the columns of the page, if fewer
     shows: tuple[str, ...] = ()  # the rows of the page, if fewer; the raw data has them all
@@ -99,7 +100,8 @@ def measure(
         who: how the names of those begin that are measured; all, if empty.
         keep: called after each turn.
     """
-    with section.open() as setup:
+    setup = section.open()
+    with setup.undo:
         cases = [case for case in setup.cases if not who or case.who.startswith(who)]
         results.absent = dict(setup.absent)
         left_s = sum(case.about_s for case in cases) * repeats

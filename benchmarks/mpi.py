@@ -10,12 +10,12 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 
 from benchmarks import peers
 from benchmarks.measuring import Case, Failed, Section, Setup, keep_running
-from benchmarks.peers import Absent, version_here
+from benchmarks.peers import Absent, versions_here
 from tests import pods
 from tests.cli.launching import LAUNCHER
 from tests.frameworks import building
@@ -140,11 +140,11 @@ def loss(job: mpi.Job) -> Mapping[str, float]:
     return {LOSS: took_s}
 
 
-@contextlib.contextmanager
-def opened() -> Iterator[Setup]:
+def opened() -> Setup:
     """Hosts whose sshd stay up, and hosts of which one is killed."""
-    with tempfile.TemporaryDirectory() as one, tempfile.TemporaryDirectory() as two, contextlib.ExitStack() as undo:
-        steady, changing = (undo.enter_context(mpi.job(Path(name), HOSTS)) for name in (one, two))
+    with contextlib.ExitStack() as undo:
+        folders = [Path(undo.enter_context(tempfile.TemporaryDirectory())) for _ in range(2)]
+        steady, changing = (undo.enter_context(mpi.job(folder, HOSTS)) for folder in folders)
         has_horovod = _has_horovod()
         steady.start_workers(env=building.env() if has_horovod else {})
         at_s(up(steady))
@@ -156,7 +156,7 @@ def opened() -> Iterator[Setup]:
         ]
         cases.append(Case(OURS, {LOSS: "s"}, functools.partial(loss, changing), LIMIT_S, 10.0))
         why = "Horovod cannot be built here: make horovod says why"
-        yield Setup(cases, {} if has_horovod else {"horovodrun": why})
+        return Setup(cases, {} if has_horovod else {"horovodrun": why}, undo.pop_all())
 
 
 def missing() -> str | None:
@@ -172,7 +172,7 @@ SECTION = Section(
     loses_because="A Python interpreter starts first and looks at each host; bare mpirun waits for none.",
     open=opened,
     versions=lambda: {
-        "trainer-launch": version_here("trainer-launch"),
+        **versions_here("trainer-launch"),
         "Open MPI": peers.version_of_debian("openmpi-bin"),
         "OpenSSH": peers.version_of_debian("openssh-server"),
         "Horovod": peers.horovod_version(),

@@ -2,18 +2,17 @@
 
 from __future__ import annotations
 
-import contextlib
 import functools
 import os
 import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 
 from benchmarks.measuring import Case, Failed, Section, Setup
-from benchmarks.peers import TORCHRUN, version_here
+from benchmarks.peers import TORCHRUN, versions_here
 from tests.cli.launching import LAUNCHER, clean_env
 
 MEGABYTES = 128  # of all writers together
@@ -83,13 +82,12 @@ def _row(writers: int) -> str:
     return f"{writers} writer{'s' * (writers > 1)}"
 
 
-@contextlib.contextmanager
-def opened() -> Iterator[Setup]:
+def opened() -> Setup:
     """Each way with each number of writers."""
     cases = [
         Case(who, {_row(n): "MB/s"}, functools.partial(once, who, n), LIMIT_S, 4.0) for n in WRITERS for who in WHOS
     ]
-    yield Setup(cases)
+    return Setup(cases)
 
 
 SECTION = Section(
@@ -98,6 +96,6 @@ SECTION = Section(
     about=f"{MEGABYTES} MB of lines of {len(LINE)} bytes, written by 1, 4 and 8 workers, each line with its label.",
     loses_because="`cat` copies blocks unchanged; the launcher labels each line.",
     open=opened,
-    versions=lambda: {name: version_here(name) for name in ("trainer-launch", "torch")},
+    versions=lambda: versions_here("trainer-launch", "torch"),
     whos=WHOS,
 )

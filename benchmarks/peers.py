@@ -215,8 +215,14 @@ def answers(port: int) -> bool:
 # -- versions -------------------------------------------------------------------------------------
 
 
-def version_here(package: str) -> str:
-    """Of a package of this Python; the commit behind our own."""
+def versions_here(*packages: str) -> dict[str, str]:
+    """Of packages of this Python, and of itself; the commit behind our own."""
+    return {package: _version_here(package) for package in packages}
+
+
+def _version_here(package: str) -> str:
+    if package == "Python":
+        return platform.python_version()
     if package != "trainer-launch":
         return importlib.metadata.version(package)
     version = trainer_launch.__version__  # the metadata of an editable installation may be older than the code
@@ -262,9 +268,7 @@ def _release_commit() -> str:
 
 def versions_of_launchers() -> dict[str, str]:
     """Of whatever starts workers here."""
-    found = {name: version_here(name) for name in ("trainer-launch", "torch")} | {
-        "Python": platform.python_version()
-    }
+    found = versions_here("trainer-launch", "torch", "Python")
     with contextlib.suppress(Absent):
         found[f"trainer-launch {RELEASE}"] = _release_commit()
     return found | versions_of_peers({"nvrx": "nvidia-resiliency-ext", "dlrover": "dlrover"})

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import functools
 import multiprocessing
 import resource
@@ -10,11 +9,11 @@ import selectors
 import socket
 import sys
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from multiprocessing.connection import Connection
 
 from benchmarks.measuring import Case, Section, Setup, floats_of
-from benchmarks.peers import version_here
+from benchmarks.peers import versions_here
 from trainer_launch.membership.protocol import Challenge
 from trainer_launch.model import Endpoint
 from trainer_launch.model.findings import Finding, Status
@@ -142,10 +141,9 @@ def rows(n_nodes: int) -> dict[str, str]:
     return {f"{n_nodes:,} nodes: {row}": unit for row, unit in SIMULATED.items()}
 
 
-@contextlib.contextmanager
-def opened() -> Iterator[Setup]:
+def opened() -> Setup:
     """Each number of nodes."""
-    yield Setup([Case(WHO, rows(n), functools.partial(simulated, n), LATEST_S, 0.6 + n / 1200) for n in SIZES])
+    return Setup([Case(WHO, rows(n), functools.partial(simulated, n), LATEST_S, 0.6 + n / 1200) for n in SIZES])
 
 
 SECTION = Section(
@@ -154,7 +152,7 @@ SECTION = Section(
     about="Simulated nodes on real sockets until the last verdict.",
     shows=("4,096 nodes: to the verdict", "4,096 nodes: memory of node 0"),
     open=opened,
-    versions=lambda: {"trainer-launch": version_here("trainer-launch")},
+    versions=lambda: versions_here("trainer-launch"),
     whos=(WHO,),
 )
 

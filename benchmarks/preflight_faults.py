@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import contextlib
-import functools
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 
 from benchmarks.measuring import Case, Failed, Reading, Section, Setup
-from benchmarks.peers import version_here
+from benchmarks.peers import versions_here
 from tests.pods import missing
 from tests.preflight.fault_catalogue import FAULTS, HEALTHY_FLEETS, Found, accused, looked_for
 from tests.preflight.fleet import simulated_library
@@ -53,12 +51,11 @@ def figures(
     return rows
 
 
-@contextlib.contextmanager
-def opened() -> Iterator[Setup]:
+def opened() -> Setup:
     """All of it, once."""
     rows = (FOUND, NAMED, OTHERS, LEFT, QUIET, *(fault.text for fault in FAULTS))
     rows += tuple(healthy(fleet.text, nodes) for fleet in HEALTHY_FLEETS for nodes in SIZES)
-    yield Setup([Case(WHO, dict.fromkeys(rows, ""), functools.partial(once), LIMIT_S, 180.0)])
+    return Setup([Case(WHO, dict.fromkeys(rows, ""), once, LIMIT_S, 180.0)])
 
 
 SECTION = Section(
@@ -71,7 +68,7 @@ SECTION = Section(
     shows=(FOUND, NAMED, OTHERS, LEFT, QUIET),
     pictured=(FOUND, NAMED, OTHERS, LEFT, QUIET),
     open=opened,
-    versions=lambda: {"trainer-launch": version_here("trainer-launch")},
+    versions=lambda: versions_here("trainer-launch"),
     whos=(WHO,),
     repeats=1,
 )

@@ -7,7 +7,7 @@ import functools
 import os
 import signal
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 
 from benchmarks import trees
@@ -107,8 +107,7 @@ def _recovered(job: trees.Started, notes: Notes, folder: str, pids: list[int]) -
     return [notes.last_s(word) - killed_s for word in ("second-import", "second-step")]
 
 
-@contextlib.contextmanager
-def opened() -> Iterator[Setup]:
+def opened() -> Setup:
     """Each launcher that is here, with each number of workers."""
     found, absent = launchers()
     limit_s = LIMIT_S + BACK_S + BESIDE_S + 2 * END_S
@@ -118,7 +117,7 @@ def opened() -> Iterator[Setup]:
         for one in found
         if n < MANY or one.who in WITH_MANY
     ]
-    yield Setup(cases, absent)
+    return Setup(cases, absent)
 
 
 SECTION = Section(

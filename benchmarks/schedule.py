@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
-import contextlib
 import functools
-import platform
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 
 from benchmarks import contestants, trees
 from benchmarks.contestants import Contestant
 from benchmarks.measuring import Case, Failed, Reading, Section, Setup, wait_for
-from benchmarks.peers import version_here, versions_of_peers
+from benchmarks.peers import versions_here, versions_of_peers
 from tests.pods import Job, missing, pods_of
 from tests.survival import jobs
 
@@ -80,19 +78,16 @@ def _wait(job: Job, number: int, what: str, until_s: float, *, is_whole: bool = 
     wait_for(is_there, what, max(round(until_s - time.monotonic()), 0), 0.05)
 
 
-@contextlib.contextmanager
-def opened() -> Iterator[Setup]:
+def opened() -> Setup:
     """All that can be had here."""
     found, absent = contestants.scheduled()
     limit_s = CALM_S + LIMIT_S + 60.0
-    yield Setup([Case(one.name, ROWS, functools.partial(once, one), limit_s, 90.0) for one in found], absent)
+    return Setup([Case(one.name, ROWS, functools.partial(once, one), limit_s, 90.0) for one in found], absent)
 
 
 def versions() -> dict[str, str]:
     """Of whoever takes part."""
-    found = {name: version_here(name) for name in ("trainer-launch", "torch")} | {
-        "Python": platform.python_version()
-    }
+    found = versions_here("trainer-launch", "torch", "Python")
     packages = {"nvrx": "nvidia-resiliency-ext", "dlrover": "dlrover"}
     return found | versions_of_peers(packages)
 

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import contextlib
 import functools
 import sys
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 
 from benchmarks import trees
@@ -58,8 +57,7 @@ def once(launcher: Launcher) -> Mapping[str, float]:
         return dict(zip(ROWS, (float(at_s) - job.began_s, used_s, memory, woken, over_s), strict=True))
 
 
-@contextlib.contextmanager
-def opened() -> Iterator[Setup]:
+def opened() -> Setup:
     """Each launcher that is here."""
     found, absent = launchers()
     programs = [found[0], PLAIN, *(one for one in found[1:] if "store off" not in one.who)]
@@ -67,7 +65,7 @@ def opened() -> Iterator[Setup]:
         Case(one.who, ROWS, functools.partial(once, one), LIMIT_S * 2, one.about_s + SETTLE_S + IDLE_S + 2)
         for one in programs
     ]
-    yield Setup(cases, absent)
+    return Setup(cases, absent)
 
 
 SECTION = Section(

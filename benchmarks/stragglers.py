@@ -3,19 +3,17 @@
 from __future__ import annotations
 
 import concurrent.futures
-import contextlib
-import functools
 import re
 import subprocess
 import tempfile
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 
 import msgspec
 
 from benchmarks.measuring import Case, Failed, Reading, Section, Setup, say
-from benchmarks.peers import version_here
+from benchmarks.peers import versions_here
 from tests.cli.launching import LAUNCHER, clean_env
 
 LIMIT_S = 1800.0
@@ -130,10 +128,9 @@ def once() -> Mapping[str, Reading]:
     return figures(said)
 
 
-@contextlib.contextmanager
-def opened() -> Iterator[Setup]:
+def opened() -> Setup:
     """One run has all jobs."""
-    yield Setup([Case(WHO, dict.fromkeys((*NAMED.values(), QUIET), ""), functools.partial(once), LIMIT_S, 500.0)])
+    return Setup([Case(WHO, dict.fromkeys((*NAMED.values(), QUIET), ""), once, LIMIT_S, 500.0)])
 
 
 SECTION = Section(
@@ -144,7 +141,7 @@ SECTION = Section(
         f"The launcher takes {LOOKS} samples in each job, one every {EVERY_S:g} s; three in a row name a rank."
     ),
     open=opened,
-    versions=lambda: {name: version_here(name) for name in ("trainer-launch", "torch")},
+    versions=lambda: versions_here("trainer-launch", "torch"),
     whos=(WHO,),
     repeats=1,
 )

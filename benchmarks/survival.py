@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import contextlib
 import functools
 import statistics
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -124,8 +123,7 @@ def _starts(job: Job) -> str:
     return "/".join(str(pod.starts) for pod in job.pods)
 
 
-@contextlib.contextmanager
-def opened(row: Row) -> Iterator[Setup]:
+def opened(row: Row) -> Setup:
     """All that can meet this fault: only elastic jobs shrink and grow."""
     found, absent = contestants.here()
     cases = [
@@ -140,7 +138,7 @@ def opened(row: Row) -> Iterator[Setup]:
         for who in found
         if who.is_elastic or not row.is_elastic
     ]
-    yield Setup(cases, absent)
+    return Setup(cases, absent)
 
 
 def _section(name: str, row: Row) -> Section:
