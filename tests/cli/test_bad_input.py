@@ -10,17 +10,9 @@ import pytest
 
 from tests.architecture.package import ROOT
 from tests.cli.launching import LAUNCHER, clean_env, launch
+from tests.contracts.pods import V2_TORCH
 from trainer_launch.commands import options
 from trainer_launch.model.errors import UsageError
-
-V2 = {
-    "PET_NNODES": "2",
-    "PET_NPROC_PER_NODE": "1",
-    "PET_NODE_RANK": "1",
-    "PET_MASTER_ADDR": "job-node-0-0.job",
-    "PET_MASTER_PORT": "29500",
-    "JOB_COMPLETION_INDEX": "1",
-}
 
 
 @pytest.mark.parametrize(
@@ -76,9 +68,9 @@ def test_a_bad_command_line_is_refused_with_what_is_right(line: str, says: str) 
         (["run", "--", "true"], {"TRAINER_LAUNCH_SIGNALS": "USR1"}, 2, "TRAINER_LAUNCH_SIGNALS has 'USR1'"),
         (["preflight", "--", "true"], {"TRAINER_LAUNCH_ONLY": "x"}, 2, "error: TRAINER_LAUNCH_ONLY names 'x'"),
         (["run", "--contract", "trainer-v2-troch", "--", "true"], {}, 2, "did you mean trainer-v2-torch"),
-        (["run", "--", "true"], V2 | {"PET_NODE_RANK": "2"}, 2, "PET_NODE_RANK"),
+        (["run", "--", "true"], V2_TORCH | {"PET_NODE_RANK": "2"}, 2, "PET_NODE_RANK"),
         (["run", "--", "true"], {"TF_CONFIG": "{broken"}, 2, "TF_CONFIG"),
-        (["run", "--", "true"], V2 | {"TF_CONFIG": "{}"}, 2, "--contract"),
+        (["run", "--", "true"], V2_TORCH | {"TF_CONFIG": "{}"}, 2, "--contract"),
         (["run", "--engine", "torchrun", "--", "x.py"], {}, 127, "x.py"),
         (["run", "--", "torchrun", "--nnodes=2:1", "x.py"], {}, 2, "--nnodes"),
         (["run", "--", "python train.py"], {}, 127, "make each argument a word of its own"),
@@ -149,7 +141,7 @@ def test_how_to_mend_it_is_in_the_log_as_well() -> None:
 
 
 def test_a_value_that_is_no_text_is_one_sentence(tmp_path: Path) -> None:
-    env = {os.fsencode(k): os.fsencode(v) for k, v in clean_env(V2).items()} | {b"PET_NNODES": b"\xff\xfe2"}
+    env = {os.fsencode(k): os.fsencode(v) for k, v in clean_env(V2_TORCH).items()} | {b"PET_NNODES": b"\xff\xfe2"}
     ended = subprocess.run([*LAUNCHER, "explain"], env=env, capture_output=True, text=True, timeout=120)
     assert ended.returncode == 2
     assert len(ended.stderr.splitlines()) == 1
@@ -158,7 +150,7 @@ def test_a_value_that_is_no_text_is_one_sentence(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    "env", [V2 | {"PET_NNODES": "many"}, {"TRAINER_LAUNCH_GRACE": "soon"}], ids=["pod", "setting"]
+    "env", [V2_TORCH | {"PET_NNODES": "many"}, {"TRAINER_LAUNCH_GRACE": "soon"}], ids=["pod", "setting"]
 )
 def test_a_refused_run_says_why_in_the_termination_message_too(tmp_path: Path, env: dict[str, str]) -> None:
     message = tmp_path / "termination-log"

@@ -12,19 +12,12 @@ from typing import Any
 import pytest
 
 from tests.cli.launching import launch, script
+from tests.contracts.pods import V2_TORCH
 from trainer_launch import __version__
 from trainer_launch.commands import options
 from trainer_launch.model import settings
 
-V2 = {
-    "PET_NNODES": "2",
-    "PET_NPROC_PER_NODE": "auto",
-    "PET_NODE_RANK": "1",
-    "PET_MASTER_ADDR": "job-node-0-0.job",
-    "PET_MASTER_PORT": "29500",
-    "JOB_COMPLETION_INDEX": "1",
-    "HOSTNAME": "job-node-0-1",
-}
+V2 = V2_TORCH | {"PET_NPROC_PER_NODE": "auto", "HOSTNAME": "job-node-0-1"}
 SECRETS = {"WANDB_API_KEY": "hunter2", "DB_PASSWORD": "hunter2", "HF_TOKEN": "hunter2", "MY_SECRET": "hunter2"}
 
 

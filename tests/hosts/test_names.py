@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 import subprocess
 from collections.abc import Iterator, Mapping
 from pathlib import Path
@@ -10,17 +9,11 @@ from pathlib import Path
 import pytest
 
 from tests.cli.launching import LAUNCHER, ended, script
-from tests.conftest import require
 from tests.hosts.test_torch_jobs import REDUCE
 from tests.pods import Host, hosts
 
 pytestmark = [pytest.mark.torch, pytest.mark.process]
 DEADLINE_S = 120
-
-
-@pytest.fixture(autouse=True)
-def need_torch() -> None:
-    require(importlib.util.find_spec("torch") is not None, "torch is not installed")
 
 
 @pytest.fixture

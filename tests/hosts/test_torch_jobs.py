@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 import subprocess
 from collections.abc import Mapping, Sequence
 from functools import partial
@@ -12,7 +11,6 @@ import psutil
 import pytest
 
 from tests.cli.launching import LAUNCHER, ended, script
-from tests.conftest import require
 from tests.pods import Host, hosts
 from tests.survival import jobs
 
@@ -71,11 +69,6 @@ def launcher_in(process: subprocess.Popen[str]) -> psutil.Process:
     """Process 1 of the host that `process` leads into."""
     below = psutil.Process(process.pid).children(recursive=True)
     return next(child for child in below if "trainer_launch" in child.cmdline())
-
-
-@pytest.fixture(autouse=True)
-def need_torch() -> None:
-    require(importlib.util.find_spec("torch") is not None, "torch is not installed")
 
 
 def test_the_same_command_on_every_host_makes_the_named_one_node_0(tmp_path: Path) -> None:

@@ -7,11 +7,12 @@ import socket
 from typing import Any
 
 import pytest
+from msgspec.structs import replace
 
-from tests.planning.requests import request
+from tests.planning.requests import MACHINE, request
 from trainer_launch.host import network
 from trainer_launch.host.network import Interface
-from trainer_launch.model import Cpus, Endpoint, Gpus, Host, Job, NodeRange, Topology
+from trainer_launch.model import Cpus, Endpoint, Job, NodeRange, Topology
 from trainer_launch.model.errors import ContractError
 from trainer_launch.planning import engines, interfaces, reading
 from trainer_launch.planning.interfaces import NodeNetwork
@@ -19,13 +20,7 @@ from trainer_launch.planning.interfaces import NodeNetwork
 LO = Interface(name="lo", addresses=("127.0.0.1", "::1"))
 ETH0 = Interface(name="eth0", addresses=("10.0.0.7", "fd00::7"))
 NET1 = Interface(name="net1", addresses=("10.1.0.7",))
-CPU_HOST = Host(
-    hostname="nodeb",
-    cpus=Cpus(affinity=2, quota=None),
-    gpus=Gpus(count=0, reason="none"),
-    memory_limit_bytes=None,
-    shm_bytes=None,
-)
+CPU_HOST = replace(MACHINE, hostname="nodeb", cpus=Cpus(affinity=2, quota=None))
 
 
 def settled(*addresses: str, **more: Any) -> tuple[dict[str, str], str]:

@@ -3,21 +3,18 @@
 from __future__ import annotations
 
 import pytest
+from msgspec.structs import replace
 
 from tests.contracts.pods import V2_TORCH, pod_of
+from tests.planning.requests import MACHINE
 from trainer_launch.contracts import read_job
 from trainer_launch.model import Cpus, Endpoint, Gpus, Host, Job, Member, NodeRange, Origin, Rendezvous
 from trainer_launch.planning.job import hosts_no_rank, overlay, place
 
 
 def machine(cpus: int = 8, quota: float | None = None, gpus: int = 0, device: str = "cuda") -> Host:
-    return Host(
-        hostname="here",
-        cpus=Cpus(affinity=cpus, quota=quota),
-        gpus=Gpus(count=gpus, reason=f"{gpus} in /dev", device=device),
-        memory_limit_bytes=None,
-        shm_bytes=None,
-    )
+    there = Gpus(count=gpus, reason=f"{gpus} in /dev", device=device)
+    return replace(MACHINE, cpus=Cpus(affinity=cpus, quota=quota), gpus=there)
 
 
 def job(**fields: object) -> Job:

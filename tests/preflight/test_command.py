@@ -20,6 +20,7 @@ import pytest
 
 from tests.cli.launching import LAUNCHER, clean_env, launch
 from tests.conftest import require
+from tests.contracts.pods import V2_TORCH
 from tests.ports import free_port
 from tests.schemas.validator import violations
 from tests.waiting import eventually
@@ -28,15 +29,7 @@ from trainer_launch.preflight import report_formats
 
 pytestmark = pytest.mark.process
 
-NODE_1 = {
-    "PET_NNODES": "2",
-    "PET_NPROC_PER_NODE": "1",
-    "PET_NODE_RANK": "1",
-    "PET_MASTER_ADDR": "job-node-0-0.job",
-    "PET_MASTER_PORT": "29500",
-    "JOB_COMPLETION_INDEX": "1",
-    "HOSTNAME": "job-node-0-1",
-}
+NODE_1 = V2_TORCH | {"HOSTNAME": "job-node-0-1"}
 CAP_IPC_LOCK = 14
 NO_STORAGE = ("--only", "storage", "--storage", "/no/such/directory")  # a fatal failure
 NO_LOCK = ("setpriv", "--bounding-set", "-ipc_lock", "--inh-caps", "-ipc_lock")

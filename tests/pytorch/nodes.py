@@ -210,3 +210,9 @@ class Here:
 
     def run(self) -> Outcome:
         return self.node.run()
+
+    def fails(self) -> say.Failed:
+        """Run, and return the one failure that the coordinator is told."""
+        self.run()
+        (failed,) = self.coordinator.failures
+        return failed

@@ -68,8 +68,7 @@ def test_who_lost_a_peer_is_told_only_when_nobody_else_failed_for_a_reason_of_it
 def test_a_lost_peer_alone_is_told_once_all_have_ended(tmp_path: Path, other: Program) -> None:
     late = Program(ends_s=2, code=1, error=PEER_LOST)
     here = Here(tmp_path, rank_0=[late, ENDS], rank_1=[other, ENDS])
-    here.run()
-    (failed,) = here.coordinator.failures
+    failed = here.fails()
     assert (failed.rank, failed.lost_peer, failed.finished) == (0, True, (1,) if other is ENDS else ())
 
 
@@ -80,8 +79,7 @@ FREE = ("rank 1",)
 def test_a_worker_that_waits_for_nobody_may_still_say_why_its_peers_lost_their_connections(tmp_path: Path) -> None:
     """As one that has left its group, and raises a moment later."""
     here = Here(tmp_path, rank_0=[LOST, ENDS], rank_1=[CLEANS_UP, ENDS], free=FREE)
-    here.run()
-    (failed,) = here.coordinator.failures
+    failed = here.fails()
     assert (failed.rank, failed.lost_peer, failed.error) == (1, False, "ValueError")
     assert here.system.starts("rank 0") == [0, 4]
 
@@ -100,8 +98,7 @@ def test_who_only_looks_guilty_is_waited_for_a_moment_and_never_named(
     tmp_path: Path, program: Program, free: tuple[str, ...], stopped_s: float | None
 ) -> None:
     here = Here(tmp_path, rank_0=[LOST, ENDS], rank_1=[program, ENDS], free=free)
-    here.run()
-    (failed,) = here.coordinator.failures
+    failed = here.fails()
     assert (failed.rank, failed.lost_peer) == (0, True)
     asked_s = [call[0] for call in here.system.calls if call[1:] == ("leader", "rank 1", TERM)]
     assert asked_s == ([] if stopped_s is None else [stopped_s])
@@ -111,8 +108,7 @@ def test_who_only_looks_guilty_is_waited_for_a_moment_and_never_named(
 def test_whoever_ends_first_by_itself_meanwhile_is_named_at_once(tmp_path: Path, other: Program) -> None:
     plan = replace(PLAN, workers=replace(WORKERS, count=3))
     here = Here(tmp_path, plan, rank_0=[LOST, ENDS], rank_1=[Program(), ENDS], rank_2=[other, ENDS], free=FREE)
-    here.run()
-    (failed,) = here.coordinator.failures
+    failed = here.fails()
     assert (failed.rank, failed.signal) == (2, other.number)
     assert (2, "leader", "rank 1", TERM) in here.system.calls
 
@@ -122,8 +118,7 @@ LATE = "RuntimeError: [../gloo/transport/tcp/unbound_buffer.cc:81] Timed out wai
 
 def test_of_two_victims_the_one_that_timed_out_is_told_although_who_lost_it_was_seen_first(tmp_path: Path) -> None:
     here = Here(tmp_path, rank_0=[LOST, ENDS], rank_1=[Program(ends_s=2, code=1, error=LATE), ENDS], free=FREE)
-    here.run()
-    (failed,) = here.coordinator.failures
+    failed = here.fails()
     assert (failed.rank, failed.lost_peer, failed.timed_out) == (1, True, True)
 
 
@@ -133,15 +128,13 @@ def test_a_time_out_is_told_although_who_lost_that_rank_on_another_node_was_told
 ) -> None:
     late = Program(ends_s=ends_s, code=1, error=LATE)
     here = Here(tmp_path, rank_0=[late, ENDS], rank_1=[Program(term_s=2), ENDS], free=FREE)
-    here.hears(1.5, say.Restart(1, "rank 3 failed on node 1", patience_s=timeouts.PATIENCE_S)).run()
-    (failed,) = here.coordinator.failures
+    failed = here.hears(1.5, say.Restart(1, "rank 3 failed on node 1", patience_s=timeouts.PATIENCE_S)).fails()
     assert (failed.rank, failed.lost_peer, failed.timed_out) == (0, True, True)
 
 
 def test_a_time_out_waits_for_nobody(tmp_path: Path) -> None:
     here = Here(tmp_path, rank_0=[Program(1, 1, error=LATE), ENDS], rank_1=[Program(), ENDS], free=FREE)
-    here.run()
-    (failed,) = here.coordinator.failures
+    failed = here.fails()
     assert (failed.rank, failed.lost_peer, failed.timed_out) == (0, True, True)
     assert (1, "leader", "rank 1", TERM) in here.system.calls
 
@@ -202,8 +195,7 @@ def test_who_has_written_an_error_before_a_crash_is_its_cause_though_it_ends_lat
     slow = Program(term_s=0.5, term_code=1, error=text)
     here = Here(tmp_path, rank_0=[Program(ends_s=2, number=number), ENDS], rank_1=[slow, ENDS])
     errors_at(here, 1.9, 1, text)
-    here.run()
-    (failed,) = here.coordinator.failures
+    failed = here.fails()
     assert failed.rank == named
 
 
@@ -230,8 +222,7 @@ def test_who_was_killed_is_named_though_who_lost_it_is_seen_first(tmp_path: Path
         return Happened(ended=here.system._end(rank_0, 1).ended + here.system._end(rank_1, -number).ended)
 
     here.system.at(1.0, both_have_ended)
-    here.run()
-    (failed,) = here.coordinator.failures
+    failed = here.fails()
     assert (failed.rank, failed.signal, failed.lost_peer) == (1, number, False)
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 import json
 import re
 from pathlib import Path
@@ -10,7 +9,6 @@ from pathlib import Path
 import pytest
 
 from tests.cli.launching import launch, script
-from tests.conftest import require
 
 pytestmark = [
     pytest.mark.process,
@@ -41,11 +39,6 @@ os._exit(0)  # torch 2.13's gloo may abort while Python shuts down; not what is 
 """
 PRINTS = "print('step', step, flush=True)"
 REPORTS = "trainer_launch.report(step=step, metrics={'size': most})"
-
-
-@pytest.fixture(autouse=True)
-def need_torch() -> None:
-    require(importlib.util.find_spec("torch") is not None, "torch is not installed")
 
 
 def begun(stdout: str, node: int) -> list[int]:

@@ -7,23 +7,16 @@ from typing import Any
 
 from tests.fuzz.oracle import Refused, attempt, text_of
 from tests.fuzz.registry import target
+from tests.planning.requests import GPU_MACHINE
 from trainer_launch.contracts import read_job, snapshot
 from trainer_launch.contracts.snapshot import flat
 from trainer_launch.contracts.source import PodInput
-from trainer_launch.model import Cpus, Gpus, Host, Job, hostfile
+from trainer_launch.model import Job, hostfile
 from trainer_launch.model.errors import ContractError, LaunchError
 from trainer_launch.model.redaction import REDACTED, redact
 from trainer_launch.model.value_parsers import parse_host
 from trainer_launch.planning.command import parse_command
 from trainer_launch.planning.job import place
-
-_HOST = Host(
-    hostname="pod",
-    cpus=Cpus(affinity=8, quota=None),
-    gpus=Gpus(count=2, reason="two"),
-    memory_limit_bytes=None,
-    shm_bytes=None,
-)
 
 
 @target(6000)
@@ -40,7 +33,7 @@ def pod(data: bytes) -> None:
     if isinstance(job, Refused):
         return
     json.dumps(flat(job))
-    attempt(place, job, _HOST)
+    attempt(place, job, GPU_MACHINE)
     again = snapshot.snapshot_of(found, job)
     attempt(read_job, snapshot.pod_from_snapshot(json.loads(json.dumps(again))))
     if found.command:

@@ -9,7 +9,8 @@ from pathlib import Path
 import pytest
 from msgspec.structs import replace
 
-from trainer_launch.model import Cpus, Endpoint, Gpus, Host, Job, Member, NodeRange
+from tests.planning.requests import MACHINE
+from trainer_launch.model import Endpoint, Job, Member, NodeRange
 from trainer_launch.model.findings import Fault, Finding, Scope, Status
 from trainer_launch.planning.command import parse_command
 from trainer_launch.planning.job import place
@@ -190,14 +191,7 @@ def test_facts_always_fit_into_a_message() -> None:
 def test_names_come_from_members_or_from_the_pattern_of_indices() -> None:
     def name(rank: int, home: str, hostname: str, **told: object) -> str | None:
         job = Job(contract="c", nodes=NodeRange(4, 4), node_rank=1, coordinator=Endpoint(home, 1), **told)  # type: ignore[arg-type]
-        here = Host(
-            hostname=hostname,
-            cpus=Cpus(affinity=1, quota=None),
-            gpus=Gpus(count=0, reason=""),
-            memory_limit_bytes=None,
-            shm_bytes=None,
-        )
-        topology = place(job, here)
+        topology = place(job, replace(MACHINE, hostname=hostname))
         places = places_of(job, topology, Endpoint(home, 1), hostname)
         return places[rank].host if rank < len(places) else None
 
