@@ -23,7 +23,7 @@ from msgspec.structs import replace
 
 from trainer_launch.diagnosis.collectives import RankState
 from trainer_launch.host import files
-from trainer_launch.model.codec import MAX_TEXT, Count, MessageError, Name, Real, Text, decode, encode
+from trainer_launch.model.codec import MAX_TEXT, Count, Name, Real, Text, decoded, encode
 from trainer_launch.model.errors import UsageError
 from trainer_launch.model.redaction import redact_text
 from trainer_launch.model.units import counted, listed, printable
@@ -167,10 +167,7 @@ def remove_old(folder: str) -> None:
 
 def read(folder: str) -> Incident | None:
     """Read a folder's `incident.json`; None: it is being written, or is somebody else's."""
-    try:
-        return decode(Incident, files.read(f"{folder}/{ABOUT}", _READ_BYTES) or b"", _READ_BYTES)
-    except MessageError:
-        return None
+    return decoded(Incident, files.read(f"{folder}/{ABOUT}", _READ_BYTES), _READ_BYTES)
 
 
 def stored(place: str) -> list[Stored]:

@@ -107,6 +107,14 @@ def decode(kind: type[_T], data: bytes | str, max_bytes: int = MAX_FILE_BYTES) -
         raise MessageError("not JSON") from None
 
 
+def decoded(kind: type[_T], data: bytes | None, max_bytes: int = MAX_FILE_BYTES) -> _T | None:
+    """The same; None where it is none, as of a file that somebody else may have written."""
+    try:
+        return decode(kind, data or b"", max_bytes)
+    except MessageError:
+        return None
+
+
 def convert(kind: type[_T], value: object) -> _T:
     """The value of this kind that a part of a decoded JSON object is; `kind` may be a union.
 

@@ -305,9 +305,8 @@ def _parse_all(text: bytes) -> list[News]:
 
 def _parse(text: bytes) -> News | None:
     """A line; None for what is none, such as the rest of one that was cut."""
-    try:
-        values = codec.decode(_Line, text)
-    except codec.MessageError:
+    values = codec.decoded(_Line, text)
+    if values is None:
         return None
     name, time_s = values.pop("event", None), values.pop("time_s", None)
     is_news = isinstance(name, str) and isinstance(time_s, int | float) and 0 <= time_s <= _LATEST_S

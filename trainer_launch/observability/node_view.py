@@ -75,11 +75,7 @@ def read(folder: str, pids: Mapping[int, int] | None = None) -> View | None:
 
 def written_in(folder: str) -> View | None:
     """The view that a launcher, which may have ended, has written there."""
-    text = files.read(f"{folder}/{runtime_directory.LAUNCHER}", _MAX_BYTES)
-    try:
-        return codec.decode(View, text or b"", _MAX_BYTES)
-    except codec.MessageError:
-        return None
+    return codec.decoded(View, files.read(f"{folder}/{runtime_directory.LAUNCHER}", _MAX_BYTES), _MAX_BYTES)
 
 
 def hearing() -> list[View]:

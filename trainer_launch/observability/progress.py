@@ -86,9 +86,8 @@ def first(reports: Sequence[Progress]) -> Progress | None:
 
 def parse(text: bytes) -> Progress | None:
     """A report file's content; None when it is not one."""
-    try:
-        report: Progress = codec.decode(Progress, text, _MAX_BYTES)
-    except codec.MessageError:
+    report = codec.decoded(Progress, text, _MAX_BYTES)
+    if report is None:
         return None
     # Prometheus takes no lone surrogates.
     values = {**report.metrics, **{name: float(word) for name, word in report.not_finite.items()}}
@@ -230,11 +229,7 @@ class PrintedStep(Struct, frozen=True, kw_only=True):
 
 def printed(folder: str) -> PrintedStep | None:
     """The printed step that the launcher of a run has kept for `status`; None: none."""
-    try:
-        step: PrintedStep = codec.decode(PrintedStep, files.read(f"{folder}/{PRINTED}", _MAX_BYTES) or b"")
-    except codec.MessageError:
-        return None
-    return step
+    return codec.decoded(PrintedStep, files.read(f"{folder}/{PRINTED}", _MAX_BYTES))
 
 
 class PrintedSteps:

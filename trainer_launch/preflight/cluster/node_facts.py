@@ -19,7 +19,7 @@ from pathlib import Path
 from trainer_launch.host import deadline_subprocess
 from trainer_launch.host.network import AdapterPort
 from trainer_launch.model import units
-from trainer_launch.model.codec import MessageError, decode
+from trainer_launch.model.codec import decoded
 from trainer_launch.model.findings import Basis, Finding, Measure, Scope, Status, fitted, within
 from trainer_launch.model.redaction import REDACTED, redact, redact_command
 from trainer_launch.model.units import counted, grouped
@@ -246,10 +246,7 @@ def versions(command: Command | None) -> dict[str, str]:
     """The versions that the program's own interpreter would import; none where its Python did not answer."""
     python = command.python[0] if command is not None and command.python else sys.executable
     ended = deadline_subprocess.run((python, str(_VERSIONS_PROGRAM)), None, _VERSIONS_S)
-    try:
-        facts = decode(dict[str, str], ended.stdout) if ended.code == 0 else {}
-    except MessageError:
-        return {}
+    facts = decoded(dict[str, str], ended.stdout) if ended.code == 0 else None
     return dict.fromkeys(_OF_TORCH, UNSET) | facts if facts else {}
 
 

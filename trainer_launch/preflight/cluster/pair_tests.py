@@ -18,7 +18,7 @@ from trainer_launch.host import deadline_subprocess
 from trainer_launch.host.deadline_subprocess import RunningCommand, Streams
 from trainer_launch.host.network import free_port, listen
 from trainer_launch.model import Endpoint, PortRange
-from trainer_launch.model.codec import Count, MessageError, Text, decode
+from trainer_launch.model.codec import Count, Text, decoded
 from trainer_launch.model.errors import NodeError
 from trainer_launch.preflight.cluster import pairs
 from trainer_launch.preflight.cluster import preflight_messages as msg
@@ -74,11 +74,8 @@ class BenchAnswer(Struct, frozen=True):
 
 def read_answer(test: msg.Test, line: bytes, otherwise: str) -> tuple[msg.RailResult, ...]:
     """How each rail of a test went; `otherwise` is why all failed where the child has not said it."""
-    with contextlib.suppress(MessageError):
-        rails = decode(BenchAnswer, line).rails
-        if len(rails) == test.rails:
-            return rails
-    return failed(test, otherwise)
+    answer = decoded(BenchAnswer, line)
+    return answer.rails if answer is not None and len(answer.rails) == test.rails else failed(test, otherwise)
 
 
 def failed(test: msg.Test, why: str) -> tuple[msg.RailResult, ...]:
@@ -142,8 +139,7 @@ class Collectives:
 
     def _ready(self, limit_s: float) -> BenchAnswer | None:
         if self._can is None and not self._problem:
-            with contextlib.suppress(MessageError):
-                self._can = decode(BenchAnswer, self._line(time.monotonic() + limit_s) or b"")
+            self._can = decoded(BenchAnswer, self._line(time.monotonic() + limit_s))
             if self._can is None:
                 self._problem = self._problem or f"torch was not imported within {limit_s:g} s"
         return self._can
