@@ -11,6 +11,7 @@ import tempfile
 import threading
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 import psutil
 import pytest
@@ -70,6 +71,13 @@ def launch(
         stdin=subprocess.DEVNULL,
         timeout=timeout_s,
     )
+
+
+def launched(*words: str, code: int = 0, **how: Any) -> subprocess.CompletedProcess[str]:
+    """The same, for a command line that has to end with this code."""
+    done = launch(*words, **how)
+    assert done.returncode == code, done.stdout + done.stderr
+    return done
 
 
 def ended(process: subprocess.Popen[str], timeout_s: float = DEADLINE_S) -> tuple[int, str]:
@@ -136,6 +144,12 @@ class Started:
             print(*rest, sep="")  # pytest shows it
             raise subprocess.TimeoutExpired(self.process.args, timeout_s, "".join([*self.lines, *rest]))
         return self.process.wait(timeout_s), "".join([*self.lines, *rest])
+
+    def ends_with(self, code: int, timeout_s: float = DEADLINE_S) -> str:
+        """Wait for the end with this exit code; all output."""
+        ended, output = self.end(timeout_s)
+        assert ended == code, output
+        return output
 
     def close(self) -> None:
         """Kill what a failed test left running; nothing after a test that passed."""

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from tests.architecture.package import ROOT
-from tests.cli.launching import LAUNCHER, clean_env, launch
+from tests.cli.launching import LAUNCHER, clean_env, launch, launched
 from tests.contracts.pods import V2_TORCH
 from trainer_launch.commands import options
 from trainer_launch.model.errors import UsageError
@@ -83,8 +83,7 @@ def test_a_bad_command_line_is_refused_with_what_is_right(line: str, says: str) 
     ],
 )
 def test_bad_input_is_one_sentence(words: list[str], env: dict[str, str], code: int, said: str) -> None:
-    ended = launch(*words, env=env)
-    assert ended.returncode == code, ended.stderr
+    ended = launched(*words, env=env, code=code)
     (line,) = ended.stderr.splitlines()
     assert line.startswith("trainer-launch: error: ")
     assert said in line
@@ -108,8 +107,7 @@ TOKEN = "hf_" + "aB3" * 9
 def test_a_secret_in_the_wrong_place_is_not_repeated(line: str, code: int, tmp_path: Path) -> None:
     message = tmp_path / "termination-log"
     message.touch()
-    ended = launch(*line.split(), env={"TRAINER_LAUNCH_TERMINATION_LOG": str(message)})
-    assert ended.returncode == code
+    ended = launched(*line.split(), env={"TRAINER_LAUNCH_TERMINATION_LOG": str(message)}, code=code)
     for text in (ended.stderr, message.read_text()):
         assert "[redacted]" in text
         assert TOKEN[3:] not in text
@@ -123,8 +121,7 @@ def test_a_python_without_torch_is_one_sentence_for_all_pods(tmp_path: Path) -> 
         "util.find_spec = lambda name, package=None: None if name == 'torch' else genuine(name, package)\n"
     )
     for words in (["local", "--nodes", "3"], ["run", "--nproc-per-node", "2"]):
-        ended = launch(*words, "--", "train.py", cwd=tmp_path, env={"PYTHONPATH": f"{tmp_path}:{ROOT}"})
-        assert ended.returncode == 127
+        ended = launched(*words, "--", "train.py", cwd=tmp_path, env={"PYTHONPATH": f"{tmp_path}:{ROOT}"}, code=127)
         (line,) = ended.stderr.splitlines()
         assert "torch is not installed for" in line
         assert "--engine plain" in line
@@ -155,18 +152,15 @@ def test_a_value_that_is_no_text_is_one_sentence(tmp_path: Path) -> None:
 def test_a_refused_run_says_why_in_the_termination_message_too(tmp_path: Path, env: dict[str, str]) -> None:
     message = tmp_path / "termination-log"
     message.touch()
-    ended = launch("run", "--", "true", env={**env, "TRAINER_LAUNCH_TERMINATION_LOG": str(message)})
-    assert ended.returncode == 2
+    launched("run", "--", "true", env={**env, "TRAINER_LAUNCH_TERMINATION_LOG": str(message)}, code=2)
     assert list(env)[-1 if "TRAINER_LAUNCH_GRACE" in env else 0] in message.read_text().splitlines()[0]
 
 
 def test_an_unknown_setting_is_reported_and_the_run_goes_on() -> None:
-    ended = launch("run", "--", "true", env={"TRAINER_LAUNCH_GRASE": "1"})
-    assert ended.returncode == 0
+    ended = launched("run", "--", "true", env={"TRAINER_LAUNCH_GRASE": "1"})
     assert "did you mean TRAINER_LAUNCH_GRACE?" in ended.stderr
 
 
 def test_a_rehearsal_says_below_its_table_what_to_do() -> None:
-    ended = launch("local", "--", "sh", "-c", "exit 127")
-    assert ended.returncode == 127
+    ended = launched("local", "--", "sh", "-c", "exit 127", code=127)
     assert "What to do (local-node-0-0): install the command that the program calls" in ended.stderr

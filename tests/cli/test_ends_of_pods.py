@@ -13,7 +13,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from tests.cli.launching import LAUNCHER, clean_env, launch, script, start
+from tests.cli.launching import LAUNCHER, clean_env, launch, launched, script, start
 from tests.conftest import require
 from tests.host.test_real_cgroup import IS_V2, limited
 from tests.process.world import PID1, require_namespaces
@@ -99,8 +99,7 @@ def test_a_request_to_stop_is_in_the_termination_message_before_anything_has_end
         launcher.read_until("ready")
         launcher.signal(signal.SIGTERM)
         launcher.read_until("found it")
-        code, output = launcher.end()
-    assert code == 143, output
+        launcher.ends_with(143)
     assert place.read_text().startswith("reason=Stopped ")
     assert "was killed" not in place.read_text()  # it ended in its own time, and has said so last
 
@@ -204,8 +203,7 @@ def test_a_fork_server_that_memory_has_killed_names_memory(tmp_path: Path) -> No
     name = "memory.max" if IS_V2 else "memory.limit_in_bytes"
     with limited("memory", {name: str(80 << 20)}) as enter:
         words = ("run", "--nproc-per-node", "1", "--", script(tmp_path, HAS_ENDED))
-        ended = launch(*words, env=env, within=("sh", "-c", enter))
-    assert ended.returncode == 138, ended.stderr
+        launched(*words, env=env, within=("sh", "-c", enter), code=138)
     told = place.read_text()
     assert "for memory, limit 80 MiB" in told
     assert "raise the container's memory limit" in told
@@ -219,8 +217,7 @@ def test_a_torchrun_that_somebody_else_ends_may_be_started_again(tmp_path: Path)
         launcher.read_until("ready")
         (torchrun,) = psutil.Process(launcher.pid).children()
         torchrun.terminate()
-        code, output = launcher.end()
-    assert code == 143, output
+        launcher.ends_with(143)
     assert "reason=Killed" in place.read_text()
     assert "retryable=true" in place.read_text()
 

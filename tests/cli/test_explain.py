@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from tests.cli.launching import launch, script
+from tests.cli.launching import launch, launched, script
 from tests.contracts.pods import V2_TORCH
 from trainer_launch import __version__
 from trainer_launch.commands import options
@@ -68,8 +68,7 @@ def test_a_platform_of_ones_own_needs_only_the_variables_that_the_page_of_contra
 
 
 def test_a_plain_shell_is_explained_helpfully() -> None:
-    told = launch("explain")
-    assert told.returncode == 0
+    told = launched("explain")
     assert "Contract: unknown. No variable or file of a training controller was found." in told.stdout
     assert "trainer-launch rehearse" in told.stdout
     assert json.loads(launch("explain", "--json").stdout)["contract"] == "unknown"
@@ -101,8 +100,7 @@ def test_node_0_is_said_to_run_the_coordinator() -> None:
 
 
 def test_no_plan_is_explained_and_ends_as_run_would() -> None:
-    told = launch("explain", "--engine", "torchrun", "--", "torchrun", "--nnodes=1:2", "train.py", env=V2)
-    assert told.returncode == 2
+    told = launched("explain", "--engine", "torchrun", "--", "torchrun", "--nnodes=1:2", "train.py", env=V2, code=2)
     assert "Contract: trainer-v2-torch" in told.stdout
     assert "no plan" in told.stdout
     assert len(told.stderr.splitlines()) == 1
@@ -124,15 +122,13 @@ def test_what_run_could_not_start_here_is_a_warning_and_of_another_pod_nothing_i
 @pytest.mark.parametrize("form", [["--json"], []])
 def test_no_secret_is_ever_printed(form: list[str]) -> None:
     words = ["sh", "-c", "true", "--api-key=hunter2", "--password", "hunter2"]
-    told = launch("explain", *form, "--", *words, env=V2 | SECRETS)
-    assert told.returncode == 0
+    told = launched("explain", *form, "--", *words, env=V2 | SECRETS)
     assert "hunter2" not in told.stdout + told.stderr
 
 
 def test_a_saved_pod_explains_as_the_pod_itself_and_holds_no_secret(tmp_path: Path) -> None:
     path = tmp_path / "pod.json"
-    here = launch("explain", "--json", "--save-pod", str(path), "--", "true", env=V2 | SECRETS)
-    assert here.returncode == 0
+    here = launched("explain", "--json", "--save-pod", str(path), "--", "true", env=V2 | SECRETS)
     assert "hunter2" not in path.read_text()
     saved = json.loads(path.read_text())
     assert saved["env"]["PET_NNODES"] == "2"
@@ -187,8 +183,7 @@ def test_explain_changes_nothing_and_reads_a_snapshot_in_place_of_this_container
 
 @pytest.mark.parametrize("command", [[], *([name] for name, own in options.COMMANDS.items() if own)])
 def test_help_fits_eighty_columns_and_names_the_variables(command: list[str]) -> None:
-    told = launch(*command, "--help", env={"COLUMNS": "80"})
-    assert told.returncode == 0
+    told = launched(*command, "--help", env={"COLUMNS": "80"})
     assert max(map(len, told.stdout.splitlines())) <= 80
     assert "TRAINER_LAUNCH_" in told.stdout
     examples = told.stdout.partition("\nexamples:\n")[2]

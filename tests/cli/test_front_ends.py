@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.cli.launching import Started, ends_of, launch
+from tests.cli.launching import Started, ends_of, launch, launched
 from tests.contracts.pods import V2_TORCH
 from tests.ports import free_port
 
@@ -66,8 +66,7 @@ def test_a_front_end_behind_a_wrapper_is_one_too_but_a_script_of_a_shell_is_a_pr
 @pytest.mark.parametrize("body", ["list", "namespace"])
 def test_its_call_of_torchrun_becomes_the_launcher_with_what_was_typed_and_set(folder: Path, body: str) -> None:
     fabric(folder, body)
-    ended = launch("run", "--start-method", "exec", "--prefix", "--", "fabric", "run", "worker.py", cwd=folder)
-    assert ended.returncode == 0, ended.stderr
+    ended = launched("run", "--start-method", "exec", "--prefix", "--", "fabric", "run", "worker.py", cwd=folder)
     lines = re.findall(r"^\[0:\d\] (\{.*)", ended.stdout, re.MULTILINE)
     workers = [json.loads(line) for line in lines]
     assert sorted(worker["RANK"] for worker in workers) == ["0", "1"]
@@ -80,8 +79,7 @@ def test_its_call_of_torchrun_becomes_the_launcher_with_what_was_typed_and_set(f
 
 def test_a_script_that_it_starts_as_a_child_runs_under_the_launcher(folder: Path) -> None:
     fabric(folder, "child")
-    ended = launch("run", "--nproc-per-node", "1", "--", "fabric", "run", "worker.py", cwd=folder)
-    assert ended.returncode == 0, ended.stderr
+    ended = launched("run", "--nproc-per-node", "1", "--", "fabric", "run", "worker.py", cwd=folder)
     (worker,) = [json.loads(line) for line in ended.stdout.splitlines() if line.startswith("{")]
     assert (worker["RANK"], worker["LT_DEVICES"]) == ("0", "2")
 
@@ -101,8 +99,7 @@ def test_one_node_in_a_pod_of_several_is_an_error_in_words(folder: Path) -> None
     message = folder / "message"
     message.touch()
     words = ("run", "--termination-log", str(message), "--", "fabric", "run", "worker.py")
-    ended = launch(*words, cwd=folder, env=V2_TORCH | {"PET_NNODES": "2"})
-    assert ended.returncode == 2
+    ended = launched(*words, cwd=folder, env=V2_TORCH | {"PET_NNODES": "2"}, code=2)
     said = (
         "fabric run: it starts 1 node (--nnodes=1), but the job has 2 nodes (contract trainer-v2-torch); set "
         "--num-nodes, or --nodes 1 (TRAINER_LAUNCH_NODES) to train on this node alone"
@@ -122,8 +119,7 @@ def test_its_own_failure_is_its_own(folder: Path) -> None:
     fabric(folder, "wrong")
     message = folder / "message"
     message.touch()
-    ended = launch("run", "--termination-log", str(message), "--", "fabric", "run", "worker.py", cwd=folder)
-    assert ended.returncode == 3
+    launched("run", "--termination-log", str(message), "--", "fabric", "run", "worker.py", cwd=folder, code=3)
     assert message.read_text() == "fabric run: it ended with 3 before the training began\n"
 
 
@@ -147,8 +143,7 @@ def test_a_program_that_starts_torchrun_as_a_child_finds_the_launchers(folder: P
         f"#!{sys.executable}\nimport subprocess, sys\nsys.exit(subprocess.call(['torchrun', *sys.argv[2:]]))\n"
     )
     program.chmod(0o755)
-    ended = launch("run", "--", "swift", "sft", "--nproc-per-node", "2", "worker.py", cwd=folder)
-    assert ended.returncode == 0, ended.stderr
+    ended = launched("run", "--", "swift", "sft", "--nproc-per-node", "2", "worker.py", cwd=folder)
     assert "engine=plain" in ended.stderr
     assert "engine=torch node=0/1 workers=2" in ended.stderr
 

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.cli.launching import launch, script
+from tests.cli.launching import launch, launched, script
 
 pytestmark = pytest.mark.process
 
@@ -114,8 +114,7 @@ def test_who_writes_metrics_does_not_hide_that_the_main_thread_hangs(
 ) -> None:
     monkeypatch.chdir(tmp_path)
     watched = ("--hang-timeout", "2", "--max-restarts", "0", "--incident-dir", str(tmp_path / "stacks"))
-    ended = launch("run", *watched, "--nproc-per-node", "2", "--", script(tmp_path, METRICS + HANGS))
-    assert ended.returncode == 138, ended.stderr
+    ended = launched("run", *watched, "--nproc-per-node", "2", "--", script(tmp_path, METRICS + HANGS), code=138)
     assert "hang: ranks 0-1 have been idle" in ended.stderr
     assert re.search(r"hang: ranks 0-1: in wait, called from train\.py:\d+ \(read_batch\)", ended.stderr)
 
@@ -126,8 +125,7 @@ def test_a_thread_a_program_and_a_slow_checkpoint_that_the_main_thread_waits_for
 ) -> None:
     monkeypatch.chdir(tmp_path)
     watched = ("--hang-timeout", "2", "--max-restarts", "0", "--incident-dir", str(tmp_path / "stacks"))
-    ended = launch("run", *watched, "--nproc-per-node", "1", "--", "python", script(tmp_path, METRICS + WAITS))
-    assert ended.returncode == 0, ended.stderr
+    ended = launched("run", *watched, "--nproc-per-node", "1", "--", "python", script(tmp_path, METRICS + WAITS))
     assert ended.stdout.endswith("evaluated\nuploaded\ndone\n")
     assert saved(tmp_path / "stacks") == []
 
@@ -147,8 +145,7 @@ def test_who_prints_and_sleeps_does_not_hang(
     tmp_path: Path, options: tuple[str, ...], workers: tuple[str, ...]
 ) -> None:
     watched = ("--hang-timeout", "3", "--incident-dir", str(tmp_path / "stacks"), *options, *workers)
-    ended = launch("run", *watched, "--", "python", script(tmp_path, BEAT))
-    assert ended.returncode == 0, ended.stderr
+    ended = launched("run", *watched, "--", "python", script(tmp_path, BEAT))
     assert "attempt=1" in ended.stderr
     assert ended.stdout.count("beat 15") == 1
     assert saved(tmp_path / "stacks") == []
@@ -157,8 +154,7 @@ def test_who_prints_and_sleeps_does_not_hang(
 def test_a_program_that_sleeps_for_ever_ends_with_its_place_in_the_termination_message(tmp_path: Path) -> None:
     words = tmp_path / "words"
     options = ("--engine", "plain", "--hang-timeout", "1", "--incident-dir", str(tmp_path))
-    ended = launch("run", *options, "--termination-log", str(words), "--", "sleep", "60")
-    assert ended.returncode == 138, ended.stderr
+    launched("run", *options, "--termination-log", str(words), "--", "sleep", "60", code=138)
     first, *rest = words.read_text().splitlines()
     assert first.startswith("reason=Hung ")
     assert "program has been idle: no output, no progress and almost no CPU time for" in first
@@ -174,8 +170,9 @@ def test_workers_of_torchrun_that_hang_are_found_though_torchrun_looks_after_the
     tmp_path: Path,
 ) -> None:
     watched = ("--engine", "torchrun", "--hang-timeout", "2", "--incident-dir", str(tmp_path))
-    ended = launch("run", *watched, "--nproc-per-node", "2", "--", script(tmp_path, "import threading\n" + HANGS))
-    assert ended.returncode == 138, ended.stderr
+    ended = launched(
+        "run", *watched, "--nproc-per-node", "2", "--", script(tmp_path, "import threading\n" + HANGS), code=138
+    )
     assert "hang: torchrun has been idle" in ended.stderr
 
 

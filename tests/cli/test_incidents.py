@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from tests.cli.launching import clean_env, launch, script, start
+from tests.cli.launching import clean_env, launch, launched, script, start
 from tests.ports import free_port
 from trainer_launch.diagnosis import incident_bundle
 from trainer_launch.diagnosis.incident_bundle import Incident
@@ -57,14 +57,11 @@ def until_reported(tmp_path: Path, *words: str, times: int = 1) -> str:
     with start(*words, "--", training(tmp_path, "read_batch()")) as run:
         run.read_until("suspected hang: .*; collected in ", times)
         (tmp_path / "enough").write_text("")
-        code, output = run.end()
-    assert code == 0, output
-    return output
+        return run.ends_with(0)
 
 
 def incidents(place: Path, *words: str) -> str:
-    ended = launch("incidents", *words, "--incident-dir", str(place))
-    assert ended.returncode == 0, ended.stderr
+    ended = launched("incidents", *words, "--incident-dir", str(place))
     return ended.stdout
 
 
@@ -171,10 +168,9 @@ def test_a_failure_keeps_what_the_other_ranks_did(tmp_path: Path) -> None:
     )
     secret = {"MY_TOKEN": "a-secret-value"}
     options = ("--max-restarts", "1", "--incident-dir", str(place))
-    ended = launch(
-        "run", *options, "--prefix", "--nproc-per-node", "3", "--", training(tmp_path, fails), env=secret
+    ended = launched(
+        "run", *options, "--prefix", "--nproc-per-node", "3", "--", training(tmp_path, fails), env=secret, code=137
     )
-    assert ended.returncode == 137, ended.stderr
     one = shown(place)
     sentence = "rank 1 ended with signal SIGKILL; last entered: ranks 0,2 all_reduce #6 of default_pg"
     assert (one["kind"], one["sentence"]) == ("failure", sentence)
@@ -202,8 +198,7 @@ def test_fifos_in_place_of_all_files_that_a_worker_can_reach_hold_nobody_up(tmp_
         f"        {FAILS}"
     )
     options = ("--max-restarts", "1", "--incident-dir", str(tmp_path / "incidents"))
-    ended = launch("run", *options, *TWO, "--", training(tmp_path, fails), env={"TMPDIR": str(tmp_path)})
-    assert ended.returncode == 3, ended.stderr
+    ended = launched("run", *options, *TWO, "--", training(tmp_path, fails), env={"TMPDIR": str(tmp_path)}, code=3)
     assert ended.stderr.count("rank 1 ended with exit code 3\n") == 3, "of both generations, and of the job"
 
 
@@ -228,8 +223,7 @@ def test_nothing_is_collected_where_nobody_wants_it_and_a_directory_that_cannot_
     program, env = training(tmp_path, FAILS), {"TMPDIR": str(tmp_path)}
     for place, said in (("none", ""), (str(tmp_path / "file"), "cannot save an incident in")):
         options = ("--max-restarts", "0", "--incident-dir", place)
-        ended = launch("run", *options, *TWO, "--", program, env=env)
-        assert ended.returncode == 3, ended.stderr
+        ended = launched("run", *options, *TWO, "--", program, env=env, code=3)
         assert said in ended.stderr
         assert ("set --incident-dir to a writable directory, or to none" in ended.stderr) is bool(said)
     assert list(tmp_path.glob("**/incident.json")) == []
@@ -241,8 +235,7 @@ def test_the_default_directory_is_not_used_if_it_belongs_to_another_user(tmp_pat
     place.mkdir(mode=0o700)
     os.chown(place, 1000, 1000)
     words = ("run", "--max-restarts", "0", *TWO, "--", training(tmp_path, FAILS))
-    ended = launch(*words, env={"TMPDIR": str(tmp_path)})
-    assert ended.returncode == 3, ended.stderr
+    ended = launched(*words, env={"TMPDIR": str(tmp_path)}, code=3)
     assert f"cannot save an incident in {place}: it belongs to another user (uid 1000); set" in ended.stderr
     assert list(place.iterdir()) == []
 
@@ -250,8 +243,7 @@ def test_the_default_directory_is_not_used_if_it_belongs_to_another_user(tmp_pat
 def test_the_command_lists_and_shows_also_what_was_copied(tmp_path: Path) -> None:
     place = tmp_path / "incidents"
     options = ("--max-restarts", "1", "--incident-dir", str(place))
-    ended = launch("run", *options, *TWO, "--", training(tmp_path, "raise ValueError('no luck')"))
-    assert ended.returncode == 1, ended.stderr
+    launched("run", *options, *TWO, "--", training(tmp_path, "raise ValueError('no luck')"), code=1)
     head, *rows = incidents(place).splitlines()
     assert head.split() == ["ID", "KIND", "LINE", "OF", "CODE", "SENTENCE"]
     assert all(" train.py:13 (train) " in row for row in rows), rows

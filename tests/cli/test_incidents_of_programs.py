@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from tests.cli.launching import launch, script, start
+from tests.cli.launching import launch, launched, script, start
 from tests.waiting import eventually
 from trainer_launch.diagnosis import incident_bundle
 from trainer_launch.diagnosis.incident_bundle import Stored
@@ -49,8 +49,7 @@ def events(path: Path, name: str) -> list[dict[str, Any]]:
 def test_a_programs_failure_says_the_same_everywhere_and_keeps_what_is_below(tmp_path: Path) -> None:
     place, words, log = tmp_path / "incidents", tmp_path / "words", tmp_path / "events"
     options = ("--incident-dir", str(place), "--termination-log", str(words), "--events", str(log))
-    ended = launch("run", *options, "--engine", "plain", "--", sys.executable, script(tmp_path, PARENT))
-    assert ended.returncode == 1, ended.stderr
+    ended = launched("run", *options, "--engine", "plain", "--", sys.executable, script(tmp_path, PARENT), code=1)
     one = only(place)
     sentence = "program ended with exit code 1: ValueError: no luck"
     assert (one.incident.kind, one.incident.sentence) == ("failure", sentence)
@@ -74,8 +73,7 @@ def test_a_programs_hang_is_reported_when_it_is_asked_for_and_nobody_is_killed(t
     with start("run", *watched, "--", sys.executable, script(tmp_path, QUIET), str(enough)) as run:
         run.read_until("suspected hang: program has been idle: no output, no progress")
         enough.write_text("")
-        code, output = run.end()
-    assert code == 0, output
+        run.ends_with(0)
     one = only(place)
     assert one.incident.kind == "hang"
     assert "state S" in incident_bundle.text_of(one, "stacks/program.txt")
@@ -83,8 +81,7 @@ def test_a_programs_hang_is_reported_when_it_is_asked_for_and_nobody_is_killed(t
 
 def test_any_program_may_be_quiet_where_nobody_asked_for_reports(tmp_path: Path) -> None:
     place = tmp_path / "incidents"
-    ended = launch("run", "--incident-dir", str(place), "--engine", "plain", "--", "/bin/sleep", "0.1")
-    assert ended.returncode == 0, ended.stderr
+    launched("run", "--incident-dir", str(place), "--engine", "plain", "--", "/bin/sleep", "0.1")
     assert not place.exists()
 
 
@@ -99,8 +96,7 @@ def test_status_shows_the_last_incident_while_the_run_goes_on(tmp_path: Path) ->
         line = f"incident  {one.incident.sentence}; see trainer-launch incidents show {one.id}"
         eventually(lambda: line in launch("status", env={"TMPDIR": str(tmp_path)}).stdout, lambda: line)
         run.signal(signal.SIGTERM)
-        status, output = run.end()
-    assert status == 143, output
+        run.ends_with(143)
 
 
 def test_what_any_program_does_is_collected_on_request_and_it_goes_on(tmp_path: Path) -> None:

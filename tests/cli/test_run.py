@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.cli.launching import LAUNCHER, clean_env, launch, script
+from tests.cli.launching import LAUNCHER, clean_env, launch, launched, script
 
 pytestmark = pytest.mark.process
 
@@ -27,8 +27,9 @@ def test_an_output_limit_says_how_much_it_dropped_and_the_diagnosis_still_has_th
 ) -> None:
     words = tmp_path / "words"
     program = "seq 1000; seq 1000 >&2; exit 3"
-    ended = launch("run", "--output-limit", "5", "--termination-log", str(words), "--", "sh", "-c", program)
-    assert ended.returncode == 3
+    ended = launched(
+        "run", "--output-limit", "5", "--termination-log", str(words), "--", "sh", "-c", program, code=3
+    )
     assert ended.stdout.startswith("1\n2\n3\n4\n5\n... 995 lines dropped (--output-limit 5)\n")
     assert "... 995 lines dropped" in ended.stderr
     assert "1000" in words.read_text().splitlines()
@@ -47,8 +48,7 @@ def test_the_termination_message_names_reason_node_and_exit_code(tmp_path: Path)
     env = {"JAX_NUM_PROCESSES": "4", "JAX_PROCESS_ID": "3", "JAX_COORDINATOR_ADDRESS": "127.0.0.1:1"}
     program = "echo out of luck >&2; exit 9"
     options = ["--prefix", "--termination-log", str(words)]
-    ended = launch("run", *options, "--", "sh", "-c", program, env=env | {"JOB_COMPLETION_INDEX": "3"})
-    assert ended.returncode == 9
+    launched("run", *options, "--", "sh", "-c", program, env=env | {"JOB_COMPLETION_INDEX": "3"}, code=9)
     first, *rest = words.read_text().splitlines()
     assert first.startswith("reason=Failed ")
     assert "node=3" in first
@@ -82,8 +82,9 @@ def test_refused_arguments_and_a_missing_rank_are_recognised_by_default(
 @pytest.mark.torch
 def test_a_name_that_never_resolves_ends_with_138_at_the_deadline(tmp_path: Path) -> None:
     (tmp_path / "train.py").write_text("")
-    ended = launch("run", "--wait-timeout", "0.5", "--", "train.py", env=NODE_0_HAS_NO_NAME, cwd=tmp_path)
-    assert ended.returncode == 138
+    ended = launched(
+        "run", "--wait-timeout", "0.5", "--", "train.py", env=NODE_0_HAS_NO_NAME, cwd=tmp_path, code=138
+    )
     assert "nobody.invalid" in ended.stderr
 
 

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.cli.launching import clean_env, launch, script, start
+from tests.cli.launching import clean_env, launch, launched, script, start
 from tests.cli.test_platforms import SLURM, TRAIN
 from tests.ports import free_port
 from trainer_launch.commands.install_shims import NAMES, decide
@@ -45,16 +45,14 @@ def run(words: list[str], path: list[Path], env: dict[str, str] | None = None) -
 
 def test_all_names_are_installed_and_installing_again_is_fine(shims: Path) -> None:
     assert sorted(path.name for path in shims.iterdir()) == sorted(NAMES)
-    again = launch("install-shims", str(shims))
-    assert again.returncode == 0
+    again = launched("install-shims", str(shims))
     assert f"export PATH={shims}:$PATH" in again.stdout
 
 
 def test_a_real_program_is_never_overwritten(tmp_path: Path) -> None:
     real = program(tmp_path / "bin", "torchrun")
     before = real.read_text()
-    ended = launch("install-shims", str(real.parent))
-    assert ended.returncode == 2
+    ended = launched("install-shims", str(real.parent), code=2)
     assert "has a torchrun that is not a shim" in ended.stderr
     assert real.read_text() == before
 
@@ -162,16 +160,14 @@ def test_run_sees_through_wrappers_and_a_shell(tmp_path: Path) -> None:
     train = script(tmp_path, text)
     cpu = min(os.sched_getaffinity(0))
     line = f"env A=x taskset -c {cpu} torchrun --nproc-per-node 2 {train}"
-    ended = launch("run", "--log-level", "warning", "--", "bash", "-c", line)
-    assert ended.returncode == 0, ended.stderr
+    ended = launched("run", "--log-level", "warning", "--", "bash", "-c", line)
     assert sorted(ended.stdout.splitlines()) == [f"worker {rank} x {{{cpu}}}" for rank in range(2)]
 
 
 @torch
 def test_workers_of_deepspeed_get_their_local_rank_as_an_argument(tmp_path: Path) -> None:
     train = script(tmp_path, "import os, sys; os.write(1, f'{sys.argv[1:]}\\n'.encode())")
-    ended = launch("run", "--", "deepspeed", "--num_gpus", "2", train, "--lr", "1")
-    assert ended.returncode == 0, ended.stderr
+    ended = launched("run", "--", "deepspeed", "--num_gpus", "2", train, "--lr", "1")
     said = [line for line in ended.stdout.splitlines() if "--lr" in line]
     assert sorted(said) == [f"['--local_rank={rank}', '--lr', '1']" for rank in range(2)]
 
@@ -185,8 +181,7 @@ def test_a_launcher_in_front_of_a_script_leaves_the_workers_and_the_message_to_t
     message = tmp_path / "message"
     path = os.pathsep.join((str(shims), os.path.dirname(sys.executable), os.environ["PATH"]))
     env = {"PATH": path, "TRAINER_LAUNCH_TERMINATION_LOG": str(message)}
-    ended = launch("run", "--", "bash", "-c", line, env=env)
-    assert ended.returncode == 23, ended.stderr
+    ended = launched("run", "--", "bash", "-c", line, env=env, code=23)
     assert [line for line in ended.stdout.splitlines() if "restart" in line] == ["restart 0", "restart 1"]
     assert "rank=0" in message.read_text().splitlines()[0], "the launcher that knows the ranks has told its end"
 
@@ -290,8 +285,9 @@ def test_options_after_run_hold_in_a_script_unless_a_launcher_in_it_has_its_own(
 ) -> None:
     line = line.replace("trainer-launch", f"{sys.executable} -m trainer_launch")
     program(tmp_path, "start.sh", f"{line} {script(tmp_path, TOLD)}")
-    ended = launch("run", *options.split(), "--", "./start.sh", env={"PATH": ours_in_path()}, cwd=tmp_path)
-    assert ended.returncode == code, ended.stderr
+    ended = launched(
+        "run", *options.split(), "--", "./start.sh", env={"PATH": ours_in_path()}, cwd=tmp_path, code=code
+    )
     assert [ended.stdout.count(f"of 2 restart {number}") for number in range(4)] == [2, 2, 2 - 2 * code, 0]
 
 
@@ -334,8 +330,7 @@ def test_a_stop_reaches_the_workers_of_a_script_and_they_may_save(tmp_path: Path
     with start("run", "--", "bash", "start.sh", env={"PATH": ours_in_path()}, cwd=tmp_path) as started:
         started.read_until("trains", 2)
         started.signal(signal.SIGTERM)
-        code, said = started.end()
-    assert code == 143, said
+        said = started.ends_with(143)
     assert said.count("saved") == 2, said
 
 

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.cli.launching import LAUNCHER, clean_env, ended, launch, script
+from tests.cli.launching import LAUNCHER, clean_env, ended, launch, launched, script
 from tests.conftest import quick_first, require
 from tests.mpi.ssh.pods import opened
 from tests.waiting import eventually
@@ -207,8 +207,7 @@ def test_the_launcher_itself_runs_as_the_user_that_a_program_in_front_changes_to
         folder.chmod(folder.stat().st_mode | 0o055)
     user = ("setpriv", "--reuid=1234", "--regid=1234", "--clear-groups")
     mounts = ("unshare", "--mount", "bash", "-c", f'{opened(tmp_path)}\nexec "$@"', "bash")
-    done = launch("run", "--", *user, "torchrun", "--nproc-per-node", "2", train, within=mounts)
-    assert done.returncode == 0, done.stderr
+    done = launched("run", "--", *user, "torchrun", "--nproc-per-node", "2", train, within=mounts)
     assert sorted(line for line in done.stdout.splitlines() if " is " in line) == [
         "rank 0 is 1234",
         "rank 1 is 1234",
@@ -264,7 +263,6 @@ print(f"restart {restart}", flush=True)  # one piece: two ranks write at once
 @pytest.mark.torch
 def test_a_loader_that_its_killed_rank_left_blocked_in_a_pipe_is_gone_before_the_restart(tmp_path: Path) -> None:
     pid = tmp_path / "pid"
-    done = launch("run", "--nproc-per-node", "2", "--grace", "2", "--", script(tmp_path, LOADER), str(pid))
-    assert done.returncode == 0, done.stderr
+    done = launched("run", "--nproc-per-node", "2", "--grace", "2", "--", script(tmp_path, LOADER), str(pid))
     assert done.stdout.count("restart 1") == 2, done.stdout
     assert not os.path.exists(f"/proc/{pid.read_text()}")

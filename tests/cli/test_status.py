@@ -16,7 +16,7 @@ from typing import Any
 
 import pytest
 
-from tests.cli.launching import launch, script, start
+from tests.cli.launching import launch, launched, script, start
 from tests.observability.exposition import parse
 from tests.observability.statusserver import PATH, StatusServer, make_certificates
 from tests.ports import free_port
@@ -157,8 +157,9 @@ def test_the_event_log_tells_a_runs_life(train: str, tmp: dict[str, str], tmp_pa
 
 def test_the_event_log_on_stdout_stays_between_the_workers_lines(tmp: dict[str, str], tmp_path: Path) -> None:
     text = "import sys\nfor i in range(2000): print('x' * 200)\nsys.stdout.write('half a line'); sys.exit(3)\n"
-    ended = launch("run", "--engine=plain", "--prefix", "--events", "-", "--", script(tmp_path, text), env=tmp)
-    assert ended.returncode == 3
+    ended = launched(
+        "run", "--engine=plain", "--prefix", "--events", "-", "--", script(tmp_path, text), env=tmp, code=3
+    )
     events = [line for line in ended.stdout.splitlines() if not line.startswith("[")]
     told = [json.loads(line)["event"] for line in events]
     assert told == ["started", "spawned", "exited", "incident", "finished"]
@@ -166,8 +167,7 @@ def test_the_event_log_on_stdout_stays_between_the_workers_lines(tmp: dict[str, 
 
 @pytest.mark.parametrize("path", ["/dev/full", "/nonexistent/events"])
 def test_an_event_log_that_cannot_be_written_harms_no_job(path: str, tmp: dict[str, str]) -> None:
-    ended = launch("run", "--engine=plain", "--events", path, "--", "true", env=tmp)
-    assert ended.returncode == 0
+    ended = launched("run", "--engine=plain", "--events", path, "--", "true", env=tmp)
     assert "the job continues without an event log" in ended.stderr
 
 
@@ -176,8 +176,7 @@ def test_a_coordinator_that_cannot_listen_is_told_too(train: str, tmp: dict[str,
     path = tmp_path / "events"
     with socket.create_server(("", 0)) as taken:
         job = ("--nodes=2", "--node-rank=0", "--master-addr=localhost", f"--master-port={taken.getsockname()[1]}")
-        ended = launch("run", *job, "--nproc-per-node=1", "--events", str(path), "--", train, env=tmp)
-    assert ended.returncode == 138, ended.stderr
+        launched("run", *job, "--nproc-per-node=1", "--events", str(path), "--", train, env=tmp, code=138)
     last = lines(path)[-1]
     assert (last["event"], last["verdict"], last["exit_code"]) == ("finished", "NotStarted", 138)
     assert "cannot listen" in last["message"]
@@ -211,14 +210,10 @@ def test_rank_0_posts_to_the_trainjobs_status(tmp: dict[str, str], tmp_path: Pat
     }
     text = "import trainer_launch\ntrainer_launch.report(progress=0.5, metrics={'loss': 0.125})\n"
     try:
-        ended = launch("run", "--engine=plain", "--", script(tmp_path, text), env=env)
-        assert ended.returncode == 0, ended.stderr
+        launched("run", "--engine=plain", "--", script(tmp_path, text), env=env)
         assert [one["progressPercentage"] for one in server.posted] == [100]
         assert server.posted[0]["metrics"] == [{"name": "loss", "value": "0.125"}]
-        other = launch(
-            "run", "--engine=plain", "--", script(tmp_path, text), env={**env, "JOB_COMPLETION_INDEX": "1"}
-        )
-        assert other.returncode == 0, other.stderr
+        launched("run", "--engine=plain", "--", script(tmp_path, text), env={**env, "JOB_COMPLETION_INDEX": "1"})
         assert len(server.posted) == 1, "every report replaces the whole status: only rank 0 may send one"
         server.hang.clear()
         assert launch("run", "--engine=plain", "--", script(tmp_path, text), env=env).returncode == 0

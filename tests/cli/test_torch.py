@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.cli.launching import DEADLINE_S, LAUNCHER, clean_env, launch, script, shm_of_its_own, start
+from tests.cli.launching import DEADLINE_S, LAUNCHER, clean_env, launch, launched, script, shm_of_its_own, start
 from tests.ports import free_port
 
 pytestmark = [pytest.mark.torch, pytest.mark.process]
@@ -34,8 +34,7 @@ def test_the_first_failing_workers_end_is_the_pods(tmp_path: Path, ending: str, 
     words = tmp_path / "words"
     train = script(tmp_path, f"{RANK}if rank == 1:\n    {ending}\n{WAIT}")
     options = ["--nproc-per-node", "2", "--prefix", "--termination-log", str(words)]
-    ended = launch("run", *options, "--", train)
-    assert ended.returncode == code, ended.stderr
+    launched("run", *options, "--", train, code=code)
     first, *rest = words.read_text().splitlines()
     assert "rank=1" in first
     assert said in first
@@ -59,22 +58,21 @@ while state() != 'Z':
     time.sleep(0.001)
 sys.exit(5)
 """
-    ended = launch(
+    ended = launched(
         "run",
         "--nproc-per-node=2",
         "--max-restarts=0",
         "--",
         script(tmp_path, f"{RANK}if rank == 1:\n{dying}{watching}"),
+        code=137,
     )
-    assert ended.returncode == 137, ended.stderr
     assert "rank=1" in ended.stderr
 
 
 def test_workers_that_succeed_end_the_pod_with_0_and_see_what_torchrun_would_show_them(tmp_path: Path) -> None:
     names = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "GROUP_RANK", "OMP_NUM_THREADS", "MASTER_ADDR")
     train = script(tmp_path, f"import os, sys\nprint([os.environ[n] for n in {names}], sys.argv[1:])\n")
-    ended = launch("run", "--nproc-per-node", "2", "--prefix", "--", train, "--lr", "1")
-    assert ended.returncode == 0, ended.stderr
+    ended = launched("run", "--nproc-per-node", "2", "--prefix", "--", train, "--lr", "1")
     assert sorted(ended.stdout.splitlines()) == [
         "[0:0] ['0', '0', '2', '2', '0', '1', '127.0.0.1'] ['--lr', '1']",
         "[0:1] ['1', '1', '2', '2', '0', '1', '127.0.0.1'] ['--lr', '1']",
@@ -87,8 +85,7 @@ def test_a_worker_whose_rank_the_pod_itself_has_ends_without_a_word(tmp_path: Pa
     one = {"RANK": "0", "WORLD_SIZE": "1", "PET_NNODES": "1", "PET_NPROC_PER_NODE": "1", "PET_NODE_RANK": "0"}
     place = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port())}
     meet = {f"{prefix}{name}": value for prefix in ("", "PET_") for name, value in place.items()}
-    ended = launch("run", "--", train, env=one | meet)
-    assert ended.returncode == 0, ended.stderr
+    ended = launched("run", "--", train, env=one | meet)
     assert "Traceback" not in ended.stderr
 
 
@@ -113,8 +110,7 @@ print('step', step, flush=True)
 sys.exit(step < 7)
 """
     words = ("run", "--prefix", "--nproc-per-node", "1", "--max-restarts", "99", "--")
-    ended = launch(*words, script(tmp_path, train))
-    assert ended.returncode == 0, ended.stderr
+    launched(*words, script(tmp_path, train))
     assert checkpoint.read_text() == "7", "without new steps the fifth failure is the last"
 
 
@@ -162,10 +158,16 @@ with open(os.environ["TORCHELASTIC_ERROR_FILE"], "w") as file:
 sys.exit(3)
 """
     words = tmp_path / "words"
-    ended = launch(
-        "run", "--max-restarts=2", "--termination-log", str(words), "--", "torchrun", script(tmp_path, train)
+    ended = launched(
+        "run",
+        "--max-restarts=2",
+        "--termination-log",
+        str(words),
+        "--",
+        "torchrun",
+        script(tmp_path, train),
+        code=3,
     )
-    assert ended.returncode == 3, ended.stderr
     assert ended.stdout.splitlines() == [f"failures {number} 2" for number in range(3)]
     first, *rest = words.read_text().splitlines()
     assert "ValueError: no luck" in first
@@ -177,8 +179,7 @@ def test_only_ports_of_the_range_are_opened_and_the_secret_stays_secret(tmp_path
     secret.write_text("hunter2\n")
     train = script(tmp_path, "import os\nprint(os.environ['MASTER_PORT'])\n")
     options = ["--port-range", "41000-41049", "--secret-file", str(secret)]
-    ended = launch("run", *options, "--", "torchrun", train)
-    assert ended.returncode == 0, ended.stderr
+    ended = launched("run", *options, "--", "torchrun", train)
     assert int(ended.stdout) in range(41000, 41050)
     explained = launch("explain", *options, "--json", "--", "torchrun", train).stdout
     assert json.loads(explained)["plan"]["hosting"]["port"] in range(41000, 41050)
@@ -202,8 +203,7 @@ def test_a_shell_script_runs_as_workers_where_their_number_is_given(tmp_path: Pa
     program = tmp_path / "w.sh"
     program.write_text("#!/bin/sh\necho rank $RANK of $WORLD_SIZE\n")
     program.chmod(0o755)
-    ended = launch(*words, "--nproc-per-node", "2", "--", str(program))
-    assert ended.returncode == 0, ended.stderr
+    ended = launched(*words, "--nproc-per-node", "2", "--", str(program))
     size = 4 if "local" in words else 2
     said = sorted(line.rpartition("] ")[2] for line in ended.stdout.splitlines() if "rank " in line)
     assert said == [f"rank {rank} of {size}" for rank in range(size)]
@@ -237,8 +237,7 @@ def test_asked_to_stop_workers_save_while_their_loaders_live_and_the_pod_ends_wi
     with start(*words) as launcher:
         launcher.read_until("ready", times=2)
         launcher.signal(signal.SIGTERM)
-        code, output = launcher.end()
-    assert code == 143, output
+        output = launcher.ends_with(143)
     assert output.count("loader heard nothing") == 2, output
     assert "saved 0" in output
     assert "saved 1" in output
@@ -257,8 +256,7 @@ def test_workers_that_ignore_sigterm_are_killed_at_the_end_of_the_grace(tmp_path
     with start("run", "--nproc-per-node", "1", *options, "--", train, env=env) as launcher:
         (pid,) = launcher.read_until(r"^ready (\d+)")
         launcher.signal(signal.SIGTERM)
-        code, output = launcher.end()
-    assert code == 143, output
+        output = launcher.ends_with(143)
     assert "grace 2 s" in output
     assert not Path(f"/proc/{pid}").exists()
 
@@ -300,8 +298,7 @@ def test_workers_start_again_after_a_cleanup(tmp_path: Path) -> None:
     """Daemons, deaf to SIGTERM, or with an empty environment, and shared memory of a worker that was killed."""
     train = script(tmp_path, RANK + LEAVES.format(folder=str(tmp_path)))
     words = ("run", "--nproc-per-node", "2", "--max-restarts", "1", "--", train)
-    ended = launch(*words, within=shm_of_its_own())
-    assert ended.returncode == 0, ended.stderr
+    ended = launched(*words, within=shm_of_its_own())
     assert "before: 4 alive: 0 shared: False" in ended.stdout
     assert "the grace period is over; sending SIGKILL to the remaining processes" in ended.stderr, ended.stderr
     assert "removed 1 shared memory segment (1 MiB) of dead workers" in ended.stderr, ended.stderr
@@ -330,8 +327,7 @@ def test_a_preloaded_module_that_crashes_the_fork_server_costs_only_the_fork(tmp
 def test_failures_leave_no_files_behind(tmp_path: Path) -> None:
     """A job may fail and go on for weeks, and what lies in /tmp takes memory or its node's disk."""
     train = script(tmp_path, RANK + FAILS.format(starts=str(tmp_path / "starts")))
-    ended = launch("run", "--nproc-per-node", "1", "--max-restarts", "9", "--start-method", "auto", "--", train)
-    assert ended.returncode == 0, ended.stderr
+    ended = launched("run", "--nproc-per-node", "1", "--max-restarts", "9", "--start-method", "auto", "--", train)
     assert " attempt=5 " in ended.stderr
     (line,) = [line for line in ended.stdout.splitlines() if line.startswith("left:")]
     assert len(re.findall(r"attempt_\d+(?= |$)", line)) == 1

@@ -11,7 +11,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from tests.cli.launching import Started, ends_of, launch, script, start
+from tests.cli.launching import Started, ends_of, launch, launched, script, start
 from tests.conftest import require
 from tests.ports import free_port
 
@@ -135,8 +135,7 @@ def test_one_node_more_waits_as_a_spare_and_takes_over(nodes_of: type[Nodes]) ->
 
 def test_an_address_of_nobody_ends_with_its_name_and_this_machines(tmp_path: Path) -> None:
     words = ("--nnodes=2", "--rdzv-backend=c10d", "--rdzv-endpoint=head.invalid:29400", script(tmp_path, SAYS_RANK))
-    ended = launch("run", "--wait-timeout", "2", "--", "torchrun", *words)
-    assert ended.returncode == 138, ended.stderr
+    ended = launched("run", "--wait-timeout", "2", "--", "torchrun", *words, code=138)
     assert "the coordinator at head.invalid:29400 did not answer for 2 s" in ended.stderr
     assert f"this is {os.uname().nodename}: no address for head.invalid yet" in ended.stderr
 
@@ -157,8 +156,7 @@ def test_a_typed_port_is_where_scripts_meet_also_after_a_restart(
     words = ("--nproc-per-node=2", "--max-restarts=1", *(word.format(port) for word in words))
     program = (script(tmp_path, MEETS_AT_A_TYPED_ADDRESS), f"tcp://localhost:{port}")
     env = {"TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1"} if shared == "False" else {}
-    ended = launch("run", "--start-method", method, "--", "torchrun", *words, *program, env=env)
-    assert ended.returncode == 0, ended.stderr
+    ended = launched("run", "--start-method", method, "--", "torchrun", *words, *program, env=env)
     assert ended.stdout.count(f"sum 2.0 after 1 {shared}") == 2, ended.stdout
 
 
@@ -213,8 +211,7 @@ SEES_FLAGS = "import sys\nprint(sys.flags.dev_mode, sys.warnoptions, sys.flags.i
 def test_pythons_own_switches_are_the_workers_and_not_the_launchers(method: str, tmp_path: Path) -> None:
     env = {"PYTHONDEVMODE": "1", "PYTHONWARNINGS": "error::ResourceWarning"}
     words = ("--start-method", method, "--nproc-per-node", "1", "--", script(tmp_path, SEES_FLAGS.format(True)))
-    ended = launch("run", *words, env=env)
-    assert ended.returncode == 0, ended.stderr
+    ended = launched("run", *words, env=env)
     assert ended.stdout == "True ['default', 'error::ResourceWarning'] 0\n"
     assert "Warning" not in ended.stderr
 
@@ -233,8 +230,7 @@ def test_with_pythoninspect_the_launcher_ends_with_the_code_that_it_tells(
 def test_a_file_beside_the_script_that_shadows_a_module_is_imported_by_each_worker_alone(tmp_path: Path) -> None:
     (tmp_path / "json.py").write_text("print('the json beside', flush=True)\n")
     train = script(tmp_path, "import json\nprint(json.__file__, flush=True)\n")
-    ended = launch("run", "--nproc-per-node", "2", "--", train)
-    assert ended.returncode == 0, ended.stderr
+    ended = launched("run", "--nproc-per-node", "2", "--", train)
     assert ended.stdout.count("the json beside") == ended.stdout.count(f"{tmp_path}/json.py") == 2
     said = "workers start without the fork server: {} has the name of a module that the fork server has imported"
     assert ended.stderr.count(said.format(tmp_path / "json.py")) == 1

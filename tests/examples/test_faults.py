@@ -31,8 +31,7 @@ HERE = {**ENV, "PYTHONPATH": str(EXAMPLES.parents[1])}
 def lose(rehearsal: Started, pod: str) -> str:
     """The pod's first process is killed; the rehearsal's output when it has succeeded all the same."""
     pod_of(rehearsal, pod).send_signal(signal.SIGKILL)
-    code, output = rehearsal.end(timeout_s=280)
-    assert code == 0, output
+    output = rehearsal.ends_with(0, timeout_s=280)
     assert re.search(rf"^{pod} +(Succeeded|Completed) +1 +1 ", output, re.MULTILINE), output
     return output
 
@@ -95,8 +94,7 @@ def test_flytes_elastic_on_several_nodes_loses_one_and_resumes() -> None:
     with start("rehearse", "-f", "flyte-elastic.yaml", env=HERE, cwd=EXAMPLES) as rehearsal:
         rehearsal.read_until(r"step 10/100")
         pod_of(rehearsal, "flyte-elastic-worker-1").send_signal(signal.SIGKILL)
-        code, output = rehearsal.end(timeout_s=280)
-    assert code == 0, output
+        output = rehearsal.ends_with(0, timeout_s=280)
     assert 10 <= resumed_at(output) < 100
     assert re.search(r"several nodes: loss [\d.]+", output)
 
@@ -163,8 +161,7 @@ def test_a_sharded_model_goes_on_after_a_killed_worker_and_a_lost_pod(
         str(tmp_path / "c"),
     )
     with start(*words, env=HERE, cwd=EXAMPLES) as rehearsal:
-        code, output = rehearsal.end(timeout_s=280)
-    assert code == 0, output
+        output = rehearsal.ends_with(0, timeout_s=280)
     first, second = map(int, re.findall(r"resumed at step (\d+)", output))
     assert 20 <= first < second < 80
     losses = [float(loss) for loss in re.findall(r"loss:? ([\d.E+-]+)", output)]

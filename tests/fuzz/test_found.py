@@ -9,7 +9,7 @@ from types import MappingProxyType
 
 import pytest
 
-from tests.cli.launching import launch
+from tests.cli.launching import launch, launched
 from tests.conftest import require
 from tests.rehearsal.controllers.manifests import job_of, pytorch, replica
 from trainer_launch.contracts import read_job
@@ -107,6 +107,5 @@ def test_a_job_whose_rank_prints_an_exit_code_of_0_and_fails_has_failed(line: st
     require(shutil.which("mpirun.openmpi"), "needs openmpi-bin")
     words = ("run", "--engine", "mpi", "--max-restarts", "0", "--termination-log", str(tmp_path / "words"))
     program = ("mpirun.openmpi", "-np", "1", "sh", "-c", f"echo '{line}' >&2; exit 3")
-    ended = launch(*words, "--", *program, env={"TMPDIR": str(tmp_path)})
-    assert ended.returncode == 3, ended.stderr
+    launched(*words, "--", *program, env={"TMPDIR": str(tmp_path)}, code=3)
     assert (tmp_path / "words").read_text().startswith("reason=Failed ")

@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 
 import pytest
 
-from tests.cli.launching import launch, start
+from tests.cli.launching import launch, launched, start
 from tests.gpu.conftest import IS_REHEARSED, Card, made_card, needs_card
 
 pytestmark = [
@@ -72,8 +72,7 @@ def hang(tmp_path_factory: pytest.TempPathFactory) -> Hang:
 
 
 def incidents(place: Path) -> list[dict[str, Any]]:
-    ended = launch("incidents", "list", "--json", "--incident-dir", str(place))
-    assert ended.returncode == 0, ended.stderr
+    ended = launched("incidents", "list", "--json", "--incident-dir", str(place))
     found: list[dict[str, Any]] = json.loads(ended.stdout)
     return found
 
@@ -120,6 +119,5 @@ def test_memory_is_given_back_after_a_stop(card: Card, record_property: Record) 
     with card.watched(), start(*ONE_NODE, "--", JOB, "trains", FOR_EVER, env=card.env) as run:
         run.read_until(r"step \d+", 10)
         run.signal(signal.SIGTERM)
-        code, output = run.end()
-    assert code == 143, output
+        run.ends_with(143)
     record_property("memory", card.given_back())

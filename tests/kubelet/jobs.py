@@ -19,7 +19,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from tests.cli.launching import launch
+from tests.cli.launching import launched
 from tests.containers.images import image
 from tests.containers.jobs import steps_in
 from tests.kubelet.cluster import Cluster
@@ -195,10 +195,7 @@ def submit(
     job = next(one for one in documents if "Runtime" not in one["kind"])
     job["metadata"]["namespace"] = namespace
     (folder / "job.yaml").write_text("---\n".join(json.dumps(one) + "\n" for one in documents))
-    made = launch(
-        "rehearse", "-f", str(folder / "job.yaml"), "--render", str(folder / "pods"), cwd=published.EXAMPLES
-    )
-    assert made.returncode == 0, made.stderr
+    launched("rehearse", "-f", str(folder / "job.yaml"), "--render", str(folder / "pods"), cwd=published.EXAMPLES)
     snapshots = [json.loads(path.read_text()) for path in sorted((folder / "pods").iterdir())]
     templates = {pod.where.lower(): pod for one in documents for pod in published.pods(one)}
     checkpoints = folder / "checkpoints"

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 import yaml
 
-from tests.cli.launching import launch, start
+from tests.cli.launching import launched, start
 from tests.kubernetes import pages, published, schema
 
 DIFFS = pages.blocks(pages.PAGE, "diff")
@@ -65,11 +65,9 @@ def test_both_sides_become_pods_that_explain_knows(diff: str, tmp_path: Path) ->
     for side in (pages.before, pages.after):
         folder = tmp_path / side.__name__
         folder.mkdir()
-        made = launch("rehearse", *needed(folder, side(diff)), "--render", str(folder / "pods"))
-        assert made.returncode == 0, made.stderr
+        launched("rehearse", *needed(folder, side(diff)), "--render", str(folder / "pods"))
         snapshot = min((folder / "pods").iterdir())
-        told = launch("explain", "--json", "--pod", str(snapshot), "--", "train.py")
-        assert told.returncode == 0, told.stderr
+        told = launched("explain", "--json", "--pod", str(snapshot), "--", "train.py")
         assert json.loads(told.stdout)["contract"] != "unknown"
 
 
@@ -99,7 +97,6 @@ def test_flytes_job_runs_its_task_on_three_nodes_under_the_entrypoint(tmp_path: 
     site = os.pathsep.join([str(tmp_path), ENV["PYTHONPATH"]])
     env = {**ENV, "PATH": f"{command.parent}:{os.environ['PATH']}", "PYTHONPATH": site}
     with start("rehearse", "-f", str(tmp_path / "job.yaml"), env=env, cwd=tmp_path) as rehearsal:
-        code, output = rehearsal.end(timeout_s=280)
-    assert code == 0, output
+        output = rehearsal.ends_with(0, timeout_s=280)
     assert "[f3c9-n0-0-master-0] outputs: 0.5" in output
     assert output.count("no outputs") == 2

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.cli.launching import launch, start
+from tests.cli.launching import launch, launched, start
 from tests.conftest import require
 from tests.kubernetes import published
 from tests.schemas.validator import violations
@@ -75,8 +75,7 @@ def folder(tmp_path: Path) -> Path:
 
 @JOBS
 def test_it_becomes_pods_that_the_launcher_understands(path: Path, folder: Path) -> None:
-    made = launch("rehearse", *needed(path), "--render", str(folder / "pods"))
-    assert made.returncode == 0, made.stderr
+    launched("rehearse", *needed(path), "--render", str(folder / "pods"))
     alike = {re.sub(r"\d+", "N", path.name): path for path in (folder / "pods").iterdir()}
     assert alike
     for snapshot in alike.values():
@@ -94,8 +93,7 @@ def test_it_runs_to_its_end(path: Path, folder: Path) -> None:
         require(shutil.which("sshd", path="/usr/sbin:/usr/bin"), "sshd is not installed")
     env = {"PYTHONPATH": str(published.DOCKER.parent), "CUDA_VISIBLE_DEVICES": ""}
     with start("rehearse", *needed(path), env=env, cwd=folder) as rehearsal:
-        code, output = rehearsal.end(timeout_s=280)
-    assert code == 0, output
+        output = rehearsal.ends_with(0, timeout_s=280)
     found = sorted({int(rank) for rank in re.findall(r"rank (\d+) saved beside", output)})
     assert found in [
         list(range(number)) for number in range(LEAST.get(path.stem, RANKS[path.stem]), RANKS[path.stem] + 1)

@@ -49,8 +49,7 @@ def test_a_killed_pod_is_waited_for_and_its_successor_knows_the_jobs_ledger(tmp_
     words = ("--nodes=2", "--fault", "kill pod node=0 back=3s at=step:45", "--events", str(events))
     program = (script(tmp_path, TRAIN), str(tmp_path / "saved"), "120")
     with start("rehearse", *words, "--", *program, env=env) as run:
-        code, output = run.end(180.0)
-    assert code == 0, output
+        output = run.ends_with(0, 180.0)
     whole = re.search(r"Succeeded after ([0-9.]+) s", output)
     ((ratio_of, spent),) = re.findall(r"^Goodput: [0-9.]+ % of ([0-9.]+) s: (.*)$", output, re.MULTILINE)
     assert whole is not None
@@ -97,8 +96,7 @@ def test_a_program_that_reports_checkpoints_shows_them_everywhere(tmp_path: Path
         told = now()
         shown = launch("status", "--pid", str(run.pid), env=env).stdout
         end.touch()
-        code, output = run.end()
-    assert code == 0, output
+        output = run.ends_with(0)
     whole_s = time.monotonic() - begun_s
     assert violations("status", told) == []
     assert "goodput   " in shown

@@ -18,7 +18,7 @@ from typing import Any
 import psutil
 import pytest
 
-from tests.cli.launching import LAUNCHER, clean_env, launch
+from tests.cli.launching import LAUNCHER, clean_env, launch, launched
 from tests.conftest import require
 from tests.contracts.pods import V2_TORCH
 from tests.ports import free_port
@@ -61,8 +61,7 @@ def wrapped(
 
 
 def test_this_container_is_told_on_one_screen() -> None:
-    done = launch("preflight", "--", "true")
-    assert done.returncode == 0, done.stdout
+    done = launched("preflight", "--", "true")
     assert done.stdout.startswith("Preflight ")
     assert "memory" in done.stdout.partition("passed: ")[2].partition("skipped: ")[0]
     assert all(len(line) <= 80 for line in done.stdout.splitlines())
@@ -91,8 +90,7 @@ def test_a_report_that_cannot_be_written_changes_no_verdict(tmp_path: Path) -> N
     """The volume may be what the checks have found at fault: they are told first."""
     words, full = tmp_path / "words", tmp_path / "full.html"
     full.symlink_to("/dev/full")
-    done = launch("preflight", "--report", str(full), "--termination-log", str(words), *NO_STORAGE)
-    assert done.returncode == 30
+    done = launched("preflight", "--report", str(full), "--termination-log", str(words), *NO_STORAGE, code=30)
     assert "No such file or directory at create" in done.stdout
     assert f"--report: {full} was not written: No space left on device" in done.stderr
     assert words.read_text().startswith("reason=PreflightFatal exit=30 ")
@@ -133,8 +131,7 @@ def test_what_is_configured_badly_ends_with_2_and_the_pods_status_says_why(
     words: tuple[str, ...], sentence: str, tmp_path: Path
 ) -> None:
     log = tmp_path / "words"
-    done = launch("preflight", *words, env={"TRAINER_LAUNCH_TERMINATION_LOG": str(log)})
-    assert done.returncode == 2
+    done = launched("preflight", *words, env={"TRAINER_LAUNCH_TERMINATION_LOG": str(log)}, code=2)
     assert sentence in done.stderr
     assert sentence in log.read_text()
 
@@ -149,8 +146,7 @@ def test_a_port_range_that_is_taken_is_said_and_retryable(tmp_path: Path) -> Non
             "JOB_COMPLETION_INDEX": "0",
             "TRAINER_LAUNCH_TERMINATION_LOG": str(log),
         }
-        done = launch("preflight", "--level", "quick", "--port-range", f"{port}-{port}", env=env)
-    assert done.returncode == 20
+        done = launched("preflight", "--level", "quick", "--port-range", f"{port}-{port}", env=env, code=20)
     assert f"port {port} is taken on this node" in done.stderr
     assert f"port {port} is taken on this node" in log.read_text()
 
@@ -296,8 +292,7 @@ def test_a_terminal_shows_what_is_under_way_and_a_pod_does_not_load_rich(tmp_pat
     shown = (tmp_path / "terminal").read_text()
     assert "waiting for nodes: 1 of 2 nodes present" in shown
     assert "\x1b[?25h" in shown, "the cursor is back"
-    done = launch(*words, env={"TERM": "xterm"})
-    assert done.returncode == 20
+    done = launched(*words, env={"TERM": "xterm"}, code=20)
     assert "\x1b" not in done.stdout + done.stderr
 
 

@@ -16,7 +16,7 @@ from typing import Any
 import psutil
 import pytest
 
-from tests.cli.launching import clean_env, launch, script, shm_of_its_own, start
+from tests.cli.launching import clean_env, launch, launched, script, shm_of_its_own, start
 from tests.pods import of_the_fork_server
 
 pytestmark = [pytest.mark.process, pytest.mark.torch, pytest.mark.timeout(300)]
@@ -111,8 +111,7 @@ def test_ranks_that_send_at_the_moment_in_which_a_generation_ends_are_kept(tmp_p
         for number in range(1, 13):
             run.read_until(f"training in {number}$", times=4)
             of_the_fork_server(psutil.Process(run.pid), is_store=True).kill()
-        status, output = run.end()
-    assert status == 0, output
+        output = run.ends_with(0)
     assert re.findall(r"(\d) ranks kept their state", output) == ["4"] * 12, output
 
 
@@ -369,8 +368,7 @@ HELPER = """
 
 
 def test_what_a_survivor_has_started_goes_on_with_it_even_in_a_session_of_its_own(tmp_path: Path) -> None:
-    ended = launch("run", "--nproc-per-node", "2", "--", script(tmp_path, textwrap.dedent(HELPER)))
-    assert ended.returncode == 0, ended.stderr
+    ended = launched("run", "--nproc-per-node", "2", "--", script(tmp_path, textwrap.dedent(HELPER)))
     assert ended.stdout.splitlines()[-1] == "helper None"  # gloo of torch 2.8 prints there, too
 
 
@@ -410,8 +408,7 @@ def test_a_survivor_of_many_replacements_has_no_more_memory_threads_and_descript
 ) -> None:
     options = ("--nproc-per-node", "3", "--max-restarts", "999", "--incident-dir", "none")
     words = ("run", *options, "--", script(tmp_path, textwrap.dedent(LEAKS)), str(kills))
-    ended = launch(*words, within=shm_of_its_own(), timeout_s=280)
-    assert ended.returncode == 0, ended.stderr
+    ended = launched(*words, within=shm_of_its_own(), timeout_s=280)
     looks = shown(ended.stdout)
     assert len(looks) == kills + 1
     early, last = looks[5], looks[-1]

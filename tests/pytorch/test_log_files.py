@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from tests.cli.launching import LAUNCHER, clean_env, launch
+from tests.cli.launching import LAUNCHER, clean_env, launched
 
 pytestmark = [pytest.mark.torch, pytest.mark.process]
 
@@ -71,8 +71,7 @@ def test_a_log_file_that_cannot_be_opened_at_a_restart_is_this_nodes_failure(tmp
         "os.makedirs(attempt[:-1] + '1/0/stdout.log')\nraise SystemExit(1)"
     )
     words = ("--redirects=3", "--nproc-per-node=1", "--max-restarts=1", f"--log-dir={tmp_path / 'logs'}")
-    done = launch("run", f"--termination-log={tmp_path / 'end'}", "--", "torchrun", *words, str(script))
-    assert done.returncode == 138, done.stderr
+    launched("run", f"--termination-log={tmp_path / 'end'}", "--", "torchrun", *words, str(script), code=138)
     said = (tmp_path / "end").read_text()
     assert re.match(r"reason=NotStarted .* exit=138 attempt=2 retryable=true ", said), said
     assert re.search(r"\| cannot start rank 0: cannot open \S+/attempt_1/0/stdout.log: Is a directory", said), said
@@ -86,12 +85,12 @@ def test_a_torch_that_cannot_be_imported_is_the_cause_and_a_restart_will_not_hel
     (tmp_path / "torch").mkdir()
     broken = "importing torch failed (OSError: libcudart.so.12: cannot open shared object file)"
     (tmp_path / "torch" / "__init__.py").write_text(f"raise OSError({broken[33:-1]!r})")
-    done = launch(
+    launched(
         *("run", f"--termination-log={tmp_path / 'end'}", f"--start-method={method}", "--", "torchrun", "train.py"),
         env={"PYTHONPATH": f"{tmp_path}:{os.getcwd()}"},
         cwd=tmp_path,
+        code=1,
     )
-    assert done.returncode == 1, done.stderr
     said = (tmp_path / "end").read_text()
     assert re.match(r"reason=NotStarted .* exit=1 attempt=1 retryable=false ", said), said
     assert broken in said

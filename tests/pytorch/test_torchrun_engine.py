@@ -8,7 +8,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from tests.cli.launching import RECORDED, launch, script, start
+from tests.cli.launching import RECORDED, launched, script, start
 
 pytestmark = [pytest.mark.torch, pytest.mark.process]
 LONG = pytest.mark.long("tests/pytorch/test_torchrun_engine.py")
@@ -41,8 +41,7 @@ def test_workers_have_the_grace_to_save_and_the_pod_was_stopped(tmp_path: Path, 
     with start(*RUN, "--grace", "30", "--", train, env=env) as run:
         run.read_until(r"^up \d", 2)
         run.signal(signal.SIGTERM)
-        code, output = run.end()
-    assert code == 143, output
+        output = run.ends_with(143)
     assert output.count("saved") == 2
     assert last_words.read_text().startswith("reason=Stopped ")
 
@@ -51,8 +50,7 @@ def test_the_termination_message_has_the_error_that_record_left_and_the_pod_its_
     tmp_path: Path, last_words: Path
 ) -> None:
     env = {"TRAINER_LAUNCH_TERMINATION_LOG": str(last_words)}
-    done = launch(*RUN, "--", script(tmp_path, RECORDED), env=env)
-    assert done.returncode == 1, done.stdout + done.stderr
+    launched(*RUN, "--", script(tmp_path, RECORDED), env=env, code=1)
     assert "ValueError: no luck" in last_words.read_text()
 
 

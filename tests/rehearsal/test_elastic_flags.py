@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.cli.launching import launch, script
+from tests.cli.launching import launch, launched, script
 from tests.conftest import require
 from tests.rehearsal.test_torch_faults import PRINTS, TRAIN
 from trainer_launch.contracts import read_job
@@ -42,8 +42,7 @@ def sizes(tmp_path: Path, nodes: str, enough: int, fault: str, watched: int) -> 
     require(importlib.util.find_spec("torch") is not None, "torch is not installed")
     words = ("--nodes", nodes, "--fault", fault)
     train = script(tmp_path, TRAIN.replace("{say}", PRINTS).replace(WHILE, WHILE_SHRUNK))
-    ended = launch("rehearse", *words, "--", train, str(tmp_path / "saved"), "20", str(enough))
-    assert ended.returncode == 0, ended.stdout + ended.stderr
+    ended = launched("rehearse", *words, "--", train, str(tmp_path / "saved"), "20", str(enough))
     return re.findall(rf"^\[{watched}:\d+\] begun at \d+ with (\d)", ended.stdout, re.MULTILINE)
 
 

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.cli.launching import clean_env, launch
+from tests.cli.launching import clean_env, launched
 from tests.kubernetes.pages import FOLDER, blocks
 from tests.ports import free_port
 
@@ -88,8 +88,7 @@ def ranks(output: str) -> list[str]:
 def test_a_job_of_kubernetes_with_a_headless_service_trains_together(tmp_path: Path) -> None:
     (tmp_path / "train.py").write_text(TRAINS)
     (tmp_path / "job.yaml").write_text(example("yaml", "kind: Job"))
-    done = launch("rehearse", "-f", "job.yaml", cwd=tmp_path)
-    assert done.returncode == 0, done.stderr
+    done = launched("rehearse", "-f", "job.yaml", cwd=tmp_path)
     assert ranks(done.stdout) == ["rank 0 of 2", "rank 1 of 2"], done.stdout + done.stderr
 
 
@@ -117,7 +116,6 @@ def test_both_nodes_of_a_clustered_task_train_together(args: str, tmp_path: Path
     (tmp_path / "clustered").write_text(CLUSTERED)
     (tmp_path / "clustered").chmod(0o755)
     (tmp_path / "job.yaml").write_text(JOBSET.format(args=args))
-    done = launch("rehearse", "-f", "job.yaml", cwd=tmp_path)
-    assert done.returncode == 0, done.stderr
+    done = launched("rehearse", "-f", "job.yaml", cwd=tmp_path)
     ranks = sorted(re.findall(r"rank \d of \d in \S+", done.stdout))
     assert ranks == ["rank 0 of 2 in f3c9-0", "rank 1 of 2 in f3c9-0"], done.stdout + done.stderr

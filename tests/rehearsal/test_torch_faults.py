@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.cli.launching import launch, script
+from tests.cli.launching import launched, script
 
 pytestmark = [
     pytest.mark.process,
@@ -49,8 +49,7 @@ def begun(stdout: str, node: int) -> list[int]:
 def test_a_killed_worker_costs_a_few_steps_and_no_pod(tmp_path: Path) -> None:
     train = script(tmp_path, TRAIN.replace("{say}", REPORTS))
     fault = ("--fault", "kill worker node=1 at=step:5")
-    ended = launch("rehearse", "--nodes", "2", *fault, "--", train, str(tmp_path / "saved"), "100", "2")
-    assert ended.returncode == 0, ended.stdout + ended.stderr
+    ended = launched("rehearse", "--nodes", "2", *fault, "--", train, str(tmp_path / "saved"), "100", "2")
     for node in (0, 1):
         first, again = begun(ended.stdout, node)
         assert first == 0
@@ -62,8 +61,7 @@ def test_waits_restarts_and_their_causes_are_shown_and_what_each_fault_cost(tmp_
     train = script(tmp_path, TRAIN.replace("{say}", PRINTS))
     faults = ("--fault", "kill worker node=1 at=step:5", "--fault", "kill pod node=1 back=3s at=step:20")
     words = ("--report", str(tmp_path / "out.json"), "--", train, str(tmp_path / "saved"), "60", "2")
-    ended = launch("rehearse", "--nodes", "2", *faults, *words)
-    assert ended.returncode == 0, ended.stdout + ended.stderr
+    ended = launched("rehearse", "--nodes", "2", *faults, *words)
     told = ended.stderr
     assert "[trainer-launch 0] generation 1 is over: rank 1 failed on node 1" in told
     assert "[trainer-launch 0] generation 2: 2 nodes, 1 restart so far" in told
@@ -88,8 +86,7 @@ def test_the_script_of_the_page_on_surviving_survives(tmp_path: Path) -> None:
     page = (Path(__file__).parents[2] / "docs" / "surviving.md").read_text(encoding="utf-8")
     train = script(tmp_path, page.partition("```python\n")[2].partition("```")[0])
     fault = ("--fault", "kill worker at=step:20")
-    ended = launch("rehearse", "--nodes", "2", *fault, "--", train, cwd=tmp_path)
-    assert ended.returncode == 0, ended.stdout + ended.stderr
+    ended = launched("rehearse", "--nodes", "2", *fault, "--", train, cwd=tmp_path)
     steps = [int(found) for found in re.findall(r"^\[0:0\] step (\d+)$", ended.stdout, re.MULTILINE)]
     assert steps.count(1) == 1
     assert steps[-1] == 60
@@ -122,7 +119,6 @@ def test_a_mounted_job_secret_admits_the_jobs_own_pods_also_after_a_fault(tmp_pa
     words = [script(tmp_path, TRAIN.replace("{say}", PRINTS)), str(tmp_path / "saved"), "40", "2"]
     (tmp_path / "job.yaml").write_text(WITH_SECRET.replace("WORDS", json.dumps(words)))
     fault = ("--fault", "kill pod node=1 at=step:5")
-    ended = launch("rehearse", "-f", str(tmp_path / "job.yaml"), *fault, "--log-level", "info")
-    assert ended.returncode == 0, ended.stdout + ended.stderr
+    ended = launched("rehearse", "-f", str(tmp_path / "job.yaml"), *fault, "--log-level", "info")
     assert len(re.findall(r"begun at [1-9]\d* with 2", ended.stdout)) == 2, ended.stdout
     assert "hunter" not in ended.stdout + ended.stderr

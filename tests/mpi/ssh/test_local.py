@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.cli.launching import LAUNCHER, clean_env, launch
+from tests.cli.launching import LAUNCHER, clean_env, launched
 from tests.conftest import require
 
 pytestmark = [
@@ -27,10 +27,9 @@ pytestmark = [
 def test_the_launchers_end_is_the_jobs_end(tmp_path) -> None:
     """Its workers run until nobody needs them; nothing of them is left."""
     private = {"TMPDIR": str(tmp_path)}
-    ended = launch(
-        "local", "--engine", "mpi", "--nodes", "2", "--", "sh", "-c", "echo $HOSTNAME; exit 7", env=private
+    ended = launched(
+        "local", "--engine", "mpi", "--nodes", "2", "--", "sh", "-c", "echo $HOSTNAME; exit 7", env=private, code=7
     )
-    assert ended.returncode == 7, ended.stderr
     assert ended.stdout == "local-launcher-0-0\n"
     rows = dict(re.findall(r"^(local-\S+) +\w+ +1 +0 +(\d+) ", ended.stderr, re.MULTILINE))
     assert rows == {"local-node-0-0": "143", "local-node-0-1": "143", "local-launcher-0-0": "7"}
@@ -110,6 +109,5 @@ def test_a_program_without_mpirun_gets_one(tmp_path) -> None:
 
 
 def test_slots_are_numbers(tmp_path) -> None:
-    ended = launch("local", "--engine", "mpi", "--nproc-per-node", "auto", "--", "true")
-    assert ended.returncode == 2
+    ended = launched("local", "--engine", "mpi", "--nproc-per-node", "auto", "--", "true", code=2)
     assert "for --nproc-per-node: expected a number for an MPI job" in ended.stderr

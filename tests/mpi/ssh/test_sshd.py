@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.cli.launching import launch
+from tests.cli.launching import launch, launched
 from tests.mpi.ssh.secrets import (
     Worker,
     client_of,
@@ -144,8 +144,7 @@ def test_a_port_in_use_is_infrastructure(tmp_path, mount) -> None:
 
 
 def test_run_without_a_command_names_it(mount) -> None:
-    done = launch("run", env={"JOB_COMPLETION_INDEX": "0", "TRAINER_LAUNCH_SSH_DIR": str(mount)})
-    assert done.returncode == 2
+    done = launched("run", env={"JOB_COMPLETION_INDEX": "0", "TRAINER_LAUNCH_SSH_DIR": str(mount)}, code=2)
     assert "missing command; this pod is an MPI worker, whose command is: trainer-launch sshd" in done.stderr
 
 
@@ -171,8 +170,7 @@ def test_explain_shows_what_a_worker_would_run(tmp_path, mount) -> None:
         "HF_TOKEN": "hf_abc",
         "NCCL_DEBUG": "INFO",
     }
-    done = launch("explain", env=env)
-    assert done.returncode == 0, done.stderr
+    done = launched("explain", env=env)
     assert "sshd -D -e" in done.stdout
     assert "this is an MPI worker" in done.stdout
     assert "hf_abc" not in done.stdout

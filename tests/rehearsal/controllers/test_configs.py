@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.cli.launching import launch
+from tests.cli.launching import launched
 from tests.rehearsal.controllers.manifests import documents_of, job_of, pytorch
 from trainer_launch.model.errors import UsageError
 from trainer_launch.rehearsal.controllers import rendered, workload_of
@@ -228,8 +228,7 @@ def test_a_script_of_a_configmap_runs_with_its_own_settings(tmp_path: Path) -> N
     for name, text in given.items():
         (tmp_path / name).write_text(text)
         words += ["-f", str(tmp_path / name)]
-    ended = launch("rehearse", *words, "--log-level", "debug")
-    assert ended.returncode == 0, ended.stderr
+    ended = launched("rehearse", *words, "--log-level", "debug")
     assert ended.stdout.splitlines() == ["[job-worker-0] 0.5 4711 b'\\xff\\x00'"]
     assert "4711" not in ended.stderr
     assert "ignored" not in ended.stderr

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.cli.launching import launch
+from tests.cli.launching import launch, launched
 from tests.rehearsal.controllers.manifests import documents_of, replica, runtime, trainjob
 from trainer_launch.model import NodeRange
 from trainer_launch.model.errors import UsageError
@@ -184,8 +184,7 @@ def test_an_init_container_whose_program_is_not_here_is_left_out_on_request(tmp_
     template = f"{{spec: {{{init}, containers: [{{name: pytorch, command: [echo, trained]}}]}}}}"
     path = tmp_path / "job.yaml"
     path.write_text(job("PyTorchJob", specs("pytorch", Worker=f"{{template: {template}}}")))
-    ended = launch("rehearse", "-f", str(path))
-    assert ended.returncode == 127
+    ended = launched("rehearse", "-f", str(path), code=127)
     assert "--skip-init data leaves it out" in ended.stderr
     ended = launch("rehearse", "-f", str(path), "--skip-init", "data")
     assert (ended.returncode, ended.stdout) == (0, "[job-worker-0] trained\n"), ended.stderr

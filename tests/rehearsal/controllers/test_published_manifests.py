@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 
-from tests.cli.launching import launch
+from tests.cli.launching import launched
 from tests.rehearsal.controllers.manifests import trainjob
 from trainer_launch.contracts import read_job
 from trainer_launch.contracts.snapshot import pod_from_snapshot
@@ -136,8 +136,7 @@ def test_a_published_runtime_needs_no_file(name: str) -> None:
 def test_a_job_of_torchtune_is_rehearsed_by_the_name_of_its_runtime(tmp_path: Path) -> None:
     job = tmp_path / "job.yaml"
     job.write_text(trainjob("{command: [tune, run]}").replace("name: rt", "name: torchtune-qwen2.5-1.5b"))
-    ended = launch("rehearse", "-f", str(job), "--command", "sh -c 'echo nproc $PET_NPROC_PER_NODE'")
-    assert ended.returncode == 0, ended.stderr
+    ended = launched("rehearse", "-f", str(job), "--command", "sh -c 'echo nproc $PET_NPROC_PER_NODE'")
     assert "[job-node-0-0] nproc auto" in ended.stdout, ended.stdout
     for name in ("job-dataset-initializer-0-0", "job-model-initializer-0-0", "job-node-0-0"):
         assert re.search(rf"^{name} +Succeeded +1 +0 +0", ended.stderr, re.MULTILINE), ended.stderr

@@ -10,7 +10,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from tests.cli.launching import launch, start
+from tests.cli.launching import launch, launched, start
 from tests.conftest import require
 from tests.rehearsal.controllers.manifests import runtime, trainjob
 from trainer_launch.model.errors import UsageError
@@ -51,8 +51,7 @@ def test_each_pod_sees_its_own_variables_and_every_line_tells_whose_it_is(tmp_pa
     text = "echo $HOSTNAME of $PET_NNODES at $PET_RDZV_ENDPOINT for $LR $RANK"
     env = "env: [{name: LR, value: '0.1'}]"
     path = job(tmp_path, pod(shell(text, env)), "elasticPolicy: {minReplicas: 1, maxReplicas: 3}", "replicas: 2")
-    ended = launch("rehearse", "-f", path, env={"RANK": "from the shell"})
-    assert ended.returncode == 0, ended.stderr
+    ended = launched("rehearse", "-f", path, env={"RANK": "from the shell"})
     lines = sorted(line for line in ended.stdout.splitlines() if line)
     assert [line.rpartition(":")[0] for line in lines] == [
         f"[job-worker-{index}] job-worker-{index} of 1:3 at 127.0.0.2" for index in (0, 1)
@@ -92,8 +91,7 @@ def test_init_containers_come_first_and_share_the_pods_volumes(tmp_path: Path) -
     init = shell("echo told > /state/word", "volumeMounts: [{name: s, mountPath: /state}]", "first")
     main = shell("cat /mine/word", "volumeMounts: [{name: s, mountPath: /mine}]")
     path = job(tmp_path, pod(main, f"initContainers: [{init}], volumes: [{{name: s, emptyDir: {{}}}}]"))
-    ended = launch("rehearse", "-f", path)
-    assert ended.returncode == 0, ended.stderr
+    ended = launched("rehearse", "-f", path)
     assert ended.stdout.splitlines() == ["[job-worker-0] told"]
 
 
@@ -101,8 +99,7 @@ def test_a_failed_init_container_is_in_the_table_and_named_as_the_cause(tmp_path
     says = "echo 'reason=NoDisk exit=30 | the disk is full' >$TRAINER_LAUNCH_TERMINATION_LOG; exit 30"
     init, main = shell(says, name="check"), shell("echo never")
     path = job(tmp_path, pod(main, f"initContainers: [{init}]"), "", "restartPolicy: Never")
-    ended = launch("rehearse", "-f", path)
-    assert ended.returncode == 30, ended.stderr
+    ended = launched("rehearse", "-f", path, code=30)
     assert rows(ended.stderr) == {"job-worker-0": ["Failed", "1", "0", "30"]}
     table = next(line for line in ended.stderr.splitlines() if line.startswith("job-worker-0"))
     assert table.endswith("init container check: reason=NoDisk exit=30 | the disk is full")
@@ -120,10 +117,9 @@ MOUNTS = "volumeMounts: [{name: c, mountPath: /claim}, {name: o, mountPath: /own
 
 
 def test_a_retryable_code_makes_the_pod_anew_and_only_the_claim_is_kept(tmp_path: Path) -> None:
-    ended = launch(
+    ended = launched(
         "rehearse", "-f", job(tmp_path, pod(shell(LIVES, MOUNTS), VOLUMES), "", "restartPolicy: ExitCode")
     )
-    assert ended.returncode == 0, ended.stderr
     assert ended.stdout.splitlines() == [f"[job-worker-0] life {n} has {n}" for n in range(3)]
     assert rows(ended.stderr) == {"job-worker-0": ["Succeeded", "3", "0", "0"]}
 
@@ -135,8 +131,7 @@ def test_nothing_of_a_pod_outlives_it_not_even_in_a_session_of_its_own(tmp_path:
         "| grep -c '^sleep 98765'; exit 0; fi; touch /own/begun; setsid sleep 98765 & sleep 0.3; exit 1"
     )
     mounts, volumes = "volumeMounts: [{name: o, mountPath: /own}]", "volumes: [{name: o, emptyDir: {}}]"
-    ended = launch("rehearse", "-f", job(tmp_path, pod(shell(text, mounts), volumes)))
-    assert ended.returncode == 0, ended.stderr
+    ended = launched("rehearse", "-f", job(tmp_path, pod(shell(text, mounts), volumes)))
     assert ended.stdout.splitlines() == ["[job-worker-0] 0"]
 
 
@@ -148,8 +143,7 @@ def test_the_end_of_the_job_ends_workers_that_still_run_and_all_that_they_starte
         "spec: {runPolicy: {cleanPodPolicy: Running}, "
         f"tfReplicaSpecs: {{Chief: {{template: {{spec: {chief}}}}}, Worker: {{template: {{spec: {worker}}}}}}}}}\n"
     )
-    ended = launch("rehearse", "-f", str(path))
-    assert ended.returncode == 0, ended.stderr
+    ended = launched("rehearse", "-f", str(path))
     assert rows(ended.stderr)["job-worker-0"][0] == "Completed"
     assert not [each for each in psutil.process_iter(["cmdline"]) if each.info["cmdline"] == ["sleep", "987"]]
 
@@ -157,8 +151,7 @@ def test_the_end_of_the_job_ends_workers_that_still_run_and_all_that_they_starte
 def test_a_missing_program_is_said_before_anything_starts(tmp_path: Path) -> None:
     other = "{name: pytorch, image: i, command: [no-such-program, x]}"
     init = shell("echo started", "", "first")
-    ended = launch("rehearse", "-f", job(tmp_path, pod(other, f"initContainers: [{init}]")))
-    assert ended.returncode == 127
+    ended = launched("rehearse", "-f", job(tmp_path, pod(other, f"initContainers: [{init}]")), code=127)
     for part in ("'no-such-program'", "container pytorch of job-worker-0", "--command"):
         assert part in ended.stderr
     assert ended.stdout == ""
@@ -174,16 +167,14 @@ def test_a_container_runs_in_its_working_folder_where_that_exists_and_finds_prog
     (tmp_path / "word").write_text("found\n")
     path = f"env: [{{name: PATH, value: '{tmp_path}/bin:/usr/bin:/bin'}}]"
     inside = f"{{name: pytorch, image: i, command: [here-i-am], workingDir: '{tmp_path}', {path}}}"
-    ended = launch("rehearse", "-f", job(tmp_path, pod(inside)))
-    assert ended.returncode == 0, ended.stderr
+    ended = launched("rehearse", "-f", job(tmp_path, pod(inside)))
     assert ended.stdout.splitlines() == [f"[job-worker-0] {tmp_path}", "[job-worker-0] found"]
 
 
 def test_another_command_may_be_run_in_its_place_and_the_launcher_runs_a_script(tmp_path: Path) -> None:
     (tmp_path / "train.py").write_text("print('trained\\n', end='')  # in one write, also by two workers\n")
     path = job(tmp_path, pod("{name: pytorch, image: i, command: [no-such-program, x]}"))
-    ended = launch("rehearse", "-f", path, "--command", "train.py --steps 20", cwd=tmp_path)
-    assert ended.returncode == 0, ended.stderr
+    ended = launched("rehearse", "-f", path, "--command", "train.py --steps 20", cwd=tmp_path)
     assert set(ended.stdout.splitlines()) == {"[job-worker-0] trained"}
 
 
@@ -194,8 +185,7 @@ def test_without_a_command_the_launcher_is_the_entrypoint(tmp_path: Path) -> Non
     (tmp_path / "job.yaml").write_text(trainjob("{numNodes: 2}"))
     (tmp_path / "runtime.yaml").write_text(runtime(jobs=f"{{name: node, template: {template}}}"))
     files = ("-f", str(tmp_path / "job.yaml"), "-f", str(tmp_path / "runtime.yaml"))
-    ended = launch("rehearse", *files)
-    assert ended.returncode == 0, ended.stderr
+    ended = launched("rehearse", *files)
     assert sorted(ended.stdout.split("\n")[:2]) == [f"[job-node-0-{n}] rank {n} of 2" for n in (0, 1)]
     assert "reason=Succeeded" in ended.stderr, "the termination message of the launcher in the pod"
 
@@ -204,8 +194,7 @@ def test_without_a_command_the_launcher_is_the_entrypoint(tmp_path: Path) -> Non
     "words", ["", ", command: [trainer-launch, run, --nproc-per-node, '2']"], ids=["none", "options alone"]
 )
 def test_a_container_without_a_program_is_named_with_what_to_add(tmp_path: Path, words: str) -> None:
-    ended = launch("rehearse", "-f", job(tmp_path, pod(f"{{name: pytorch, image: i{words}}}")))
-    assert ended.returncode == 2
+    ended = launched("rehearse", "-f", job(tmp_path, pod(f"{{name: pytorch, image: i{words}}}")), code=2)
     assert "container pytorch of job-worker-0 has no program to run; add it to the command or args" in ended.stderr
 
 
@@ -220,8 +209,7 @@ def test_asked_to_stop_all_pods_end_and_the_code_says_so(tmp_path: Path) -> None
     with start("rehearse", "-f", job(tmp_path, pod(shell(text)), "", "replicas: 2")) as rehearsal:
         rehearsal.read_until("ready", 2)
         rehearsal.signal(signal.SIGTERM)
-        code, output = rehearsal.end()
-    assert code == 143
+        output = rehearsal.ends_with(143)
     assert output.count("] saved") == 2
     assert "PyTorchJob job: stopped" in output
 

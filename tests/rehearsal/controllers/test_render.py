@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.cli.launching import launch
+from tests.cli.launching import launch, launched
 from tests.rehearsal.controllers.manifests import job_of, pytorch, replica, runtime, trainjob
 from trainer_launch.commands import install_shims
 from trainer_launch.commands.rehearse import without_launcher
@@ -26,8 +26,7 @@ def test_the_pods_are_written_and_explain_reads_them(tmp_path: Path) -> None:
     job = write(tmp_path, "job.yaml", trainjob("{numNodes: 2, numProcPerNode: 2, command: [torchrun, train.py]}"))
     made = write(tmp_path, "runtime.yaml", runtime())
     pods = tmp_path / "a folder" / "pods"
-    ended = launch("rehearse", "-f", job, "-f", made, "--render", str(pods))
-    assert ended.returncode == 0, ended.stderr
+    ended = launched("rehearse", "-f", job, "-f", made, "--render", str(pods))
     assert sorted(path.name for path in pods.iterdir()) == ["job-node-0-0.json", "job-node-0-1.json"]
     assert str(pods / "job-node-0-1.json") in ended.stdout
     told = launch("explain", "--json", "--pod", str(pods / "job-node-0-1.json"))
@@ -73,8 +72,7 @@ def test_the_file_that_is_suggested_is_that_of_a_pod_that_trains(
 def test_the_manifest_of_the_readme_is_whole(tmp_path: Path) -> None:
     told = (Path(__file__).parents[3] / "README.md").read_text(encoding="utf-8").partition("```yaml\n")[2]
     pods = tmp_path / "pods"
-    ended = launch("rehearse", "-f", write(tmp_path, "job.yaml", told.partition("```")[0]), "--render", str(pods))
-    assert ended.returncode == 0, ended.stderr
+    launched("rehearse", "-f", write(tmp_path, "job.yaml", told.partition("```")[0]), "--render", str(pods))
     for rank, container in enumerate(("my-job-node-0-0", "my-job-node-0-1")):
         snapshots = [path for path in pods.iterdir() if path.name.startswith(container)]
         assert snapshots
@@ -119,7 +117,6 @@ def test_a_shim_called_torchrun_is_the_launcher(tmp_path: Path) -> None:
     ],
 )
 def test_flags_that_do_not_fit_end_with_2(words: tuple[str, ...], part: str, tmp_path: Path) -> None:
-    ended = launch("rehearse", *words, cwd=tmp_path)
-    assert ended.returncode == 2
+    ended = launched("rehearse", *words, cwd=tmp_path, code=2)
     assert part in ended.stderr
     assert ended.stderr.count("\n") == 1
