@@ -181,6 +181,14 @@ def script(folder: Path, text: str) -> str:
     return str(path)
 
 
+def program(path: Path, text: str, interpreter: str = "/bin/sh") -> Path:
+    """Write a program; its path."""
+    path.parent.mkdir(exist_ok=True)
+    path.write_text(f"#!{interpreter}\n{text}\n")
+    path.chmod(0o755)
+    return path
+
+
 def ends_of(nodes: Sequence[Started], timeout_s: float = DEADLINE_S) -> list[tuple[int, str]]:
     """Exit code and all output of each node of a job, once all have ended."""
     try:

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.cli.launching import Started, ends_of, launch, launched
+from tests.cli.launching import Started, ends_of, launch, launched, program
 from tests.contracts.pods import V2_TORCH
 from tests.ports import free_port
 
@@ -21,7 +21,7 @@ import json, os
 names = ("RANK", "WORLD_SIZE", "LT_DEVICES")
 print(json.dumps({**{name: os.environ.get(name) for name in names}, "parent": os.getppid()}), flush=True)
 """
-START = f"""#!{sys.executable}
+START = """
 import os, subprocess, sys, time
 print("pid", os.getpid(), flush=True)
 import torch.distributed.run as torchrun
@@ -49,9 +49,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 def fabric(folder: Path, body: str) -> None:
     """A front end of the name, which does this."""
-    program = folder / "bin" / "fabric"
-    program.write_text(START + BODIES[body] + "\n")
-    program.chmod(0o755)
+    program(folder / "bin" / "fabric", START + BODIES[body], sys.executable)
 
 
 def test_a_front_end_behind_a_wrapper_is_one_too_but_a_script_of_a_shell_is_a_program(folder: Path) -> None:
@@ -138,11 +136,8 @@ def test_asked_to_stop_before_the_training_it_ends_at_once(folder: Path, number:
 
 def test_a_program_that_starts_torchrun_as_a_child_finds_the_launchers(folder: Path) -> None:
     """As LLaMA-Factory and ms-swift do."""
-    program = folder / "bin" / "swift"
-    program.write_text(
-        f"#!{sys.executable}\nimport subprocess, sys\nsys.exit(subprocess.call(['torchrun', *sys.argv[2:]]))\n"
-    )
-    program.chmod(0o755)
+    text = "import subprocess, sys\nsys.exit(subprocess.call(['torchrun', *sys.argv[2:]]))"
+    program(folder / "bin" / "swift", text, sys.executable)
     ended = launched("run", "--", "swift", "sft", "--nproc-per-node", "2", "worker.py", cwd=folder)
     assert "engine=plain" in ended.stderr
     assert "engine=torch node=0/1 workers=2" in ended.stderr
@@ -161,9 +156,7 @@ sys.exit(subprocess.call(["torchrun", *words, "worker.py"]))
 
 def test_a_program_that_has_variables_of_its_own_for_nodes_trains_with_the_jobs(folder: Path) -> None:
     """As LLaMA-Factory does, which knows no PET_*."""
-    program = folder / "bin" / "llamafactory-cli"
-    program.write_text(f"#!{sys.executable}\n{LLAMA_FACTORY}")
-    program.chmod(0o755)
+    program(folder / "bin" / "llamafactory-cli", LLAMA_FACTORY, sys.executable)
     job = {**V2_TORCH, "PET_MASTER_ADDR": "127.0.0.1", "PET_MASTER_PORT": str(free_port())}
     words = ("run", "--start-method", "exec", "--no-prefix", "--", "llamafactory-cli", "train", "a.yaml")
     ranks = [{"PET_NODE_RANK": rank, "JOB_COMPLETION_INDEX": rank} for rank in ("1", "0")]

@@ -10,12 +10,13 @@ from pathlib import Path
 
 import pytest
 
-from tests.cli.launching import clean_env, launch, launched, script, start
+from tests.cli.launching import clean_env, launch, launched, program, script, start
 from tests.cli.test_platforms import SLURM, TRAIN
 from tests.ports import free_port
 from trainer_launch.commands.install_shims import NAMES, decide
 
 pytestmark = pytest.mark.process
+REAL = 'echo "real $0 $@"'  # what a real program does here
 torch = pytest.mark.torch
 
 
@@ -25,15 +26,6 @@ def shims(tmp_path: Path) -> Path:
     folder = tmp_path / "shims"
     assert launch("install-shims", str(folder)).returncode == 0
     return folder
-
-
-def program(folder: Path, name: str, text: str = 'echo "real $0 $@"') -> Path:
-    """A program of that name."""
-    folder.mkdir(exist_ok=True)
-    path = folder / name
-    path.write_text(f"#!/bin/sh\n{text}\n")
-    path.chmod(0o755)
-    return path
 
 
 def run(words: list[str], path: list[Path], env: dict[str, str] | None = None) -> subprocess.CompletedProcess[str]:
@@ -50,7 +42,7 @@ def test_all_names_are_installed_and_installing_again_is_fine(shims: Path) -> No
 
 
 def test_a_real_program_is_never_overwritten(tmp_path: Path) -> None:
-    real = program(tmp_path / "bin", "torchrun")
+    real = program(tmp_path / "bin" / "torchrun", REAL)
     before = real.read_text()
     ended = launched("install-shims", str(real.parent), code=2)
     assert "has a torchrun that is not a shim" in ended.stderr
@@ -96,7 +88,7 @@ def test_a_shim_uses_the_launcher_where_that_helps(
 
 
 def test_the_real_program_runs_unchanged_where_the_launcher_cannot_help(shims: Path, tmp_path: Path) -> None:
-    real = program(tmp_path / "bin", "deepspeed", 'echo "real $0 $@"; exit 7')
+    real = program(tmp_path / "bin" / "deepspeed", 'echo "real $0 $@"; exit 7')
     ended = run(["deepspeed", "t.py", "a b"], [shims, real.parent])
     assert (ended.returncode, ended.stdout) == (7, f"real {real} t.py a b\n")
     assert "deepspeed runs without the launcher, so failed workers are not restarted in place: " in ended.stderr
@@ -111,7 +103,7 @@ def test_a_program_that_is_only_a_shim_is_not_found(shims: Path, tmp_path: Path)
 
 def test_a_module_of_the_job_with_a_name_of_pythons_does_not_break_a_shim(shims: Path, tmp_path: Path) -> None:
     (tmp_path / "json.py").write_text("raise SystemExit('not mine')\n")
-    real = program(tmp_path / "bin", "deepspeed")
+    real = program(tmp_path / "bin" / "deepspeed", REAL)
     found = clean_env({"PATH": os.pathsep.join(map(str, (shims, real.parent, "/usr/bin", "/bin")))})
     ended = subprocess.run(
         ["deepspeed", "t.py"], env=found, cwd=tmp_path, capture_output=True, text=True, timeout=120
@@ -196,7 +188,7 @@ def test_an_old_message_is_replaced(tmp_path: Path) -> None:
 
 @torch
 def test_the_real_torchrun_runs_unchanged_where_it_has_another_python(shims: Path, tmp_path: Path) -> None:
-    real = program(tmp_path / "bin", "torchrun")
+    real = program(tmp_path / "bin" / "torchrun", REAL)
     real.write_text('#!/bin/sh\necho "real $@"; exit 3\n')
     ended = run(["torchrun", "t.py"], [shims, real.parent])
     assert (ended.returncode, ended.stdout) == (3, "real t.py\n")
@@ -206,7 +198,7 @@ def test_the_real_torchrun_runs_unchanged_where_it_has_another_python(shims: Pat
 
 
 def test_nodes_that_the_real_torchrun_does_not_know_of_are_said(shims: Path, tmp_path: Path) -> None:
-    real = program(tmp_path / "bin", "torchrun")
+    real = program(tmp_path / "bin" / "torchrun", REAL)
     slurm = {**SLURM, "SLURM_PROCID": "0", "SLURM_NODEID": "0"}
     for env, said in ((slurm, True), ({"PET_NNODES": "2", "PET_NODE_RANK": "0"}, False)):
         ended = run(["torchrun", "--brand-new", "t.py"], [shims, real.parent], env)
@@ -216,7 +208,7 @@ def test_nodes_that_the_real_torchrun_does_not_know_of_are_said(shims: Path, tmp
 
 
 def test_a_contract_error_ends_no_job_that_says_itself_that_it_has_one_node(shims: Path, tmp_path: Path) -> None:
-    real = program(tmp_path / "bin", "torchrun")
+    real = program(tmp_path / "bin" / "torchrun", REAL)
     env = {"PET_NNODES": "two"}
     alone = run(["torchrun", "--standalone", "t.py"], [shims, real.parent], env)
     assert (alone.returncode, alone.stdout) == (0, f"real {real} --standalone t.py\n")
@@ -257,7 +249,7 @@ def check_recovered(ended: subprocess.CompletedProcess[str]) -> None:
 @pytest.mark.parametrize("command", ["bash start.sh", "timeout 60 ./start.sh"])
 def test_a_script_that_calls_torchrun_recovers_in_place_from_a_killed_worker(tmp_path: Path, command: str) -> None:
     text = f"set -e\ncd {tmp_path}\n# torchrun\ntorchrun --nproc-per-node 2 {script(tmp_path, LOST)}\necho end"
-    program(tmp_path, "start.sh", text)
+    program(tmp_path / "start.sh", text)
     ended = launch("run", "--", *command.split(), env={"PATH": ours_in_path()}, cwd=tmp_path)
     check_recovered(ended)
     assert ended.stdout.endswith("end\n")
@@ -284,7 +276,7 @@ def test_options_after_run_hold_in_a_script_unless_a_launcher_in_it_has_its_own(
     tmp_path: Path, options: str, line: str, code: int
 ) -> None:
     line = line.replace("trainer-launch", f"{sys.executable} -m trainer_launch")
-    program(tmp_path, "start.sh", f"{line} {script(tmp_path, TOLD)}")
+    program(tmp_path / "start.sh", f"{line} {script(tmp_path, TOLD)}")
     ended = launched(
         "run", *options.split(), "--", "./start.sh", env={"PATH": ours_in_path()}, cwd=tmp_path, code=code
     )
@@ -306,7 +298,7 @@ def test_a_login_shell_keeps_its_profile_and_the_launcher(tmp_path: Path) -> Non
 def test_a_wrapper_with_the_launchers_own_python_recovers_in_place(tmp_path: Path) -> None:
     """Such a wrapper puts its environment first in PATH, before the shims."""
     words = ("uv", "run", "--no-sync")
-    program(tmp_path / "bin", words[0], f'shift {len(words) - 1}; export PATH={ours_in_path()}; exec "$@"')
+    program(tmp_path / "bin" / words[0], f'shift {len(words) - 1}; export PATH={ours_in_path()}; exec "$@"')
     typed = (*words, "torchrun", "--nproc-per-node", "2", script(tmp_path, LOST))
     check_recovered(launch("run", "--", *typed, env={"PATH": ours_in_path(tmp_path / "bin")}))
 
@@ -316,8 +308,8 @@ def test_a_wrapper_with_another_python_runs_its_own_torchrun_and_says_what_is_lo
     tmp_path: Path, line: str
 ) -> None:
     words = line.split()
-    real = program(tmp_path / "venv", "torchrun")
-    program(tmp_path / "bin", words[0], f'shift {len(words) - 1}; export PATH={real.parent}:$PATH; exec "$@"')
+    real = program(tmp_path / "venv" / "torchrun", REAL)
+    program(tmp_path / "bin" / words[0], f'shift {len(words) - 1}; export PATH={real.parent}:$PATH; exec "$@"')
     ended = launch("run", "--", *words, "torchrun", "t.py", env={"PATH": ours_in_path(tmp_path / "bin")})
     assert (ended.returncode, ended.stdout) == (0, f"real {real} t.py\n")
     assert "torchrun runs without the launcher, so failed workers are not restarted in place" in ended.stderr
@@ -326,7 +318,7 @@ def test_a_wrapper_with_another_python_runs_its_own_torchrun_and_says_what_is_lo
 
 @torch
 def test_a_stop_reaches_the_workers_of_a_script_and_they_may_save(tmp_path: Path) -> None:
-    program(tmp_path, "start.sh", f"torchrun --nproc-per-node 2 {script(tmp_path, STOPPED)}\necho never")
+    program(tmp_path / "start.sh", f"torchrun --nproc-per-node 2 {script(tmp_path, STOPPED)}\necho never")
     with start("run", "--", "bash", "start.sh", env={"PATH": ours_in_path()}, cwd=tmp_path) as started:
         started.read_until("trains", 2)
         started.signal(signal.SIGTERM)

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.cli.launching import LAUNCHER, clean_env, ended, launch, launched, script
+from tests.cli.launching import LAUNCHER, clean_env, ended, launch, launched, program, script
 from tests.conftest import quick_first, require
 from tests.mpi.ssh.pods import opened
 from tests.waiting import eventually
@@ -159,8 +159,7 @@ def test_a_resource_manager_that_is_not_here_is_not_asked_for_hosts(
 
 def test_a_real_srun_starts_the_ranks_as_ever(tmp_path: Path) -> None:
     require(shutil.which(MPICH), f"needs {MPICH}")
-    (tmp_path / "srun").write_text(f"#!/bin/sh\ntouch {tmp_path}/called\nexit 1\n")
-    (tmp_path / "srun").chmod(0o755)
+    program(tmp_path / "srun", f"touch {tmp_path}/called\nexit 1")
     env = {**LEAKED["slurm"], "PATH": f"{tmp_path}:{os.environ['PATH']}"}
     process = subprocess.Popen(
         (*LAUNCHER, "run", "--", MPICH, "-np", "2", "true"),
@@ -215,10 +214,8 @@ def test_the_launcher_itself_runs_as_the_user_that_a_program_in_front_changes_to
 
 
 def test_where_another_user_may_not_read_the_launcher_the_command_runs_without_and_says_so(tmp_path: Path) -> None:
-    (tmp_path / "gosu").write_text('#!/bin/sh\n[ "$2" = torchrun ] || exit 9\nshift\nexec "$@"\n')
-    (tmp_path / "torchrun").write_text('#!/bin/sh\necho the real one "$@"\n')
-    for name in ("gosu", "torchrun"):
-        (tmp_path / name).chmod(0o755)
+    program(tmp_path / "gosu", '[ "$2" = torchrun ] || exit 9\nshift\nexec "$@"')
+    program(tmp_path / "torchrun", 'echo the real one "$@"')
     env = {"PATH": f"{tmp_path}:{os.environ['PATH']}"}
     done = launch("run", "--", "gosu", "app", "torchrun", "t.py", env=env)
     assert (done.returncode, done.stdout) == (0, "the real one t.py\n"), done.stderr

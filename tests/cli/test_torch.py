@@ -11,7 +11,17 @@ from pathlib import Path
 
 import pytest
 
-from tests.cli.launching import DEADLINE_S, LAUNCHER, clean_env, launch, launched, script, shm_of_its_own, start
+from tests.cli.launching import (
+    DEADLINE_S,
+    LAUNCHER,
+    clean_env,
+    launch,
+    launched,
+    program,
+    script,
+    shm_of_its_own,
+    start,
+)
 from tests.ports import free_port
 
 pytestmark = [pytest.mark.torch, pytest.mark.process]
@@ -200,10 +210,8 @@ def test_a_module_and_another_interpreters_flags_reach_the_workers(tmp_path: Pat
 
 @pytest.mark.parametrize("words", [["run"], ["local", "--nodes", "2"]])
 def test_a_shell_script_runs_as_workers_where_their_number_is_given(tmp_path: Path, words: list[str]) -> None:
-    program = tmp_path / "w.sh"
-    program.write_text("#!/bin/sh\necho rank $RANK of $WORLD_SIZE\n")
-    program.chmod(0o755)
-    ended = launched(*words, "--nproc-per-node", "2", "--", str(program))
+    ranks = program(tmp_path / "w.sh", "echo rank $RANK of $WORLD_SIZE")
+    ended = launched(*words, "--nproc-per-node", "2", "--", str(ranks))
     size = 4 if "local" in words else 2
     said = sorted(line.rpartition("] ")[2] for line in ended.stdout.splitlines() if "rank " in line)
     assert said == [f"rank {rank} of {size}" for rank in range(size)]

@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.cli.launching import program
 from tests.frameworks import building
 from tests.hosts.mpi import Job, Run, job, no_strays
 
@@ -61,9 +62,7 @@ def three(tmp_path: Path) -> Iterator[Job]:
 def lists(it: Job, *names: str) -> None:
     """What the controller says: the list of hosts, and the script for those whose pods run."""
     it.hostfile.write_text("".join(f"{name} slots=1\n" for name in names))
-    beside = it.folder / "discover.new"
-    beside.write_text("#!/bin/sh\n" + "".join(f"echo {name}:1\n" for name in names))
-    beside.chmod(0o755)
+    beside = program(it.folder / "discover.new", "".join(f"echo {name}:1\n" for name in names))
     beside.replace(it.folder / "discover_hosts.sh")
 
 

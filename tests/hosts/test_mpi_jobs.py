@@ -14,6 +14,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.cli.launching import program
 from tests.conftest import require
 from tests.hosts.mpi import Job, Run, job, no_strays
 from tests.mpi.ssh import pods
@@ -265,9 +266,7 @@ def test_a_launcher_that_is_a_node_too_needs_no_sshd(three: Job) -> None:
 def test_hosts_of_the_discovery_script_join_and_leave(three: Job) -> None:
     names = [host.name for host in three.workers]
     three.hostfile.write_text(f"{names[0]} slots=1\n{names[1]} slots=1\n")
-    script = three.folder / "discover_hosts.sh"
-    script.write_text(f"#!/bin/sh\necho {names[0]}\necho {names[1]}\n")
-    script.chmod(0o755)
+    script = program(three.folder / "discover_hosts.sh", f"echo {names[0]}\necho {names[1]}")
     three.start_workers()
     # A host of ours shares /etc with this machine, so the script lies elsewhere than mpi-operator mounts it.
     moved = f"from trainer_launch.contracts import mpi_operator\nmpi_operator.DISCOVERY = {str(script)!r}\n"

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.cli.launching import program
 from tests.planning.requests import request
 from trainer_launch.model import Job, Member, NodeRange
 from trainer_launch.mpi import hosted_program
@@ -57,9 +58,7 @@ def test_only_allowed_variables_go_into_command_lines() -> None:
 
 def preparation(folder: Path, line: str) -> Preparation:
     """horovodrun before its first start; its real ssh shows its arguments."""
-    ssh = folder / "ssh"
-    ssh.write_text("#!/bin/sh\necho $@\n")
-    ssh.chmod(0o755)
+    program(folder / "ssh", "echo $@")
     task = request(
         line, Job(contract="c", nodes=NodeRange(1, 1)), {"PATH": f"{folder}:/usr/bin:/bin"}, scratch=str(folder)
     )

@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from tests.cli.launching import program
 from tests.planning.requests import request
 from trainer_launch.host import deadline_subprocess
 from trainer_launch.host.deadline_subprocess import Ended
@@ -41,9 +42,7 @@ def path(tmp_path: Path) -> Path:
 
 def script(folder: Path, text: str) -> str:
     """An elastic horovodrun with a script of its own."""
-    path = folder / "discover_hosts.sh"
-    path.write_text(f"#!/bin/sh\n{text}\n")
-    path.chmod(0o755)
+    path = program(folder / "discover_hosts.sh", text)
     return f"horovodrun -np 2 --host-discovery-script {path} x"
 
 

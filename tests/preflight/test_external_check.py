@@ -15,7 +15,7 @@ from typing import Any
 
 import pytest
 
-from tests.cli.launching import LAUNCHER, clean_env, launch
+from tests.cli.launching import LAUNCHER, clean_env, launch, program
 from tests.preflight.world import subject
 from tests.schemas.validator import violations
 from tests.waiting import eventually
@@ -165,9 +165,7 @@ def test_what_is_no_command_line_is_refused(text: str, why: str) -> None:
 
 
 def test_a_policy_grades_it_and_the_report_is_as_its_schema_says(tmp_path: Path) -> None:
-    script = tmp_path / "site-check"
-    script.write_text(f"#!{sys.executable}\n{printed(DCGM)}\n")
-    script.chmod(0o755)
+    script = program(tmp_path / "site-check", printed(DCGM), sys.executable)
     codes = {}
     for policy in ("external-dcgm=fatal", "external=off"):
         words = ("--json", "--only", "external", "--external-check", str(script), "--policy", policy)
@@ -185,9 +183,8 @@ def test_a_policy_grades_it_and_the_report_is_as_its_schema_says(tmp_path: Path)
 @pytest.mark.parametrize("heard_by", ["the main thread", "another thread"])
 def test_it_ends_with_a_preflight_that_is_asked_to_stop(tmp_path: Path, heard_by: str) -> None:
     """The kernel may give a signal to any thread, or a moment before the main one begins to wait."""
-    script, pid = tmp_path / "hang.sh", tmp_path / "pid"
-    script.write_text(f"#!/bin/sh\necho $$ >{pid}.new && mv {pid}.new {pid}\nexec sleep 600\n")
-    script.chmod(0o755)
+    pid = tmp_path / "pid"
+    script = program(tmp_path / "hang.sh", f"echo $$ >{pid}.new && mv {pid}.new {pid}\nexec sleep 600")
     argv = [*LAUNCHER, "preflight", "--only", "external", "--external-check", str(script)]
     started = subprocess.Popen(argv, env=clean_env(), stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
     eventually(pid.exists, "the command to run")

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from msgspec.structs import replace
 
-from tests.cli.launching import launch
+from tests.cli.launching import launch, program
 from tests.rehearsal.refusals import refusal
 from trainer_launch.model.errors import UsageError
 from trainer_launch.model.value_parsers import MAX_LINE
@@ -304,9 +304,8 @@ def test_a_missing_program_is_named_with_its_package(text: str, monkeypatch: pyt
 
 
 def test_the_reason_and_the_remedy_are_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    for program in pod_isolation.PROGRAMS:
-        (tmp_path / program).write_text("#!/bin/sh\necho unshare failed: Operation not permitted >&2; exit 1\n")
-        (tmp_path / program).chmod(0o755)
+    for name in pod_isolation.PROGRAMS:
+        program(tmp_path / name, "echo unshare failed: Operation not permitted >&2; exit 1")
     monkeypatch.setenv("PATH", f"{tmp_path}:/bin:/usr/bin")
     with pytest.raises(UsageError, match=r"\(unshare failed: Operation not permitted\); run it as root"):
         faults.isolate([faults.parse("partition")])

@@ -16,7 +16,7 @@ from pathlib import Path
 
 import psutil
 
-from tests.cli.launching import clean_env
+from tests.cli.launching import clean_env, program
 from tests.conftest import require
 from tests.ports import free_port
 from tests.process.world import DEADLINE_S, ROOT, end_all
@@ -62,10 +62,8 @@ def client_of(folder: Path, mount: Path, port: int, *, check_host_keys: bool = T
 
 def agent_of(reach: ssh_client.SshClient) -> str:
     """A program that is `ssh` as a launcher uses it, for plm_rsh_agent and -launcher-exec."""
-    path = Path(reach.files.folder, "agent")
-    path.write_text(f'#!/bin/sh\nexec {shlex.join((*reach.ssh, "-F", reach.files.client))} "$@"\n')
-    path.chmod(0o755)
-    return str(path)
+    ssh = shlex.join((*reach.ssh, "-F", reach.files.client))
+    return str(program(Path(reach.files.folder, "agent"), f'exec {ssh} "$@"'))
 
 
 def ssh(

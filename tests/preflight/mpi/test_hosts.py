@@ -14,6 +14,7 @@ from typing import TypeAlias
 
 import pytest
 
+from tests.cli.launching import program
 from tests.conftest import require
 from tests.mpi.ssh.secrets import require_openssh, secret
 from tests.pods import Host, hosts
@@ -162,13 +163,6 @@ def ill(tmp_path_factory: pytest.TempPathFactory) -> tuple[list[Found], int]:
         made.starts("w-version", env={"PATH": f"{folder}/fake:{os.environ['PATH']}"})
         made.runs("w-no-sshd", (sys.executable, "-c", NO_SSHD))
         return made.preflight(deadline_s=ILL_COME_S)
-
-
-def program(path: Path, text: str) -> Path:
-    path.parent.mkdir(exist_ok=True)
-    path.write_text(f"#!/bin/sh\n{text}\n")
-    path.chmod(0o755)
-    return path
 
 
 def sshd_of(folder: Path, host_key: Path, authorized: Path) -> tuple[str, ...]:

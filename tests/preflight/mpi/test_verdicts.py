@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.cli.launching import program
 from trainer_launch.model.findings import Fault, Status
 from trainer_launch.planning.command import parse_command
 from trainer_launch.preflight import mpi_hosts
@@ -28,15 +29,9 @@ def ask(command: str, *before: str, path: str | None = None) -> str | None:
     return mpi_hosts.read(TOKEN, done.stdout)
 
 
-def fake(folder: Path, name: str, says: str) -> None:
-    folder.mkdir(exist_ok=True)
-    (folder / name).write_text(f"#!/bin/sh\necho '{says}'\n")
-    (folder / name).chmod(0o755)
-
-
 def test_the_script_tells_what_is_there(tmp_path: Path) -> None:
     tools = tmp_path / "a folder"
-    fake(tools, "mpirun", "mpirun (Open MPI) 4.1.4")
+    program(tools / "mpirun", "echo 'mpirun (Open MPI) 4.1.4'")
     answer = ask(script_command(TOKEN, "mpirun"), path=f"{tools}:/usr/bin:/bin")
     assert answer == GOOD
 

@@ -10,7 +10,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from tests.cli.launching import launch, launched, start
+from tests.cli.launching import launch, launched, program, start
 from tests.conftest import require
 from tests.rehearsal.controllers.manifests import runtime, trainjob
 from trainer_launch.model.errors import UsageError
@@ -160,10 +160,7 @@ def test_a_missing_program_is_said_before_anything_starts(tmp_path: Path) -> Non
 def test_a_container_runs_in_its_working_folder_where_that_exists_and_finds_programs_in_its_own_path(
     tmp_path: Path,
 ) -> None:
-    (tmp_path / "bin").mkdir()
-    program = tmp_path / "bin" / "here-i-am"
-    program.write_text("#!/bin/sh\npwd; cat word\n")
-    program.chmod(0o755)
+    program(tmp_path / "bin" / "here-i-am", "pwd; cat word")
     (tmp_path / "word").write_text("found\n")
     path = f"env: [{{name: PATH, value: '{tmp_path}/bin:/usr/bin:/bin'}}]"
     inside = f"{{name: pytorch, image: i, command: [here-i-am], workingDir: '{tmp_path}', {path}}}"
