@@ -84,6 +84,16 @@ def rank_of(node: Started) -> str:
     return node.read_until(RANK)[0]
 
 
+def two_nodes(nodes_of: type[Nodes]) -> tuple[Nodes, Started, Started]:
+    """A job whose second node has found the first."""
+    nodes = nodes_of("2")  # type: ignore[arg-type,call-arg]
+    first = nodes.start()
+    first.read_until("waiting up to")
+    second = nodes.start()
+    assert (rank_of(first), rank_of(second)) == ("0", "1")
+    return nodes, first, second
+
+
 @pytest.mark.parametrize("number", ["2", "1:2"])
 def test_the_same_command_twice_is_a_job_of_two_nodes(number: str, nodes_of: type[Nodes]) -> None:
     nodes = nodes_of(number)  # type: ignore[arg-type,call-arg]
@@ -93,11 +103,7 @@ def test_the_same_command_twice_is_a_job_of_two_nodes(number: str, nodes_of: typ
 
 
 def test_a_node_that_is_killed_returns_to_its_rank_while_the_other_stays(nodes_of: type[Nodes]) -> None:
-    nodes = nodes_of("2")  # type: ignore[arg-type,call-arg]
-    first = nodes.start()
-    first.read_until("waiting up to")
-    second = nodes.start()
-    assert (rank_of(first), rank_of(second)) == ("0", "1")
+    nodes, first, second = two_nodes(nodes_of)
     second.close()
     first.read_until("generation 1 is over")
     again = nodes.start()
@@ -108,11 +114,7 @@ def test_a_node_that_is_killed_returns_to_its_rank_while_the_other_stays(nodes_o
 
 
 def test_when_the_first_node_is_killed_the_other_waits_for_it_and_goes_on(nodes_of: type[Nodes]) -> None:
-    nodes = nodes_of("2")  # type: ignore[arg-type,call-arg]
-    first = nodes.start()
-    first.read_until("waiting up to")
-    second = nodes.start()
-    assert (rank_of(first), rank_of(second)) == ("0", "1")
+    nodes, first, second = two_nodes(nodes_of)
     first.close()
     second.read_until("the coordinator is unreachable")
     again = nodes.start()
@@ -121,11 +123,7 @@ def test_when_the_first_node_is_killed_the_other_waits_for_it_and_goes_on(nodes_
 
 
 def test_one_node_more_waits_as_a_spare_and_takes_over(nodes_of: type[Nodes]) -> None:
-    nodes = nodes_of("2")  # type: ignore[arg-type,call-arg]
-    first = nodes.start()
-    first.read_until("waiting up to")
-    second = nodes.start()
-    assert (rank_of(first), rank_of(second)) == ("0", "1")
+    nodes, first, second = two_nodes(nodes_of)
     spare = nodes.start()
     spare.read_until("this node is a spare")
     second.close()

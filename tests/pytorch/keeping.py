@@ -25,6 +25,7 @@ import trainer_launch
 SAMPLES = 8
 steps, folder, faults = int(sys.argv[1]), Path(sys.argv[2]), json.loads(sys.argv[3])
 generations = int(sys.argv[4]) if sys.argv[4:] else 1
+folder.mkdir(exist_ok=True)
 torch.set_num_threads(1)
 torch.manual_seed(0)
 model = torch.nn.Sequential(torch.nn.Linear(8, 16), torch.nn.LayerNorm(16), torch.nn.ReLU(), torch.nn.Linear(16, 1))

@@ -27,20 +27,10 @@ LONG = pytest.mark.long("tests/pytorch/test_generations.py")
 
 def train(tmp_path: Path, faults: dict[int, tuple[Any, str]], *options: str, steps: int = STEPS) -> tuple[int, str]:
     """Run the job with these faults; its exit code, and all it printed."""
-    folder = tmp_path / "faults"
-    folder.mkdir(exist_ok=True)
-    words = (SCRIPT, str(steps), str(folder), json.dumps(faults))
-    own = (
-        "--nproc-per-node",
-        "4",
-        "--max-restarts",
-        "50",
-        "--grace",
-        "10",
-        "--incident-dir",
-        str(tmp_path / "incidents"),
-    )
-    ended = launch("run", *own, *options, "--", *words)
+    words = (SCRIPT, str(steps), str(tmp_path / "faults"), json.dumps(faults))
+    own = ("--nproc-per-node", "4", "--max-restarts", "50", "--grace", "10")
+    kept = ("--incident-dir", str(tmp_path / "incidents"))
+    ended = launch("run", *own, *kept, *options, "--", *words)
     return ended.returncode, ended.stdout + ended.stderr
 
 
@@ -134,7 +124,6 @@ def test_twenty_kills_change_no_bit_of_the_losses(
 ) -> None:
     """Ranks 0 to 3 are there with each number of nodes."""
     faults = {step: (step % 4, "kill") for step in range(3, 3 + 20)}
-    (tmp_path / "faults").mkdir()
     words = (SCRIPT, str(STEPS), str(tmp_path / "faults"), json.dumps(faults))
     ended = launch(*command, "--", *words, env={"TMPDIR": str(tmp_path)}, timeout_s=280)
     output = ended.stdout + ended.stderr
@@ -167,7 +156,6 @@ def test_a_rank_that_is_stopped_is_replaced_and_those_that_wait_for_it_keep_thei
 
 
 def test_where_nobody_has_the_state_any_more_all_begin_as_at_the_start(tmp_path: Path, undisturbed: str) -> None:
-    (tmp_path / "faults").mkdir()
     code, output = train(tmp_path, {7: ("all", "kill")}, "--max-restarts", "2")
     assert code != 0
     assert {each["kept"] for each in shown(output)} == {0}
@@ -272,7 +260,6 @@ def test_where_the_last_rank_with_the_state_is_lost_all_go_on_from_the_checkpoin
 )
 def test_survivors_that_wait_for_a_pod_hear_a_request_to_stop(tmp_path: Path, handler: str) -> None:
     options = ("--nodes", "2", "--nproc-per-node", "1", "--fault", "kill pod node=1 at=line:generation back=never")
-    (tmp_path / "faults").mkdir()
     program = f"import runpy, signal\n{handler}\nrunpy.run_path({SCRIPT!r}, run_name='__main__')\n"
     words = (script(tmp_path, program), "100000", str(tmp_path / "faults"), "{}")
     with start("rehearse", *options, "--", *words, env={"TMPDIR": str(tmp_path)}) as run:
@@ -295,7 +282,6 @@ def test_survivors_that_wait_for_a_pod_hear_a_request_to_stop(tmp_path: Path, ha
     ],
 )
 def test_of_several_nodes_the_survivors_keep_their_state(tmp_path: Path, size: str, fault: str, kept: int) -> None:
-    (tmp_path / "faults").mkdir()
     words = (SCRIPT, "1500" if "8s" in fault else "40", str(tmp_path / "faults"), "{}", "2")
     options = ("--nodes", size, "--nproc-per-node", "2", "--fault", fault)
     ended = launch("rehearse", *options, "--", *words, env={"TMPDIR": str(tmp_path)})
@@ -337,7 +323,6 @@ def test_a_generation_that_is_not_used_as_a_context_is_one_clear_error(tmp_path:
 
 def test_under_torchrun_a_lost_rank_is_a_restart(tmp_path: Path) -> None:
     folder = tmp_path / "faults"
-    folder.mkdir()
     words = ("--nproc-per-node=2", "--max-restarts=1", SCRIPT, "20", str(folder), json.dumps({7: [1, "kill"]}))
     torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone", *words]
     env = clean_env({"TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1"})  # else torch 2.13 meets the addresses of the dead
