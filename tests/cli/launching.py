@@ -9,17 +9,19 @@ import subprocess
 import sys
 import tempfile
 import threading
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import psutil
 import pytest
+from typing_extensions import Self
 
 from trainer_launch.rehearsal.controllers.local_jobs import own_environment
 
 LAUNCHER = (sys.executable, "-m", "trainer_launch")
 DEADLINE_S = 120.0
+S = TypeVar("S", bound="Started")
 # Of two workers, the one of rank 1 fails under torch's @record.
 RECORDED = """
 import os, time
@@ -92,7 +94,7 @@ def ended(process: subprocess.Popen[str], timeout_s: float = DEADLINE_S) -> tupl
 
 
 class Started:
-    """A launcher that runs: its lines are read as they come; `close` ends it and everything below it."""
+    """A launcher that runs: its lines are read as they come; it is ended with its block at the latest."""
 
     def __init__(
         self,
@@ -112,6 +114,12 @@ class Started:
         )
         self.pid = self.process.pid
         self.lines: list[str] = []
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
 
     def read_until(self, pattern: str, times: int = 1) -> list[str]:
         """Read until `times` matches were seen; what their groups (or the whole matches) hold.
@@ -164,14 +172,9 @@ class Started:
             self.process.stdout.close()
 
 
-@contextlib.contextmanager
-def start(*words: str, env: Mapping[str, str] | None = None, cwd: Path | None = None) -> Iterator[Started]:
-    """Start a command line; it is ended with the block at the latest."""
-    started = Started(words, env, cwd)
-    try:
-        yield started
-    finally:
-        started.close()
+def start(*words: str, env: Mapping[str, str] | None = None, cwd: Path | None = None) -> Started:
+    """Start a command line."""
+    return Started(words, env, cwd)
 
 
 def script(folder: Path, text: str) -> str:

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.cli.launching import Started, ends_of, launch, launched, program
+from tests.cli.launching import Started, ends_of, launch, launched, program, start
 from tests.contracts.pods import V2_TORCH
 from tests.ports import free_port
 
@@ -124,14 +124,10 @@ def test_its_own_failure_is_its_own(folder: Path) -> None:
 @pytest.mark.parametrize(("number", "code"), [(signal.SIGTERM, 143), (signal.SIGINT, 130)])
 def test_asked_to_stop_before_the_training_it_ends_at_once(folder: Path, number: int, code: int) -> None:
     fabric(folder, "slow")
-    job = Started(("run", "--", "fabric", "run", "worker.py"), cwd=folder, env=None)
-    try:
+    with start("run", "--", "fabric", "run", "worker.py", cwd=folder) as job:
         job.read_until("begins")
-        os.kill(job.pid, number)
-        ended, output = job.end(timeout_s=30)
-    finally:
-        job.close()
-    assert ended == code, output
+        job.signal(number)
+        job.ends_with(code, timeout_s=30)
 
 
 def test_a_program_that_starts_torchrun_as_a_child_finds_the_launchers(folder: Path) -> None:

@@ -18,7 +18,7 @@ AT_100 = r"at=line:step\s100/"
 
 
 class Rehearsal(Started):
-    """A job that runs: `main` finds a pod's first process, `ended` waits for the job's condition."""
+    """A job that runs: `main` finds a pod's first process."""
 
     def __init__(self, framework: str, manifest: str | Path, *words: str) -> None:
         super().__init__(
@@ -28,20 +28,10 @@ class Rehearsal(Started):
             launcher=frameworks.launcher(framework),
         )
 
-    def __enter__(self) -> Rehearsal:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
-
     def main(self, pod: str) -> psutil.Process:
         """The first process of a pod's container."""
         children = psutil.Process(self.pid).children()
         return next(child for child in children if child.environ().get("HOSTNAME") == pod)
-
-    def ended(self) -> tuple[int, str]:
-        """Exit code and all output."""
-        return self.end(timeout_s=RUN_S)
 
 
 def got_over(framework: str, manifest: str | Path, lost: str, *, after: str, number: int = signal.SIGKILL) -> str:
@@ -52,17 +42,13 @@ def got_over(framework: str, manifest: str | Path, lost: str, *, after: str, num
     with Rehearsal(framework, manifest) as job:
         job.read_until(after)
         job.main(lost).send_signal(number)
-        code, output = job.ended()
-    assert code == 0, output
-    return output
+        return job.ends_with(0, RUN_S)
 
 
 def succeeded(framework: str, manifest: str | Path, *faults: str) -> str:
     """All output of a job that ends well whatever these faults do to it."""
     with Rehearsal(framework, manifest, *(word for text in faults for word in ("--fault", text))) as job:
-        code, output = job.ended()
-    assert code == 0, output
-    return output
+        return job.ends_with(0, RUN_S)
 
 
 def assert_learnt(output: str) -> None:

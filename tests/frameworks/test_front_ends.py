@@ -54,11 +54,8 @@ def rehearsed(framework: str, folder: Path, line: str) -> tuple[int, str]:
     words = ("local", "--nodes", "2", "--", *line.split())
     path = f"{Path(frameworks.python(framework)).parent}:{os.environ['PATH']}"
     env = frameworks.env({"PATH": path, "HF_HUB_OFFLINE": "1", "HF_HOME": str(folder / "cache")})
-    job = Started(words, env, folder, launcher=frameworks.launcher(framework))
-    try:
+    with Started(words, env, folder, frameworks.launcher(framework)) as job:
         return job.end(timeout_s=RUN_S)
-    finally:
-        job.close()
 
 
 def test_fabric_run_trains_with_the_ranks_of_the_job(tmp_path: Path) -> None:

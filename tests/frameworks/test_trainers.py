@@ -49,12 +49,8 @@ def goes_on(name: str, *options: str, last: tuple[str, ...] = ()) -> None:
     faults = ("--fault", "kill worker node=1 at=step:30", "--fault", "kill pod node=1 at=step:60")
     words = ("rehearse", *options, *faults, *last)
     beside = {"PATH": f"{Path(frameworks.python(name)).parent}:{os.environ['PATH']}"}
-    job = Started(words, frameworks.env(beside), frameworks.EXAMPLES, launcher=frameworks.launcher(name))
-    try:
-        code, output = job.end(timeout_s=RUN_S)
-    finally:
-        job.close()
-    assert code == 0, output
+    with Started(words, frameworks.env(beside), frameworks.EXAMPLES, frameworks.launcher(name)) as job:
+        output = job.ends_with(0, RUN_S)
     assert {f"rank {rank} of 2" for rank in (0, 1)} <= set(re.findall(r"rank \d of \d", output))
     first, second = map(int, re.findall(r"resumed at step (\d+)", output))
     assert 20 <= first < second < 80

@@ -1,4 +1,4 @@
-"""Published manifests keep the rules of pods and jobs."""
+"""Published manifests are such as their operators' APIs take, and keep the rules of pods and jobs."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from tests.kubernetes import job_rules, pod_rules, published
+from tests.kubernetes import job_rules, pod_rules, published, schema
 from tests.kubernetes.published import Pod
 
 RUNTIMES = tuple(sorted((published.KUBERNETES / "runtimes").glob("[!k]*.yaml")))
@@ -24,6 +24,13 @@ def test_every_manifest_for_production_is_looked_at() -> None:
     assert len(RUNTIMES) == 4
     assert len(published.JOBS) >= 9
     assert len({document["kind"] for path in published.JOBS for document in published.documents(path)}) == 4
+
+
+@each("path", published.ALL, ids=published.name)
+def test_its_api_takes_a_manifest_with_all_its_fields(path: Path) -> None:
+    documents = published.documents(path)
+    assert documents
+    assert [text for document in documents for text in schema.wrong_in(document)] == []
 
 
 @each("rule", RULES, ids=lambda rule: rule.__name__)

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.cli.launching import Started, script
+from tests.cli.launching import Started, ends_of, script
 from tests.ports import free_port
 
 pytestmark = [pytest.mark.torch, pytest.mark.process]
@@ -42,11 +42,7 @@ def test_a_restart_logs_three_lines_on_each_node_and_names_the_exception(tmp_pat
         env = {"PET_NNODES": str(nodes), "PET_NPROC_PER_NODE": "2", "PET_MASTER_PORT": str(port)}
         env |= {"PET_NODE_RANK": str(node), "PET_MASTER_ADDR": "127.0.0.2", "TMPDIR": str(tmp_path)}
         launchers.append(Started(("run", "--", train), env, tmp_path))
-    try:
-        outputs = [launcher.end() for launcher in launchers]
-    finally:
-        for launcher in launchers:
-            launcher.close()
+    outputs = ends_of(launchers)
     failing = "rank 1" if nodes == 1 else "rank 3"
     for node, (code, output) in enumerate(outputs):
         assert code == 0, output

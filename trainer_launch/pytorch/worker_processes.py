@@ -7,6 +7,7 @@ import errno
 import os
 import tempfile
 from collections.abc import Sequence
+from functools import cached_property
 from string import Template
 
 from trainer_launch.host import runtime_directory
@@ -99,7 +100,6 @@ class LogFolders:
     def __init__(self, workers: Workers, job: str) -> None:
         self._workers = workers
         self._job = job
-        self._of_this_run: str | None = None
         self.folder = ""  # of the last generation; "": the workers have no error files
 
     def begin(self, restarts: int) -> None:
@@ -121,7 +121,7 @@ class LogFolders:
     def _begin(self, restarts: int) -> bool:
         logs = self._workers.logs
         try:
-            attempt = f"{self._of_the_run()}/attempt_{restarts}"
+            attempt = f"{self._of_the_run}/attempt_{restarts}"
             if self.folder != attempt and not torchrun_options.writes_files(logs):
                 remove_tree(self.folder)  # nobody reads it again
             self.folder = attempt
@@ -137,16 +137,15 @@ class LogFolders:
             raise UsageError(f"{text}; set --log-dir to a writable directory") from problem
         return True
 
+    @cached_property
     def _of_the_run(self) -> str:
-        """Make the run's folder: where the user wants logs, else as torchrun does, or in the run's own folder."""
-        if self._of_this_run is None:
-            logs = self._workers.logs
-            if "log_dir" in logs:
-                base = os.path.abspath(logs["log_dir"])
-            elif torchrun_options.writes_files(logs):
-                base = tempfile.mkdtemp(prefix="torchelastic_")
-            else:
-                base = self._workers.errors
-            os.makedirs(base, exist_ok=True)
-            self._of_this_run = tempfile.mkdtemp(prefix=f"{self._job}_", dir=base)
-        return self._of_this_run
+        """The run's folder: where the user wants logs, else as torchrun has it, or in the run's own folder."""
+        logs = self._workers.logs
+        if "log_dir" in logs:
+            base = os.path.abspath(logs["log_dir"])
+        elif torchrun_options.writes_files(logs):
+            base = tempfile.mkdtemp(prefix="torchelastic_")
+        else:
+            base = self._workers.errors
+        os.makedirs(base, exist_ok=True)
+        return tempfile.mkdtemp(prefix=f"{self._job}_", dir=base)

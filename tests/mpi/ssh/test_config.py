@@ -10,7 +10,7 @@ import pytest
 from tests.mpi.ssh.secrets import client_of
 from tests.ports import free_port
 from trainer_launch.mpi import ssh_client, ssh_server
-from trainer_launch.mpi.rank_environment import Handed
+from trainer_launch.mpi.rank_environment import Handed, handed_on
 
 pytestmark = [pytest.mark.process, pytest.mark.usefixtures("openssh")]
 
@@ -68,3 +68,18 @@ def test_a_server_lets_only_the_jobs_key_in_and_only_for_commands(tmp_path: Path
     assert {name: told[name] for name in expected} == expected
     assert Path(reach.files.authorized).read_text() == f"restrict {reach.public}\n"
     assert ssh_client.known_hosts(reach.public) == f"* {reach.public}\n"
+
+
+def test_an_installed_sshd_takes_every_value_as_it_is(tmp_path: Path, mount: Path) -> None:
+    env = {
+        "QUOTED": "a \"b\" 'c' \\ \\\\ #d",
+        "TABS": "a\tb",
+        "UTF8": "ü €",
+        "BYTES": "\udcff",
+        "EMPTY": "",
+        "SPACES": "  a  ",
+        "SEPARATORS": "a\x0bb\x0cc\x1cd\x85e\u2028f",
+    }
+    reach = client_of(tmp_path, mount, free_port())
+    made = ssh_server.prepared(reach, handed_on(env, ()), addresses=["127.0.0.1"], log_level="INFO")
+    assert made.unfit == ()
