@@ -98,7 +98,7 @@ class Node:
     def each_card(self, only: int | None = None, **facts: Any) -> None:
         """Change facts of all its GPUs, or of one."""
         cards = (
-            replace(gpu, facts=gpu.facts | facts if only in (None, gpu.index) else gpu.facts)
+            replace(gpu, facts={**gpu.facts, **(facts if only in (None, gpu.index) else {})})
             for gpu in self.gpus.gpus
         )
         self.gpus = replace(self.gpus, gpus=tuple(cards))
