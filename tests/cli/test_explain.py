@@ -74,6 +74,14 @@ def test_a_plain_shell_is_explained_helpfully() -> None:
     assert json.loads(launch("explain", "--json").stdout)["contract"] == "unknown"
 
 
+def test_a_strangers_snapshot_cannot_command_the_terminal(tmp_path: Path) -> None:
+    pod = tmp_path / "pod.json"
+    pod.write_text(json.dumps({"env": {}, "files": {}, "hostname": "h", "command": ["./x\x1b[31m"]}))
+    told = launch("explain", "--pod", str(pod)).stdout
+    assert "'./x?[31m'" in told
+    assert "\x1b" not in told
+
+
 def plan_of(told: str) -> dict[str, str]:
     """The rows of the plan that people see."""
     rows = told.partition("\nPlan\n")[2].partition("\n\n")[0].splitlines()

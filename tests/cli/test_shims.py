@@ -41,6 +41,11 @@ def test_all_names_are_installed_and_installing_again_is_fine(shims: Path) -> No
     assert f"export PATH={shims}:$PATH" in again.stdout
 
 
+def test_the_line_that_it_prints_puts_a_directory_with_a_space_into_path(tmp_path: Path) -> None:
+    line = launch("install-shims", str(tmp_path / "my shims")).stdout.splitlines()[-1]
+    assert run(["sh", "-c", f"{line}; command -v torchrun"], []).stdout == f"{tmp_path}/my shims/torchrun\n"
+
+
 def test_a_real_program_is_never_overwritten(tmp_path: Path) -> None:
     real = program(tmp_path / "bin" / "torchrun", REAL)
     before = real.read_text()

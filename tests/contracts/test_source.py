@@ -25,6 +25,7 @@ def source(value: str | None = None, **files: str) -> Source:
         ("port", "65535", {}, 65535),
         *(("flag", text, {}, text != "0") for text in ("", "0", "1", "2")),
         *(("host", text, {}, text) for text in ("a.b", "10.0.0.1", "fd00::1", "fe80::1%eth0", "A_b-c.d.")),
+        ("host", "[0:0:0:0:0:0:0:1]", {}, "0:0:0:0:0:0:0:1"),
         ("endpoint", "a:1", {}, Endpoint("a", 1)),
         ("endpoint", "[::1]:0", {}, Endpoint("::1", 0)),
         ("endpoint", "a", {"default_port": 7}, Endpoint("a", 7)),
@@ -42,7 +43,7 @@ REFUSED = {
     "port": ("a port from 1 to 65535", ["0", "65536", "ssh"]),
     "host": (
         "a host name or an IP address",
-        ["", "a b", "$(X)", "-a", "a/b", "\xe9", "a:b g", "x" * 300, "a\nb"],
+        ["", "a b", "$(X)", "-a", "a/b", "\xe9", "a:b g", "x" * 300, "a\nb", "[a]", "[::1", "[::1]:7"],
     ),
     "endpoint": ("HOST:PORT", ["a", "a:", ":1", "::1:7", "[::1]", "[a]:1", "a:1:2", "a:65536", "[::1:7", "a:-1"]),
     "node_range": ("N or MIN:MAX", ["0", "0:1", "3:1", "1:2:3", ":", "1:", ":1", "a", "", ":" * 100_000]),

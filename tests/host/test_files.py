@@ -82,3 +82,9 @@ def test_the_secret_is_found_where_it_is_mounted_and_explain_says_where(
     assert job.secret_file == found
     assert [fact.name for fact in job.facts if fact.field == "secret_file"] == ([found] if found else [])
     assert redact_file(JOB_SECRET, "x") != "x"
+
+
+def test_an_empty_path_of_the_secret_is_an_error_and_not_a_job_without_a_secret() -> None:
+    pod = pod_from_snapshot({"env": {}, "files": {}, "hostname": "a", "command": ["train.py"]})
+    with pytest.raises(UsageError, match="invalid value '' for --secret-file: expected the path of a file"):
+        read(pod, load({"secret_file": ""}, {}))

@@ -56,6 +56,8 @@ def test_a_dynamic_rendezvous_takes_torchs_default_port_and_a_static_one_needs_i
         ({}, "--master-addr=there", "there:29500"),
         ({}, "--master-port=9", "job-node-0-0.job:9"),
         ({}, "--rdzv-endpoint=there:9", "there:9"),
+        ({}, "--rdzv-endpoint=fd00::1:9", "[fd00::1]:9"),
+        ({}, "--master-addr=[fd00::1]", "[fd00::1]:29500"),
         ({}, "--rdzv-endpoint=there:9 --master-addr=elsewhere", "there:9"),
         ({}, "--rdzv-backend=c10d --rdzv-endpoint=there", "there:29400"),
         ({}, "--rdzv-backend=c10d --rdzv-endpoint=there:9", "there:9"),

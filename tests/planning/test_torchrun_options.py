@@ -96,6 +96,24 @@ def test_what_cannot_be_split_is_one_error(words: list[str]) -> None:
         split_command(words)
 
 
+@pytest.mark.parametrize(
+    ("words", "found"),
+    [
+        (["--rdzv-id", "--nnodes=2", "train.py"], "--nnodes=2"),
+        (["-t", "-r3", "train.py"], "-r3"),
+        (["--role", "--", "x"], "--"),
+    ],
+)
+def test_an_option_behind_an_empty_variable_is_not_taken_for_its_value(words: list[str], found: str) -> None:
+    with pytest.raises(UsageError, match=f"{words[0]} needs a value, found '{found}'; is a variable empty?"):
+        split_command(words)
+
+
+@pytest.mark.parametrize("value", ["-", "-1", "-.5", "-a b", ""])
+def test_a_value_may_begin_with_a_hyphen_as_in_argparse(value: str) -> None:
+    assert split_command(["--rdzv-id", value, "train.py"]).options == {"rdzv_id": value}
+
+
 @pytest.mark.parametrize("value", ["", "1", "true", "True", "yes", "on"])
 def test_a_flags_variable_may_say_true_in_any_word_even_empty(value: str) -> None:
     assert from_variables({"PET_STANDALONE": value}) == {"standalone": "1"}
@@ -125,6 +143,11 @@ def test_a_value_out_of_form_names_the_variable_and_what_was_expected(name: str,
     option = OPTIONS[name]
     with pytest.raises(UsageError, match=f"invalid value '{value}' for {option.variable}: expected"):
         from_variables({option.variable: value})
+
+
+@pytest.mark.parametrize("value", ["5", "0.5", ".5", "5.", "1e-3"])
+def test_an_interval_is_written_as_python_takes_it(value: str) -> None:
+    assert from_variables({"PET_MONITOR_INTERVAL": value}) == {"monitor_interval": value}
 
 
 @pytest.mark.parametrize("name", ["tee", "redirects", "local_ranks_filter"])

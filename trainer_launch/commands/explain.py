@@ -24,7 +24,7 @@ from trainer_launch.model.errors import LaunchError, NotRunnableError, UsageErro
 from trainer_launch.model.redaction import redact, redact_command
 from trainer_launch.model.settings import Settings, load
 from trainer_launch.model.signal_policy import SignalAction
-from trainer_launch.model.units import aligned, counted, in_mib, listed, named_ranks
+from trainer_launch.model.units import aligned, counted, in_mib, listed, named_ranks, printable
 from trainer_launch.planning import engines, shared_memory
 from trainer_launch.planning.command import OURS
 from trainer_launch.planning.job import place, usable_threads
@@ -258,7 +258,7 @@ def table(explained: Mapping[str, Any], command: Sequence[str]) -> str:
 
 
 def _section(title: str, rows: Iterable[tuple[str, str]]) -> list[str]:
-    lines = aligned([(name, _cut(value)) for name, value in rows], most=30)
+    lines = aligned([(printable(name), _cut(value)) for name, value in rows], most=30)
     return ["\n  ".join((title, *lines)) + "\n"] if lines else []
 
 
@@ -369,7 +369,7 @@ def _environment(processes: Sequence[Mapping[str, Any]]) -> Iterator[tuple[str, 
 
 
 def _cut(text: str) -> str:
-    flat = text.replace("\n", "\\n")
+    flat = printable(text.replace("\n", "\\n"))
     return flat if len(flat) <= 4 * _WIDTH else flat[: 4 * _WIDTH] + "…"
 
 

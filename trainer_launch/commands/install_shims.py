@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import importlib.util
 import os
+import shlex
 import shutil
 import signal
 import sys
@@ -55,7 +56,8 @@ def main(parsed: Parsed) -> int:
         write(folder)
     except OSError as problem:
         raise UsageError(f"cannot write shims to {folder}: {problem.strerror}") from None
-    sys.stdout.write(f"{len(NAMES)} shims are in {folder}; put it first in PATH:\nexport PATH={folder}:$PATH\n")
+    line = f"export PATH={shlex.quote(str(folder))}:$PATH"
+    sys.stdout.write(f"{len(NAMES)} shims are in {folder}; put it first in PATH:\n{line}\n")
     return 0
 
 

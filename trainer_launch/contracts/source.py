@@ -7,6 +7,7 @@ expected and the contract; every value that was read is kept as a `Fact`. No con
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Callable, Mapping
 from typing import Annotated, Protocol, TypeAlias, TypeVar, cast
 
@@ -21,6 +22,8 @@ T = TypeVar("T")
 
 MAX_VALUE_BYTES = 131_072  # Linux gives no process a longer variable (MAX_ARG_STRLEN)
 MAX_FILE_BYTES = 4_194_304  # a hostfile of 30,000 lines is smaller
+
+_BRACKETS = re.compile(r"\A\s*\[(.*:.*)\]\s*\Z")
 
 # In the JSON of a variable.
 Word: TypeAlias = Annotated[str, Meta(pattern=r"\A[A-Za-z0-9_.-]{1,63}\Z")]
@@ -191,8 +194,12 @@ class Source:
         return self._get(name, field, "an absolute path", value_parsers.parse_path, default)
 
     def host(self, name: str, field: str = "", *, default: T | _Required = REQUIRED) -> str | T:
-        """A host name or an IP address (IPv6 without brackets)."""
-        return self._get(name, field, "a host name or an IP address", value_parsers.parse_host, default)
+        """A host name or an IP address; IPv6 may have brackets, as torchrun's --help writes it."""
+
+        def parse(value: str) -> str | None:
+            return value_parsers.parse_host(_BRACKETS.sub(r"\1", value))
+
+        return self._get(name, field, "a host name or an IP address", parse, default)
 
     def endpoint(
         self,

@@ -44,7 +44,7 @@ def _written_endpoint(source: Source, backend: str) -> Endpoint | None:
     if source.blank("PET_RDZV_ENDPOINT"):
         return None
     default_port = _C10D_PORT if backend == C10D else None
-    return source.endpoint("PET_RDZV_ENDPOINT", "rdzv_endpoint", default_port=default_port)
+    return source.endpoint("PET_RDZV_ENDPOINT", "rdzv_endpoint", default_port=default_port, naked_ipv6=True)
 
 
 def master(source: Source) -> Endpoint:

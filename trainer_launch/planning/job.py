@@ -134,7 +134,8 @@ def _meeting(job: Job, given: Mapping[str, str], source: Source) -> Job:
     written, endpoint, coordinator = before.written, before.endpoint, _coordinator(job, source)
     if "rdzv_endpoint" in given:
         written = given["rdzv_endpoint"]
-        endpoint = source.endpoint("--rdzv-endpoint", default_port=_C10D_PORT if dynamic else None)
+        port = _C10D_PORT if dynamic else None
+        endpoint = source.endpoint("--rdzv-endpoint", default_port=port, naked_ipv6=True)
         if backend in MEET_AT_NODE_0:
             coordinator = endpoint
     elif not dynamic and any(name.startswith("master_") for name in given):

@@ -114,6 +114,8 @@ def _job(pod: PodInput, settings: Settings, command: Command | None) -> Job:
 
 def _with_secret(job: Job, pod: PodInput, given: str | None) -> Job:
     """The job with the path of its secret: the given one, what is mounted by convention, or the job's ssh key."""
+    if given == "":  # the nodes would meet without the secret
+        raise UsageError("invalid value '' for --secret-file: expected the path of a file; is a variable empty?")
     key = f"{job.ssh_dir}/{_SSH_KEY}"
     mounted = (path for path in (JOB_SECRET, key) if path.startswith("/") and pod.files.exists(path))
     path = given or next(mounted, None)

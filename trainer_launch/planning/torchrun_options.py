@@ -18,10 +18,14 @@ from trainer_launch.model import Destination, removed, signal_policy
 from trainer_launch.model.errors import UsageError
 
 _SHORT = 2  # letters of `-p`, to which a value may be joined
+_OPTION_LIKE = re.compile(r"-(?!\d+$|\d*\.\d+$)[^ ]+")  # what argparse takes for no option's value
 # What a value has to be, by its option's form: a pattern, and the words for it.
 _EXPECTED = {
     "number": (re.compile(r"[0-9]{1,9}"), "a whole number from 0 to 999999999"),
-    "decimal": (re.compile(r"[0-9]{1,9}(\.[0-9]{0,9})?"), "a number of seconds"),
+    "decimal": (
+        re.compile(r"([0-9]{1,9}\.?[0-9]{0,9}|\.[0-9]{1,9})([eE][+-]?[0-9]{1,2})?"),
+        "a number of seconds",
+    ),
     "streams": (
         re.compile(r"[0-3]|\d{1,5}:[0-3](,\d{1,5}:[0-3])*"),
         "0 (none), 1 (stdout), 2 (stderr) or 3 (both), or LOCAL_RANK:N,LOCAL_RANK:N",
@@ -127,6 +131,8 @@ def split_command(argv: Sequence[str]) -> TorchrunCommand:
         else:
             if joined is None and not rest:
                 raise UsageError(f"{word[:60]} needs a value; write it before the program")
+            if joined is None and _OPTION_LIKE.fullmatch(rest[0]):
+                raise UsageError(f"{word[:60]} needs a value, found {rest[0][:60]!r}; is a variable empty?")
             options[option.name] = rest.pop(0) if joined is None else joined
     if not rest:
         raise UsageError("the torchrun command names no training script; write: torchrun [options] train.py [args]")

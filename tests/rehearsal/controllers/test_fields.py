@@ -52,6 +52,13 @@ def elastic(policy: str) -> str:
         (workers('pytorch', 'env: [{name: A, value: 1}]'), ["env[0].value is the number 1", "quote it"]),
         (workers('pytorch', 'env: [{name: A, value: y}]'), ["env[0].value is true", "quote it"]),
         (workers('pytorch', 'volumeMounts: [{name: v, mountPath: /v}]'), ["the volume v"]),
+        (workers('pytorch').replace("metadata: {name: job}\n", ""), ["metadata.name is missing"]),
+        (workers('pytorch', 'env: [{name: A}], env: [{name: B}]'), ["at line 4", "the key 'env' stands twice"]),
+        (workers('pytorch', 'env: [{name: A, value: x, valueFrom: {fieldRef: {fieldPath: metadata.name}}}]'),
+            ["env[0].valueFrom", "one source, and no value"]),
+        (workers('pytorch', 'env: [{name: A, valueFrom: {}}]'), ["env[0].valueFrom", "one source"]),
+        (workers('pytorch').replace("containers:", "volumes: [{name: v}, {name: v}], containers:"),
+            ["volumes[1].name is 'v'", "no other"]),
         (trainjob(), ["runtimeRef.name is 'rt'", "another -f"]),
         (ruled("[{action: Restart}]"), ["restartPolicyRules[0].exitCodes.operator is missing", "one of In, NotIn"]),
     ],
@@ -97,6 +104,12 @@ def test_a_trainjob_that_does_not_fit_its_runtime(job: str, given_runtime: str, 
 def test_an_unknown_field_is_ignored_and_named_with_the_one_that_may_be_meant(text: str, told: str) -> None:
     (phrase,) = job_of(text).ignored
     assert phrase.endswith(told)
+
+
+def test_a_name_with_capital_letters_is_said_to_be_refused_by_a_cluster() -> None:
+    assert job_of(workers("pytorch").replace("{name: job}", "{name: MyJob}")).odd == (
+        "a cluster refuses the job: MyJob-worker-0 has capital letters; write its names without",
+    )
 
 
 @pytest.mark.parametrize(

@@ -34,6 +34,12 @@ def train(jobs: str = TWO, policy: str = "", trainer: str = "{numNodes: 2}", mor
     return Job(trainjob(trainer, more=spec), runtime(jobs=jobs, more=", ".join(filter(None, [given, more]))))
 
 
+def test_two_replicated_jobs_of_a_name_are_refused_as_their_pods_would_have_the_same_names() -> None:
+    assert "replicatedJobs[1].name is 'side'; expected a name that no other" in refusal(
+        lambda: train(f"{rjob('side')}, {rjob('side')}")
+    )
+
+
 def starts(job: Job) -> dict[str, int]:
     return {name.removeprefix("job-"): state.starts for name, state in job.state.states.items()}
 

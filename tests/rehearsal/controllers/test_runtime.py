@@ -61,6 +61,18 @@ def test_patches_of_every_version_are_merged_by_the_names_of_containers(patch: s
     assert pod.draft.template.grace_s == 7
 
 
+@pytest.mark.parametrize(
+    "patch",
+    [
+        "podTemplateOverrides: [{targetJobs: [{name: nod}], spec: {}}]",
+        "runtimePatches: [{manager: m, trainingRuntimeSpec: {template: {spec: {replicatedJobs: [{name: nod}]}}}}]",
+    ],
+)
+def test_a_patch_for_a_replicated_job_that_the_runtime_has_not_is_listed_as_ignored(patch: str) -> None:
+    (phrase,) = job_of(trainjob(more=patch), runtime()).ignored
+    assert phrase.endswith(".name 'nod': the runtime has no such replicatedJob")
+
+
 OURS, ELSEWHERE = "{name: rt}", "{name: rt, namespace: elsewhere}"
 
 

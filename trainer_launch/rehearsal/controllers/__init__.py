@@ -95,12 +95,12 @@ def workload_of(documents: tuple[Field, ...], *, shows_secrets: bool = True) -> 
     return replace(
         made,
         ignored=tuple(dict.fromkeys((*configs.ignored, *objects))),
-        odd=(*made.odd, *_long_names(made), *_without_sshd(made)),
+        odd=(*made.odd, *_refused_names(made), *_without_sshd(made)),
     )
 
 
-def _long_names(made: Workload) -> Iterator[str]:
-    """A sentence about names of pods that are longer than a cluster allows."""
+def _refused_names(made: Workload) -> Iterator[str]:
+    """Sentences about names of pods that a cluster refuses: they are too long, or have capital letters."""
     behind = "-xxxxx" if made.kind in ("JobSet", "TrainJob") else ""  # JobSet counts a Job's random part as well
     longest = max((f"{draft.hostname}{behind}" for draft in made.drafts), key=len)
     if len(longest) > _NAME_CHARS:
@@ -108,6 +108,8 @@ def _long_names(made: Workload) -> Iterator[str]:
             f"a cluster refuses the job: {longest} has {len(longest)} characters, "
             f"and a pod's name at most {_NAME_CHARS}; shorten the names that it is made of"
         )
+    if longest != longest.lower():
+        yield f"a cluster refuses the job: {longest} has capital letters; write its names without"
 
 
 def _without_sshd(made: Workload) -> Iterator[str]:

@@ -69,6 +69,16 @@ class Field(Struct, frozen=True):
         where, configs = self.where, self.configs
         return [Field(value, f"{self.path}[{index}]", where, configs) for index, value in enumerate(self.value)]
 
+    def named_items(self) -> list[Field]:
+        """The members of a list, each of which has a name of its own."""
+        names = set[str]()
+        for item in self.items():
+            name = item.get("name")
+            if name.text() in names:
+                raise name.bad("a name that no other member of the list has")
+            names.add(name.text())
+        return self.items()
+
     def mapping(self) -> Mapping[str, Any]:
         """The keys and values of an object; none when it is absent."""
         if self.value is None:
@@ -312,6 +322,15 @@ def _loader(yaml: Any) -> Any:
     class LikeKubectl(yaml.SafeLoader):  # type: ignore[misc]  # libyaml's dies of deep nests
         yaml_implicit_resolvers: ClassVar[dict[str, Any]] = {}
         bool_values: ClassVar[dict[str, bool]] = {**yaml.SafeLoader.bool_values, "y": True, "n": False}
+
+        def compose_mapping_node(self, anchor: Any) -> Any:
+            node, keys = super().compose_mapping_node(anchor), set[str]()
+            for key in (key for key, _ in node.value if isinstance(key, yaml.ScalarNode)):
+                if key.value in keys:  # kubectl would take the last, and drop the others
+                    why = f"the key {shown(key.value)} stands twice in one object"
+                    raise yaml.composer.ComposerError(None, None, why, key.start_mark)
+                keys.add(key.value)
+            return node
 
         def construct_yaml_int(self, node: Any) -> int:
             return int(_OCTAL.sub(r"\1o\2", node.value, count=1).replace("_", ""), 0)

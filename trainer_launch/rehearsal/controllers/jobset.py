@@ -117,7 +117,7 @@ def replicated_jobs(spec: Field, name: str) -> list[Field]:
     """The replicatedJobs of the JobSet called `name`, each with volumes for the claims that JobSet makes for it."""
     spec.only(_JOBSET)
     spec.get("network").only(_NETWORK)
-    jobs = spec.get("replicatedJobs").items()
+    jobs = spec.get("replicatedJobs").named_items()
     if not jobs:
         raise spec.get("replicatedJobs").bad("at least one replicatedJob")
     claims = [

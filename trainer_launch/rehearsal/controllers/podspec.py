@@ -62,7 +62,7 @@ def read_template(template: Field) -> Template:
     names = [container.name for container in (*init, *containers)]
     if twice := [name for name in names if names.count(name) > 1]:
         raise spec.get("containers").bad("unique container names", shown(twice[0]))
-    volumes = {volume.get("name").name(): _volume(volume) for volume in spec.get("volumes").items()}
+    volumes = {volume.get("name").name(): _volume(volume) for volume in spec.get("volumes").named_items()}
     for container in (*containers, *init):
         for mount in container.mounts:
             if mount.volume not in volumes:
@@ -153,9 +153,11 @@ def _env_item(field: Field) -> EnvItem | None:
     name = field.get("name").text()
     if not name or "=" in name:
         raise field.get("name").bad("the name of a variable")
-    source = field.get("valueFrom")
+    source, value = field.get("valueFrom"), field.get("value").text("")
     if not source.given:
-        return EnvItem(name=name, value=field.get("value").text(""))
+        return EnvItem(name=name, value=value)
+    if value or sum(each.given for _, each in source.fields()) != 1:
+        raise source.bad("one source, and no value beside it")
     source.only(("fieldRef", "resourceFieldRef", "secretKeyRef", "configMapKeyRef", "fileKeyRef"))
     for kind_key, kind in _ENV.items():
         reference = source.get(kind_key)

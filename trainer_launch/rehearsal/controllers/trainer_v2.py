@@ -14,7 +14,7 @@ from typing import Any
 from msgspec.structs import replace
 
 from trainer_launch.model.errors import UsageError
-from trainer_launch.model.value_parsers import parse_quantity
+from trainer_launch.model.value_parsers import parse_quantity, shown
 from trainer_launch.rehearsal.controllers import jobset
 from trainer_launch.rehearsal.controllers.documents import RUNTIMES, Field
 from trainer_launch.rehearsal.controllers.jobset import NODE, JobSet, ReplicatedJob
@@ -105,12 +105,13 @@ def _trainjob(document: Field) -> TrainJob:
     if policy != "mpi":
         nodes = spec.get("trainer", "numNodes").number(nodes, least=1, most=MAX_REPLICAS)
     jobs = jobset.replicated_jobs(template, name)
+    names = tuple(job.get("name").text() for job in jobs)
     made = TrainJob(
         name=name,
         space=namespace(document),
         subdomain=template.get("network", "subdomain").name("") or name,
         spec=template,
-        jobs=tuple(_replicated(_patched(job, spec), nodes) for job in jobs),
+        jobs=tuple(_replicated(_patched(job, spec, names), nodes) for job in jobs),
         policy=policy,
         policy_field=policies.get(policy) if policy else Field(None, policies.path, policies.where),
         job=document,
@@ -177,16 +178,23 @@ def _replicated(field: Field, nodes: int) -> ReplicatedJob:
     return replace(job, replicas=1) if _ancestor(job) in INITIALIZERS else job
 
 
-def _patched(job: Field, spec: Field) -> Field:
-    """A replicatedJob with the TrainJob's patches, of all versions, over its template."""
+def _patched(job: Field, spec: Field, names: tuple[str, ...]) -> Field:
+    """A replicatedJob with the TrainJob's patches, of all versions, over its template; `names` are those of all."""
     name, value = job.get("name").text(), job.value
+
+    def is_meant(target: Field) -> bool:
+        wanted = target.get("name")
+        if wanted.text() not in names:
+            wanted.ignore(f"{wanted.path} {shown(wanted.text())}: the runtime has no such replicatedJob")
+        return wanted.text() == name
+
     for patch in spec.get("runtimePatches").items():
         for over in patch.get("trainingRuntimeSpec", "template", "spec", "replicatedJobs").items():
-            if over.get("name").text() == name and over.get("template").given:
+            if is_meant(over) and over.get("template").given:
                 value = {**value, "template": merged(value.get("template"), over.get("template").value)}
     for key in ("podTemplateOverrides", "podSpecOverrides"):
         for over in spec.get(key).items():
-            if name in [target.get("name").text() for target in over.get("targetJobs").items()]:
+            if True in [is_meant(target) for target in over.get("targetJobs").items()]:
                 patched = {key: inner for key, inner in over.mapping().items() if key != "targetJobs"}
                 if "spec" not in patched:  # v2.0 has the fields of the pod beside targetJobs, v2.1 below spec
                     patched = {"spec": patched}

@@ -97,9 +97,9 @@ def read(document: Field) -> Workload:
 def job_name(document: Field) -> str:
     """The job's name; without one, as with generateName, what comes before the random part."""
     metadata = document.get("metadata")
-    if metadata.get("name").given:
-        return metadata.get("name").name()
     prefix = metadata.get("generateName")
+    if metadata.get("name").given or not prefix.given:
+        return metadata.get("name").name()
     return Field(prefix.text().rstrip("-"), prefix.path, prefix.where).name()
 
 
