@@ -42,6 +42,9 @@ BACKWARD = f"""Current thread 0x00007fb927297b80 (most recent call first):
   File "{SITE}/torch/_tensor.py", line 581 in backward
   File "/workspace/train.py", line 30 in step
 """
+LIBRARY = f"""Current thread 0x00007fb927297b80 (most recent call first):
+  File "{SITE}/trl/scripts/sft.py", line 145 in <module>
+"""
 
 
 SERVES = f"""Thread 0x00007f5b2a9fe6c0 (most recent call first):
@@ -61,6 +64,7 @@ Current thread 0x00007fb927297b80 (most recent call first):
         (BATCH, "in data.py:22 (read_batch)", False),
         (LOADER, "in __next__, called from train.py:28 (main)", False),
         (BACKWARD, "waits in backward, called from train.py:30 (step)", True),
+        (LIBRARY, "in sft.py:145 (<module>)", False),
         ("", "unknown", None),
         ("Fatal Python error: nothing\n", "unknown", None),
         (BATCH + REDUCE, "waits in all_reduce, called from train.py:31 (step)", True),

@@ -50,8 +50,13 @@ TRL = (
 
 
 def rehearsed(framework: str, folder: Path, line: str) -> tuple[int, str]:
-    """A job of two pods that run this line in this folder: exit code and output."""
-    words = ("local", "--nodes", "2", "--", *line.split())
+    """A job of two pods that run this line in this folder: exit code and output.
+
+    On a busy machine torch 2.13 may lock itself up at a program's end: gloo's thread drops a tensor of Python's, but
+    the main thread, in DDP's destructor, waits for that thread and holds the interpreter (pytorch#56297). Such a
+    rank is ended, and both train again.
+    """
+    words = ("local", "--nodes", "2", "--hang-timeout", "30", "--", *line.split())
     path = f"{Path(frameworks.python(framework)).parent}:{os.environ['PATH']}"
     env = frameworks.env({"PATH": path, "HF_HUB_OFFLINE": "1", "HF_HOME": str(folder / "cache")})
     with Started(words, env, folder, frameworks.launcher(framework)) as job:

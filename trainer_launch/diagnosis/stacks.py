@@ -227,7 +227,7 @@ def where(frames: tuple[Frame, ...]) -> str:
     inner = [frame for frame in down if frame.is_library]
     calls = [frame for frame in reversed(inner) if frame.function not in _DECORATORS]
     if user is None:
-        return str(frames[0]) if frames else "unknown"
+        return f"in {frames[0]}" if frames else "unknown"
     if not calls:
         return f"in {user}"
     waits = "waits in" if waits_for_others(frames) else "in"
