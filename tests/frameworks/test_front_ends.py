@@ -52,8 +52,8 @@ TRL = (
 def rehearsed(framework: str, folder: Path, line: str) -> tuple[int, str]:
     """A job of two pods that run this line in this folder: exit code and output.
 
-    On a busy machine torch 2.13 may lock itself up at a program's end: gloo's thread drops a tensor of Python's, the
-    main thread, in DDP's destructor, waits for that thread and holds the interpreter (pytorch#56297). Such a
+    On a busy machine torch 2.13 may lock itself up at a program's end: gloo's thread drops a tensor of Python's,
+    the main thread, in DDP's destructor, waits for that thread and holds the interpreter (pytorch#56297). Such a
     rank is ended, and both train again.
     """
     words = ("local", "--nodes", "2", "--hang-timeout", "30", "--", *line.split())
