@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import signal
 import subprocess
 import sys
 
@@ -56,6 +57,25 @@ system.wait(began_s + 20)
 print(json.dumps(system.now() - began_s < 10))
 """
     assert told(code) is True
+
+
+def test_a_request_to_stop_that_ended_a_child_as_well_is_told_with_its_end_and_not_after_it() -> None:
+    """As where a batch system signals all processes of a node. Here it comes between two looks of one `wait`."""
+    code = """
+look, program = system._signals, ("sh", "-c", "kill -TERM $PPID; kill -TERM $$")
+
+def looks_and_then_it_comes():
+    signals = look()
+    system._signals = look
+    pid = system.spawn(Process(name="rank", argv=program, env=dict(os.environ)))
+    os.waitid(os.P_PID, pid, os.WEXITED | os.WNOWAIT)
+    return signals
+
+system._signals = looks_and_then_it_comes
+happened = system.wait(0)
+print(json.dumps([happened.signals, [status for pid, status in happened.ended]]))
+"""
+    assert told(code) == [[signal.SIGTERM], [-signal.SIGTERM]]
 
 
 def test_a_descendant_is_known_without_its_session_and_its_environment_and_another_commands_orphan_is_not() -> None:

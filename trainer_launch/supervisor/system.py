@@ -248,7 +248,8 @@ class System:
         return happened
 
     def _happened(self) -> Happened:
-        return Happened(signals=self._signals(), ended=tuple(self._reap()))
+        ended = tuple(self._reap())
+        return Happened(signals=self._signals(), ended=ended)  # also one that came just before an end
 
     def _signals(self) -> tuple[int, ...]:
         try:
