@@ -72,6 +72,7 @@ sys.exit(5)
         "run",
         "--nproc-per-node=2",
         "--max-restarts=0",
+        f"--start-method={method}",
         "--",
         script(tmp_path, f"{RANK}if rank == 1:\n{dying}{watching}"),
         code=137,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import os
+import select
 import subprocess
 import sys
 import time
@@ -60,12 +61,18 @@ def test_a_daemon_that_keeps_the_output_open_holds_nobody_up_for_ever() -> None:
         "import os, sys, time\n"
         "if os.fork() == 0:\n"
         "    os.setsid()\n"
-        "    if os.fork() == 0:\n"
-        "        time.sleep(600)\n"
-        "    print(os.getpid(), flush=True)\n"
-        "    os._exit(0)\n"
+        "    parent = os.getpid()\n"
+        "    if os.fork() > 0:\n"
+        "        os._exit(0)\n"
+        "    while os.getppid() == parent:\n"
+        "        time.sleep(0.01)\n"
+        "    print(parent, flush=True)\n"
+        "    time.sleep(600)\n"
     )
-    ended = deadline_subprocess.run((sys.executable, "-c", code), os.environ, 2.0, reap_s=0.5)
+    child = deadline_subprocess.RunningCommand((sys.executable, "-c", code))
+    select.select([child.pipes], [], [])  # until it is one
+    child.stop(0.5)
+    ended = child.end(0.5)
     assert ended.timed_out
     assert not ended.is_stuck
     os.killpg(int(ended.out), 9)

@@ -59,8 +59,8 @@ ENDINGS = {
     "import torch\nlogging.getLogger('torch.mine').info('heard')",
     "modules that import each other": "import circle.a\nprint(circle.a.x, circle.b.again is circle.a)",
     "atexit": "import atexit\natexit.register(print, 'first')\natexit.register(print, 'second')\n1 / 0",
-    "a thread that is waited for": "import threading, time\ndef work():\n    time.sleep(0.2)\n    print('worked')\n"
-    "threading.Thread(target=work).start()\nprint('main is done')",
+    "a thread that is waited for": "import threading\ndef work():\n    threading.main_thread().join()\n"
+    "    print('worked')\nthreading.Thread(target=work).start()\nprint('main is done')",
     "a daemon thread": "import threading, time\n"
     "threading.Thread(target=time.sleep, args=(99,), daemon=True).start()",
     "a handler from before multiprocessing": "import atexit, time\natexit.register(print, 'last')\n"

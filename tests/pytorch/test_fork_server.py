@@ -20,6 +20,7 @@ from unittest.mock import create_autospec
 import psutil
 import pytest
 
+from tests.ports import free_port
 from tests.pytorch.forks import PYTHON, Forks, are_gone
 from tests.waiting import eventually
 from trainer_launch.model import Workers, exit_codes
@@ -290,16 +291,12 @@ def test_a_store_takes_all_ranks_at_once_without_asking_who_they_are(make: Make,
 
 def test_a_store_keeps_to_the_port_range(make: Make, tmp_path: Path) -> None:
     forks = make(script=None)
-    with socket.socket() as one, socket.socket() as other:
-        one.bind(("", 0))
-        low = one.getsockname()[1]
+    with socket.create_server(("", 0)) as taken:
+        low = taken.getsockname()[1]
         assert forks.ask("store", ports=[low, low])["error"].endswith(f"port {low} is taken on this node)")
-        other.bind(("", 0))
-        port = other.getsockname()[1]
-        other.close()
-        store = forks.ask("store", ports=[port, port])
-        assert store["port"] == port
-        assert is_reachable(port)
+    port = free_port()
+    assert forks.ask("store", ports=[port, port])["port"] == port
+    assert is_reachable(port)
 
 
 # -- its end, and the launcher's --------------------------------------------------------------

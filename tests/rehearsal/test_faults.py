@@ -20,10 +20,11 @@ from tests.cli.launching import launched, start
 pytestmark = [pytest.mark.process, pytest.mark.timeout(300)]
 
 # Counts its steps in a file that outlives it, as a training script that saves each step.
-_BEGINS = "n=$(cat /claim/$HOSTNAME 2>/dev/null || echo 0); echo life from $n; "
+_BEGINS = "n=$(cat /claim/$HOSTNAME 2>/dev/null || echo 0); b=$n; echo life from $b; "
 _STEPS = (
     "while [ $n -lt 100 ]; do n=$((n+1)); "
-    "echo $n >/claim/new.$HOSTNAME; mv /claim/new.$HOSTNAME /claim/$HOSTNAME; echo step $n; sleep 0.05; done"
+    "echo $n >/claim/new.$HOSTNAME; mv /claim/new.$HOSTNAME /claim/$HOSTNAME; "
+    "echo step $n, begun at $b; sleep 0.05; done"
 )
 # A fault comes when any pod reaches its step. Here none makes a step before both of two pods have begun.
 COUNTS_TOGETHER = (
@@ -116,7 +117,8 @@ def test_a_stopped_worker_goes_on_after_its_time(tmp_path: Path) -> None:
 
 def test_a_killed_pod_is_made_anew_and_counts_as_no_failure(tmp_path: Path) -> None:
     path = job(tmp_path, COUNTS_TOGETHER, "replicas: 2, restartPolicy: Never", "runPolicy: {backoffLimit: 0}")
-    ended = rehearse(path, "kill pod node=0 at=step:20 back=0.5s", "kill pod node=0 at=step:60")
+    again = r"at=line:step\s\d+,\sbegun\sat\s[1-9]"
+    ended = rehearse(path, "kill pod node=0 at=step:20 back=0.5s", f"kill pod node=0 {again}")
     assert row(ended.stderr, "job-worker-0") == ["Succeeded", "3", "0", "0"]
     first, second, third = lives(ended.stdout, "job-worker-0")
     assert first == 0 < second < third < 100
