@@ -282,8 +282,9 @@ def test_a_preflight_that_is_asked_to_stop_ends_also_where_its_terminal_is_gone(
 
 
 def test_a_terminal_shows_what_is_under_way_and_a_pod_does_not_load_rich(tmp_path: Path) -> None:
-    words = ("preflight", "--wait-timeout", "2", "--nodes", "2", "--node-rank", "0", "--master-addr", "127.0.0.1")
-    command = shlex.join([*LAUNCHER, *words, "--master-port", str(free_port())])
+    place = ("--nodes", "2", "--node-rank", "0", "--master-addr", "127.0.0.1", "--master-port", str(free_port()))
+    words = ("preflight", "--wait-timeout", "2", *place)
+    command = shlex.join([*LAUNCHER, *words])
     env = {**clean_env(), "TERM": "xterm"}
     env.pop("CI", None)
     argv = ("script", "-qec", f"stty rows 40 cols 100; {command}", str(tmp_path / "terminal"))

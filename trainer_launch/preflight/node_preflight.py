@@ -182,7 +182,9 @@ def _together(
     checks = selection.at(Where.CONTAINER, Where.GPU)
     at_once = [check for check in checks if not check.is_late]
     later = [check for check in checks if check.is_late]
-    doing.waiting = lambda: "waiting for node 0: it has just started"
+    home = subject.topology.coordinator
+    name = present_nodes.label(0, None if home is None else home.host)
+    doing.waiting = lambda: f"waiting for {name}: it has just started"
     try:
         part = node_side.Gathering(subject, settings, selection.policy.off)
     except node_side.PortTakenError as problem:
