@@ -7,6 +7,7 @@ import shutil
 import signal
 import subprocess
 import sys
+import tempfile
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
@@ -198,15 +199,14 @@ WHO = "import os; os.write(1, f'rank {os.environ[\"RANK\"]} is {os.getuid()}\\n'
 
 
 @pytest.mark.torch
-def test_the_launcher_itself_runs_as_the_user_that_a_program_in_front_changes_to(tmp_path: Path) -> None:
+def test_the_launcher_itself_runs_as_the_user_that_a_program_in_front_changes_to() -> None:
     require(os.geteuid() == 0, "needs root, to change the user")
     require(shutil.which("setpriv"), "needs setpriv")
-    train = script(tmp_path, WHO)
-    for folder in (tmp_path, *tmp_path.parents[:3]):
-        folder.chmod(folder.stat().st_mode | 0o055)
+    folder = Path(tempfile.mkdtemp())  # those of pytest are closed to others, again with each pytest that starts
+    folder.chmod(0o755)
     user = ("setpriv", "--reuid=1234", "--regid=1234", "--clear-groups")
-    mounts = ("unshare", "--mount", "bash", "-c", f'{opened(tmp_path)}\nexec "$@"', "bash")
-    done = launched("run", "--", *user, "torchrun", "--nproc-per-node", "2", train, within=mounts)
+    mounts = ("unshare", "--mount", "bash", "-c", f'{opened(folder)}\nexec "$@"', "bash")
+    done = launched("run", "--", *user, "torchrun", "--nproc-per-node", "2", script(folder, WHO), within=mounts)
     assert sorted(line for line in done.stdout.splitlines() if " is " in line) == [
         "rank 0 is 1234",
         "rank 1 is 1234",
