@@ -162,6 +162,33 @@ def test_links_to_9000_services_and_to_ours_change_nothing() -> None:
     assert "10.0.0.1" not in done.stderr
 
 
+# Once the launcher has chosen its port, another program gets it, if the kernel gives it to any.
+OTHERS_ASK = """
+import contextlib, socket
+from trainer_launch.cli import main
+from trainer_launch.planning import engines
+task_of, other = engines.task_of, socket.socket()
+
+def and_others_ask(*words, **more):
+    task = task_of(*words, **more)
+    with contextlib.suppress(OSError):
+        other.bind(("127.0.0.1", task.loopback_port))
+    return task
+
+engines.task_of = and_others_ask
+main()
+"""
+
+
+@pytest.mark.process
+@pytest.mark.torch
+def test_no_other_program_gets_the_port_where_the_workers_of_a_single_node_meet(tmp_path: Path) -> None:
+    words = ("run", "--nproc-per-node", "1", "--", script(tmp_path, "print('trained')"))
+    argv = (sys.executable, "-c", OTHERS_ASK, *words)
+    done = subprocess.run(argv, env=clean_env(), capture_output=True, text=True, timeout=120)
+    assert (done.returncode, done.stdout) == (0, "trained\n"), done.stderr
+
+
 OWN_STORE = """
 import os, torch, torch.distributed as dist
 from datetime import timedelta

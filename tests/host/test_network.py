@@ -123,6 +123,13 @@ def test_an_answer_of_a_slow_resolver_serves_who_asks_next(monkeypatch: pytest.M
     assert network.addresses_of("slow-host", 0.01) == ["127.0.0.1"]
 
 
+def test_a_port_that_is_kept_goes_to_no_other_and_a_server_may_have_it() -> None:
+    port = free_port(keeps=True)
+    with socket.socket() as other, pytest.raises(OSError, match="Address already in use"):
+        other.bind(("127.0.0.1", port))  # as the kernel does for who connects, or asks for any port
+    listen(Endpoint("127.0.0.1", port)).close()
+
+
 def test_a_free_port_is_one_of_the_range_that_nobody_uses() -> None:
     with socket.create_server(("", 0)) as taken:
         low = taken.getsockname()[1]

@@ -38,32 +38,44 @@ K = TypeVar("K")
 V = TypeVar("V")
 _late: dict[str, list[Any]] = {}  # what the resolver told of a host after whoever asked had gone
 _THREADS = 16  # that look names up
+_LATER = 12_000  # ports
 LOOKUP_S = 12.0  # for one name; after a lost packet, or for a nameserver that is gone, glibc waits 5 s
 MESH_PORTS = (15001, 15021)  # Istio's: what leaves the pod; health
 
 
-def free_port(among: PortRange | None = None) -> int:
+def free_port(among: PortRange | None = None, *, keeps: bool = False) -> int:
     """A port that nothing uses on any address: the kernel's choice, so that two who ask at once differ.
+
+    With `keeps` no program gets it while this process lives, but one that listens as a server does, such as ours.
 
     Raises:
         NodeError: all of `among` are taken.
     """
     if among is None:
-        return _bound(0)
+        return _bound(0, keeps)
     ports = list(range(among.low, among.high + 1))
     for port in random.sample(ports, len(ports)):
         with contextlib.suppress(OSError):
-            return _bound(port)
+            return _bound(port, keeps)
     if among.low == among.high:
         raise NodeError(f"port {among.low} is taken on this node")
     raise NodeError(f"every port of --port-range {among} is taken on this node; widen the range, or free some")
 
 
-def _bound(port: int) -> int:
+def later_ports() -> PortRange | None:
+    """Ports for servers that start later: the kernel gives none of them to those that ask for any; None: it may."""
+    lowest = int((files.read("/proc/sys/net/ipv4/ip_local_port_range", 100) or b"0").split()[0])
+    return PortRange(lowest - _LATER, lowest - 1) if lowest > _LATER + 1024 else None
+
+
+def _bound(port: int, keeps: bool = False) -> int:
     with socket.socket(socket.AF_INET, socket.SOCK_STREAM) as probe:
         probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)  # one that only winds down is free
         probe.bind(("", port))
-        return int(probe.getsockname()[1])
+        found = int(probe.getsockname()[1])
+        if keeps:
+            probe.detach()
+        return found
 
 
 def is_here(host: str) -> bool:

@@ -122,7 +122,7 @@ def task_of(
         scratch=scratch,
         python=sys.executable,
         python_is_ours=is_ours,
-        loopback_port=network.free_port(ports_of(settings)),
+        loopback_port=network.free_port(ports_of(settings), keeps=True),
         shm_is_short=shm_is_short,
         copies_are_refused=copies_are_refused(reading.job, command),
         shims=shims,

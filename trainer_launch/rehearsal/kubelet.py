@@ -7,6 +7,7 @@ import os
 import shlex
 import sys
 from collections.abc import Collection, Mapping
+from functools import partial
 from pathlib import Path
 
 import psutil
@@ -73,8 +74,9 @@ class Kubelet:
                 self.pods = tuple(local_jobs.with_meeting(pod, first.address) for pod in self.pods)
             local = local_jobs.local_network_of(workload, self.pods)
             ports: dict[local_jobs.Endpoint, int] = {}
+            free = iter(partial(network.free_port, network.later_ports()), 0)
             for endpoint in sorted(local_jobs.endpoints(local, self.pods)):
-                ports[endpoint] = next(port for port in iter(network.free_port, 0) if port not in ports.values())
+                ports[endpoint] = next(port for port in free if port not in ports.values())
             local = replace(local, ports=ports)
         else:
             for number, pod in enumerate(self.pods):
@@ -97,7 +99,7 @@ class Kubelet:
             made = tuple(pod if local_jobs.is_worker(pod) else _with_main(pod, typed) for pod in made)
         if any(map(local_jobs.uses_ssh, made)):
             ssh_client.make_key(str(self._scratch / _KEYS), ssh_client.find("ssh-keygen", self._setting.path))
-            port, device = network.free_port(), self._device
+            port, device = network.free_port(network.later_ports()), self._device
             scratch = {pod.name: str(self._scratch / pod.name / "tmp") for pod in made}
             made = tuple(local_jobs.with_ssh(pod, port, scratch[pod.name], device) for pod in made)
         return made

@@ -67,6 +67,15 @@ def process_env(folder: Path, path: str) -> list[dict[str, str]]:
     return [dict(kubelet.process(pod, pod.draft.main, 1).env) for pod in kubelet.pods]
 
 
+def test_a_pod_that_starts_late_or_again_finds_its_port_free(tmp_path: Path) -> None:
+    """The kernel gives it to no program that connects, or asks for any port."""
+    lowest = int(Path("/proc/sys/net/ipv4/ip_local_port_range").read_text().split()[0])
+    require(lowest > 16_384, "here the kernel may give almost any port")
+    path = job(tmp_path, pod(shell("true")), "elasticPolicy: {minReplicas: 1, maxReplicas: 3}", "replicas: 2")
+    ports = {int(env["PET_RDZV_ENDPOINT"].rpartition(":")[2]) for env in process_env(tmp_path, path)}
+    assert all(1024 < port < lowest for port in ports), ports
+
+
 def test_a_pytorchjob_of_workers_alone_meets_at_its_first_worker_unless_it_says_where(tmp_path: Path) -> None:
     envs = process_env(tmp_path, job(tmp_path, pod(shell("true")), "", "replicas: 2"))
     assert {env["TRAINER_LAUNCH_MASTER_ADDR"] for env in envs} == {"127.0.0.2"}
