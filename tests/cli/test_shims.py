@@ -46,6 +46,11 @@ def test_the_line_that_it_prints_puts_a_directory_with_a_space_into_path(tmp_pat
     assert run(["sh", "-c", f"{line}; command -v torchrun"], []).stdout == f"{tmp_path}/my shims/torchrun\n"
 
 
+def test_an_empty_directory_is_not_the_present_one() -> None:
+    ended = launch("install-shims", "")
+    assert (ended.returncode, "missing directory" in ended.stderr) == (2, True)
+
+
 def test_a_real_program_is_never_overwritten(tmp_path: Path) -> None:
     real = program(tmp_path / "bin" / "torchrun", REAL)
     before = real.read_text()

@@ -43,6 +43,12 @@ def test_half_an_address_keeps_the_other_half() -> None:
     assert overlay(listed, {"master_port": "1234"}, Origin.FLAG).coordinator == Endpoint("job-worker-0", 1234)
 
 
+def test_any_free_port_will_do_for_one_node_only() -> None:
+    overlay(Job(contract="unknown", nodes=NodeRange(1, 1)), {"master_port": "0"}, Origin.COMMAND)
+    with pytest.raises(UsageError, match="--master-port is '0'; expected a port from 1 to 65535"):
+        overlay(TOLD, {"master_port": "0"}, Origin.COMMAND)
+
+
 def test_a_dynamic_rendezvous_takes_torchs_default_port_and_a_static_one_needs_its_own() -> None:
     typed = {"rdzv_backend": "c10d", "rdzv_endpoint": "there"}
     assert given(overlay(TOLD, typed, Origin.COMMAND).rendezvous).endpoint == Endpoint("there", 29400)

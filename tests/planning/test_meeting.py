@@ -142,9 +142,10 @@ def test_the_run_id_has_no_colon_because_torch_names_the_folders_of_log_dir_afte
         ("torchrun --master-port=29638 train.py", {}, PortRange(29638, 29638)),
         ("train.py", {"master_port": "29638"}, PortRange(29638, 29638)),
         ("torchrun --rdzv-endpoint=localhost:29638 train.py", {}, None),
+        ("torchrun --master-port=0 --rdzv-endpoint= train.py", {}, None),
         ("torchrun --nnodes=2 --node-rank=0 --master-addr=a --master-port=29638 train.py", {}, None),
     ],
-    ids=["typed for torchrun", "typed for the launcher", "of the agents alone", "where several nodes meet"],
+    ids=["typed for torchrun", "for the launcher", "of the agents alone", "any port", "where several nodes meet"],
 )
 def test_a_typed_port_of_one_node_is_the_stores_because_scripts_may_name_it_as_well(
     line: str, typed: dict[str, str], ports: PortRange | None

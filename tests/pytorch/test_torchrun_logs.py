@@ -81,6 +81,13 @@ def test_a_membership_change_keeps_the_logs_but_no_error_file(tmp_path: Path) ->
     assert [path.name for path in (attempt / "0").iterdir()] == ["stdout.log"]
 
 
+@pytest.mark.parametrize("job", ["team/job", "x" * 253])
+def test_the_jobs_id_may_be_no_name_of_a_folder(tmp_path: Path, job: str) -> None:
+    folders = LogFolders(workers(tmp_path, log_dir=str(tmp_path)), job)
+    folders.begin(0)
+    assert Path(folders.folder).parents[1] == tmp_path
+
+
 def test_no_folder_is_made_where_torchrun_makes_none(tmp_path: Path) -> None:
     folders = LogFolders(workers(tmp_path, log_dir="/dev/null"), "my-job")
     folders.begin(0)

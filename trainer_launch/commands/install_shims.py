@@ -46,7 +46,7 @@ def main(parsed: Parsed) -> int:
     Raises:
         UsageError: no directory was named, or it cannot be written, or has such a program that is no shim.
     """
-    if parsed.flags["directory"] is None:
+    if not parsed.flags["directory"]:
         raise UsageError("missing directory; as in: trainer-launch install-shims /opt/shims")
     folder = Path(parsed.flags["directory"]).absolute()
     try:

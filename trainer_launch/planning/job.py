@@ -132,7 +132,7 @@ def _meeting(job: Job, given: Mapping[str, str], source: Source) -> Job:
     backend = given.get("rdzv_backend", before.backend)
     dynamic = backend not in (None, "static")
     written, endpoint, coordinator = before.written, before.endpoint, _coordinator(job, source)
-    if "rdzv_endpoint" in given:
+    if given.get("rdzv_endpoint", "").strip():  # empty is torchrun's own default
         written = given["rdzv_endpoint"]
         port = _C10D_PORT if dynamic else None
         endpoint = source.endpoint("--rdzv-endpoint", default_port=port, naked_ipv6=True)
@@ -155,12 +155,14 @@ def _meeting(job: Job, given: Mapping[str, str], source: Source) -> Job:
 
 def _coordinator(job: Job, given: Source) -> Endpoint | None:
     host = given.host("--master-addr", default=None)
-    port = given.port("--master-port", default=None)
+    is_alone = job.nodes is None or job.nodes.max == 1
+    is_any = is_alone and given.peek("--master-port") == "0"  # a free one
+    port = 0 if is_any else given.port("--master-port", default=None)
     if host is None and port is None:
         return job.coordinator
     # Without an address node 0 is the first member, as in `topology`; else torchrun's defaults hold.
     before = job.coordinator or Endpoint(job.members[0].host if job.members else "127.0.0.1", DEFAULT_PORT)
-    return Endpoint(host or before.host, port or before.port)
+    return Endpoint(host or before.host, before.port if port is None else port)
 
 
 def _world_size(job: Job) -> int | None:

@@ -21,6 +21,7 @@ from trainer_launch.planning.torchrun_options import DEVICES, visible_devices
 
 _NAME = "rank "
 _ASYNC = "TORCH_NCCL_ASYNC_ERROR_HANDLING"
+_LONGEST = 240  # characters: a file's name has at most 255
 _OF_THE_DISK = (errno.ENOSPC, errno.EDQUOT, errno.EIO)  # what is wrong with this node's disk, not with the path
 
 
@@ -148,4 +149,5 @@ class LogFolders:
         else:
             base = self._workers.errors
         os.makedirs(base, exist_ok=True)
-        return tempfile.mkdtemp(prefix=f"{self._job}_", dir=base)
+        name = self._job.replace("/", "-")[:_LONGEST]
+        return tempfile.mkdtemp(prefix=f"{name}_", dir=base)
