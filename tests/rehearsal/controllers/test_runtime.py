@@ -73,6 +73,17 @@ def test_a_patch_for_a_replicated_job_that_the_runtime_has_not_is_listed_as_igno
     assert phrase.endswith(".name 'nod': the runtime has no such replicatedJob")
 
 
+def test_an_override_may_have_labels_alone_but_no_container_that_the_runtime_has_not() -> None:
+    text = "podTemplateOverrides: [{targetJobs: [{name: node}], %s}]"
+    pod = made(more=text % "spec: null, metadata: {labels: {team: a}}")["job-node-0-0"]
+    assert pod.draft.template.labels == {"team": "a"}
+    for kind, there in (("containers", "node"), ("initContainers", "none")):
+        with pytest.raises(
+            UsageError, match=rf"{kind}\[0\].name is 'x'; expected one of the runtime's {kind} \({there}"
+        ):
+            made(more=text % f"spec: {{{kind}: [{{name: x}}]}}")
+
+
 OURS, ELSEWHERE = "{name: rt}", "{name: rt, namespace: elsewhere}"
 
 

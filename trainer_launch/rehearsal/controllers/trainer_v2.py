@@ -195,11 +195,26 @@ def _patched(job: Field, spec: Field, names: tuple[str, ...]) -> Field:
     for key in ("podTemplateOverrides", "podSpecOverrides"):
         for over in spec.get(key).items():
             if True in [is_meant(target) for target in over.get("targetJobs").items()]:
-                patched = {key: inner for key, inner in over.mapping().items() if key != "targetJobs"}
-                if "spec" not in patched:  # v2.0 has the fields of the pod beside targetJobs, v2.1 below spec
-                    patched = {"spec": patched}
-                value = merged(value, {"template": {"spec": {"template": patched}}})
+                # v2.0 has the fields of the pod beside targetJobs, v2.1 below spec.
+                is_new = key == "podTemplateOverrides"
+                _check_containers(job, over.get("spec") if is_new else over)
+                patched = {
+                    name: field.value for name, field in over.fields() if name != "targetJobs" and field.given
+                }
+                value = merged(
+                    value, {"template": {"spec": {"template": patched if is_new else {"spec": patched}}}}
+                )
     return replace(job, value=value)
+
+
+def _check_containers(job: Field, over: Field) -> None:
+    """See that an override has no container beside those of its job. Raises UsageError: it has one."""
+    for kind in ("containers", "initContainers"):
+        there = job.get("template", "spec", "template", "spec", kind).items()
+        names = [container.get("name").text() for container in there]
+        for name in (container.get("name") for container in over.get(kind).items()):
+            if name.text() not in names:
+                raise name.bad(f"one of the runtime's {kind} ({', '.join(names) or 'none'})")
 
 
 def _wished(job: ReplicatedJob, made: TrainJob) -> ReplicatedJob:
