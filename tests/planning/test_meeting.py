@@ -154,14 +154,13 @@ def test_a_typed_port_of_one_node_is_the_stores_because_scripts_may_name_it_as_w
     assert given(engines.plan(request(line, job)).membership).ports == ports
 
 
-@pytest.mark.parametrize("rank", ["1", "0"])
-def test_a_typed_rank_above_0_does_not_train_alone_because_nobody_typed_the_number_of_nodes(rank: str) -> None:
-    made = request("train.py", overlay(Job(contract="unknown"), {"node_rank": rank}, Origin.FLAG))
-    if rank == "0":
-        assert engines.plan(made).engine == "plain"
-        return
-    with pytest.raises(ContractError, match=r"the number of nodes is unknown .*; set --nodes"):
-        engines.plan(made)
+def test_a_rank_above_0_does_not_train_alone_because_nobody_says_how_many_nodes_there_are() -> None:
+    typed = (overlay(Job(contract="unknown"), {"node_rank": rank}, Origin.FLAG) for rank in "01")
+    first, second = (request("train.py", job) for job in typed)
+    assert engines.plan(first).engine == "plain"
+    for made in (second, request("train.py", read_job(pod_of({"PET_NODE_RANK": "1"})))):
+        with pytest.raises(ContractError, match=r"the number of nodes is unknown .*; set --nodes"):
+            engines.plan(made)
 
 
 LONG = "x" * 254

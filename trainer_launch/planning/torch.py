@@ -56,9 +56,8 @@ def serves(job: Job, command: Command) -> str | None:
     if job.engine == _CONTRACTS:
         return f"contract {job.contract} uses torch"
     says_how_many = job.nodes is not None or job.nproc_per_node is not None or job.rendezvous is not None
-    is_one_of_several = bool(job.node_rank) and typed(job, "node_rank") is not None  # it must not train alone
-    is_meant = job.engine is None and (says_how_many or is_one_of_several)
-    return "the number of nodes or workers is given" if is_meant else None
+    says_how_many |= bool(job.node_rank) and job.contract == "unknown"  # there are others: it must not train alone
+    return "the number of nodes or workers is given" if job.engine is None and says_how_many else None
 
 
 def serves_any_program(job: Job, command: Command) -> str | None:
