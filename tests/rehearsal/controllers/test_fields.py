@@ -146,7 +146,7 @@ def test_two_jobs_at_once_are_refused() -> None:
 
 
 def test_anchors_and_lists_are_read_as_kubectl_reads_them() -> None:
-    inner = f"{{pytorchReplicaSpecs: {{Master: &p {WORKER}, Worker: *p}}}}"
+    inner = f"{{pytorchReplicaSpecs: {{Master: &p {WORKER}, Worker: {{<<: *p, <<: *p, replicas: 1}}}}}}"
     body = f"{{apiVersion: kubeflow.org/v1, kind: PyTorchJob, metadata: {{name: j}}, spec: {inner}}}"
     other = "{kind: PriorityClass, apiVersion: scheduling.k8s.io/v1}"
     job = job_of(f"kind: List\nitems: [{body}, {other}, {other}]")

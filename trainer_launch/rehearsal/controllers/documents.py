@@ -329,7 +329,7 @@ def _loader(yaml: Any) -> Any:
                 if key.value in keys:  # kubectl would take the last, and drop the others
                     why = f"the key {shown(key.value)} stands twice in one object"
                     raise yaml.composer.ComposerError(None, None, why, key.start_mark)
-                keys.add(key.value)
+                keys |= {key.value} - {"<<"}  # several merges are fine
             return node
 
         def construct_yaml_int(self, node: Any) -> int:
