@@ -106,15 +106,17 @@ def test_where_no_majority_of_clocks_agrees_none_is_called_wrong_and_no_machine_
 
 
 @pytest.mark.parametrize(("full", "fault"), [({3}, Fault.NODE), ({*range(8)}, Fault.JOB)])
-@pytest.mark.parametrize("check", ["storage", "shm"])
-def test_a_volume_that_is_full_on_few_nodes_is_theirs_and_on_all_the_jobs(
-    check: str, full: set[int], fault: Fault
+@pytest.mark.parametrize(
+    ("check", "number"), [("storage", errno.ENOSPC), ("shm", errno.ENOSPC), ("storage", errno.EROFS)]
+)
+def test_a_volume_that_is_full_or_read_only_on_few_nodes_is_theirs_and_on_all_the_jobs(
+    check: str, number: int, full: set[int], fault: Fault
 ) -> None:
-    """Such as a local disk: the job may run on other machines."""
+    """Such as a local disk, which the kernel mounts again after an error: the job may run on other machines."""
     fleet = Fleet(8)
-    result = Tried(stage="write", errno=errno.ENOSPC)
+    result = Tried(stage="write", errno=number)
     changes: dict[str, dict[str, Any]] = {
-        "shm": {"write_problem": lambda size: errno.ENOSPC},
+        "shm": {"write_problem": lambda size: number},
         "storage": {"try_out": lambda what, *_: result if what == "storage" else Tried(values={"bytes": 1.0})},
     }
     for rank in full:

@@ -9,11 +9,11 @@ import pytest
 from msgspec.structs import replace
 
 from tests.preflight.gpus import FACTS
-from tests.preflight.world import GIB, HEALTHY, MIB, STORED, subject
+from tests.preflight.world import GIB, HEALTHY, MIB, STORED, Names, subject
 from trainer_launch.host import network
 from trainer_launch.host.deadline_subprocess import Ended, Tried
 from trainer_launch.host.network import AdapterPort
-from trainer_launch.model import NodeRange
+from trainer_launch.model import Gpus, NodeRange
 from trainer_launch.model.findings import Fault, Finding, Status
 from trainer_launch.preflight import container_checks, registry
 from trainer_launch.preflight.check import Subject, Where
@@ -139,6 +139,7 @@ INNOCENT: dict[tuple[str, str], Subject] = {
     ("gpu-load", "not built"): with_tests(ending=LoadEnding.NO_TORCH, why="No module named 'torch'"),
     ("gpu-load", "not ready"): of_gpu(fabric={**FABRIC, "state": 2}),  # and it computes
     ("gpu-load", "unseen"): with_tests(ending=LoadEnding.NOT_RUN, stage="device", why="CUDA out of memory"),
+    ("gpu-load", "crashed"): with_tests(ending=LoadEnding.NOT_RUN, stage="gemm", why="its test died (signal 9)"),
     ("gpu-load", "stuck"): with_tests(ending=LoadEnding.NOT_RUN, stage="import torch", why=IMPORTING.why),
     ("gpu-load", "wrong"): with_tests(ending=LoadEnding.NOT_RUN, stage="import torch", why=IMPORTING.why),
     ("gpu-peers", "wrong sums"): with_tests(peers=Peers(good=True, rate=0.0, why="not all GPUs got that far")),
@@ -163,6 +164,9 @@ NO_LOCK = lambda what, argument, limit_s: STORED if what == "storage" else Tried
 NO_GPUS = {"gpus": replace(HEALTHY.host.gpus, count=0)}
 ON_CPUS = replace(HEALTHY.job, nproc_per_node=2)
 ONE_RANK = {"local_world_size": 1, "nodes": NodeRange(1, 1)}
+FEW_FILES = replace(HEALTHY.limits, nofile_soft=1024)
+GAUDI = {"gpus": Gpus(count=8, reason="8 Gaudi devices", is_nvidia=False, device="hpu")}
+ELASTIC = {"nodes": NodeRange(2, 4096)}  # 4096 as a large number
 ONE_OF_TWO = {"local_world_size": 1, "nodes": NodeRange(2, 2)}
 OTHER_RAIL = (AdapterPort("mlx5_0", 1, False, NDR), AdapterPort("mlx5_9", 1, True, NDR))
 EFA = (AdapterPort("rdmap0s6", 1, True, EDR, is_foreign=True),)
@@ -195,6 +199,10 @@ ALSO: list[tuple[str, Subject]] = [
     ("nccl-ib-hca", with_ports("", "", env={"NCCL_NET": "Socket"})),
     ("nccl-ib-hca", subject(env={"NCCL_IB_HCA": "^mlx5"})),  # the others are not for this job
     ("nccl-ib-hca", subject(adapters=EFA)),  # which a plug-in uses, whatever a common manifest has for others
+    ("nofile", subject(limits=FEW_FILES, host=NO_GPUS, job=ON_CPUS, topology=ELASTIC)),
+    ("nofile", subject(limits=FEW_FILES, host=GAUDI, job=ON_CPUS, topology={"nodes": NodeRange(1000, 1000)})),
+    ("own-name", subject(host=GAUDI, job=ON_CPUS, env={"GLOO_SOCKET_IFNAME": ""}, interfaces=(), lookup=Names({}))),
+    ("gloo-socket-ifname", subject(host=GAUDI, job=ON_CPUS, env={"GLOO_SOCKET_IFNAME": "eth9"})),
     ("shm", subject(topology=ONE_RANK, write_problem=lambda size: 28)),  # it needs none
     ("memlock", subject(env={"NCCL_IB_DISABLE": "1"}, try_out=NO_LOCK)),
     ("memlock", with_ports("", "", try_out=NO_LOCK)),
@@ -333,6 +341,21 @@ def test_a_card_is_not_drained_for_what_its_image_lacks_or_its_container(stage: 
     node = with_tests(ending=LoadEnding.FAILED, stage=stage, peers=None, why=why)
     (finding,) = findings(node, "gpu-peers" if stage == "peers" else "gpu-load")
     assert (finding.status, finding.remedy) == (Status.FAIL, remedy)
+
+
+@pytest.mark.parametrize(
+    ("stage", "why", "remedy"),
+    [
+        ("gemm", "its test died at 'gemm' (signal 11)", ""),  # in a library of the image, or for the card
+        ("peers", "its test died at 'peers' (signal 6)", ""),
+        ("gemm", "its test hung at 'gemm', and was killed after 60 s", "DRAIN"),
+        ("peers", "its test hung at 'peers', and was killed after 60 s", "DRAIN"),
+    ],
+)
+def test_a_crash_is_told_and_drains_no_machine(stage: str, why: str, remedy: str) -> None:
+    node = with_tests(ending=LoadEnding.DIED, stage=stage, peers=None, why=why)
+    (finding,) = findings(node, "gpu-peers" if stage == "peers" else "gpu-load")
+    assert (finding.status, finding.fault, finding.remedy) == (Status.FAIL, Fault.NODE, remedy)
 
 
 def test_cards_whose_fabric_manager_has_not_begun_need_no_card_to_be_replaced() -> None:

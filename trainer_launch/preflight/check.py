@@ -193,10 +193,15 @@ class Subject(Struct, frozen=True, kw_only=True):
             env=self.env,
             has_remote_peers=self.has_remote_peers,
             is_home=self.topology.is_coordinator,
-            needs_gloo=self.is_torch and not self.may_use_gpus and self.ranks != 1,
+            needs_gloo=self.needs_gloo and self.ranks != 1,
             needs_nccl=self.host.gpus.cuda > 0 and self.ranks != 1,
         )
         return replace(node, route=self.route()) if node.usable[1:] else node
+
+    @property
+    def needs_gloo(self) -> bool:
+        """Whether torch has nothing but gloo here: no accelerator, of whatever maker."""
+        return self.is_torch and not self.may_use_gpus and not self.host.gpus.count
 
     @property
     def may_use_gpus(self) -> bool:

@@ -124,10 +124,13 @@ def nofile(subject: Subject) -> Observed:
     if soft is None:
         return Observed(good="open files are not limited")
     need = BASE_FILES + FILES_OF_EACH_RANK * subject.ranks
-    is_gloo = subject.is_torch and not subject.may_use_gpus  # it connects each rank with each, surely
     raising = f"raise LimitNOFILE of the container runtime on the nodes (hard limit {hard})"
     facts = {"soft": soft, "need": need, "ranks": counted(subject.ranks, "rank"), "estimate": (soft, need)}
-    facts["certain"] = soft, max(BASE_FILES // 2, subject.ranks if is_gloo else 0)
+    least = subject.workers * (subject.topology.nodes.min if subject.topology.nodes else 1)
+    facts["certain"] = (
+        soft,
+        max(BASE_FILES // 2, least if subject.needs_gloo else 0),
+    )  # gloo connects each with each
     facts["action"] = f"ulimit -n {need} before the command" if hard is None or hard >= need else raising
     return Observed(facts=facts, good=f"{soft} open files are allowed, {need} may be needed")
 

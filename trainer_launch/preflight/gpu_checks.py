@@ -19,6 +19,7 @@ from trainer_launch.preflight.check import LIMIT_S, Check, Subject, Where, check
 from trainer_launch.preflight.cluster.present_nodes import Cluster
 from trainer_launch.preflight.container_checks import used_adapters
 from trainer_launch.preflight.gpu_collect import (
+    DIED,
     LATE,
     LOAD,
     NCCL_STAGES,
@@ -48,7 +49,7 @@ _NO_ROOM = ("/dev/shm", "shared memory segment", "No space left on device")
 _OF_SETTINGS = ("no socket interface found", "invalid usage", "ncclInvalidUsage")  # as NCCL has them
 # For a reason that CUDA has, and what others' use of a card and a container's limits come to, too.
 _UNSEEN = ("sees no GPU", "busy or unavailable", "MPS client", "MPS server", "OS call failed")
-_OF_SYSTEM = ("unhandled system error", "ncclSystemError", "Read-only file system", "Permission denied")
+_OF_SYSTEM = ("unhandled system error", "ncclSystemError", "Read-only file system", "Permission denied", DIED)
 _NOT_READY = ("system not yet initialized",)  # its fabric manager does not run
 _MINOR = "this model of card does not have it"
 # Check, what a pass means, the facts of which each card's first must be known, and what is said of good cards.
@@ -226,7 +227,7 @@ def gpu_load(subject: Subject) -> Iterator[Observed]:
     for test in facts.tests:
         good = f"{test.repeats} products came out the same, bit by bit"
         details, is_unknown = _of_test(test), test.ending is LoadEnding.NOT_RUN
-        if not subject.is_torch and {"not built", "unseen"} & {*details}:  # the program does without torch
+        if not subject.is_torch and {"not built", "unseen", "crashed"} & {*details}:  # it does without torch
             details, is_unknown = {}, True
         unknown = f"not tested: {test.why}" if is_unknown else ""
         skipped = "not tested: the program's Python has no torch" if test.ending is LoadEnding.NO_TORCH else ""
@@ -242,6 +243,8 @@ def _of_test(test: GpuTest) -> dict[str, str]:
         return {"stuck": test.why}
     if test.stage in NCCL_STAGES or test.ending not in (LoadEnding.FAILED, LoadEnding.DIED):
         return {}
+    if test.why.startswith(DIED):
+        return {"crashed": test.why}
     text = f"failed its test at {test.stage!r}: {test.why}" if test.ending is LoadEnding.FAILED else test.why
     causes = (("not ready", _NOT_READY), ("unseen", _NO_DRIVER), ("not built", _NOT_BUILT), ("unseen", _UNSEEN))
     return {_cause(test.why, causes, "wrong"): text}
@@ -425,8 +428,8 @@ def _judged(
         n_own = sum(card.node == node for card in cards)
         is_whole = measure.gpu is None or 1 < n_own == len(its)
         share = worst.of_peers if worst.of_reference is None else worst.of_reference
-        # As where all CPUs are of the other socket.
-        is_far = kind.name == "pcie" and 2 * len(its) >= n_own and (share is None or share >= _FAR)
+        # As where its CPUs are of the other socket: all of the pod, or those that its test was run on by chance.
+        is_far = kind.name == "pcie" and (share is None or share >= _FAR)
         where = (
             names[node] if is_whole else f"{names[node]}, GPU {', '.join(str(card.measure.gpu) for card in its)}"
         )

@@ -31,7 +31,7 @@ IMPORT = "import torch"  # the stage of a test before it touches the device
 PEERS = "peers"  # the stage of a test in which GPUs need each other
 NCCL_STAGES = (PEERS, "nccl")  # or a GPU needs only NCCL
 LATE = "not all GPUs got that far"  # the reason in the test of a GPU that met no others
-HUNG = "its test hung"
+HUNG, DIED = "its test hung", "its test died"
 NO_NCCL = "this torch is built without NCCL"
 LOAD = "load "  # how the facts begin that were seen under load
 FABRIC_DONE = 3  # the state of a GPU that has joined its NVLink fabric, as nvml.h has it
@@ -198,7 +198,7 @@ def parse_test(gpu: int, uuid: str, ended: Ended, limit_s: float) -> GpuTest:
                 is_innocent, why = True, f"{why}, of which `import torch` took {test.import_s:.0f} s"
         else:
             how = f"signal {-ended.status}" if ended.status < 0 else f"exit code {ended.status}"
-            ending, why = LoadEnding.DIED, f"its test died {at} ({how})"
+            ending, why = LoadEnding.DIED, f"{DIED} {at} ({how})"
             if -ended.status in _SIGNALS:
                 is_innocent, why = True, f"{why}; {_SIGNALS[-ended.status]}"
         test = replace(test, ending=ending, why=why)

@@ -228,9 +228,9 @@ def merged(
     ours = []
     for finding in own:
         if finding.status in (*LOUD, Status.UNKNOWN):
-            few = present_nodes.kind_of(present_nodes.of_few(finding))
-            if few in alike and present_nodes.kind_of(finding) not in alike:  # so was decided
-                finding = present_nodes.of_few(finding)  # noqa: PLW2901
+            for shared in (present_nodes.of_few(finding), present_nodes.of_most(finding)):
+                if present_nodes.kind_of(shared) in alike and present_nodes.kind_of(finding) not in alike:
+                    finding = shared  # noqa: PLW2901  so was decided
             group = alike.pop(present_nodes.kind_of(finding), None)
             whom = name if group is None else group.subject
             ours.append(replace(finding, subject=whom if name in whom else f"{name}, {whom}"))

@@ -289,6 +289,8 @@ RULES = (
     Rule("gpu-load", "unseen", bool, _NODE, "", "{value}",
          "see nvidia-smi on that machine, and whether this container was given /dev/nvidia-uvm and libcuda.so "
          "(runtimeClassName, NVIDIA_DRIVER_CAPABILITIES)"),
+    Rule("gpu-load", "crashed", bool, _NODE, "", "{value}",
+         "see dmesg and nvidia-smi on that machine; a library of the image may crash there as well"),
     Rule("gpu-load", "stuck", bool, _NODE, REBOOT, "{value}: it is stuck inside the driver", _REBOOT),
     Rule("gpu-load", "wrong", bool, _NODE, DRAIN, "{value}", _DRAIN),
     Rule("gpu-peers", "wrong sums", bool, _NODE, DRAIN, "{value}",
@@ -299,7 +301,7 @@ RULES = (
          "see the job's NCCL variables"),
     Rule("gpu-peers", "not built", bool, _JOB, FIX_IMAGE, _APART, _BUILT),
     Rule("gpu-peers", "held apart", bool, _NODE, "", _APART,
-         "set NCCL_DEBUG=INFO: a limit of the container, a file or a socket may be in the way"),
+         "set NCCL_DEBUG=INFO: a library, a limit of the container, a file or a socket may be in the way"),
     Rule("gpu-peers", "apart", bool, _NODE, DRAIN, _APART, _LINKS),
     Rule("gpu-network", "fallback", bool, _JOB, FIX_IMAGE, _FALLBACK, _LIBRARY),
     Rule("gpu-network", "maybe fallback", bool, _WARN, "", _FALLBACK,

@@ -10,6 +10,7 @@ import pytest
 from msgspec.structs import replace
 
 from tests.planning.requests import MACHINE
+from tests.preflight.world import subject
 from trainer_launch.model import Endpoint, Job, Member, NodeRange
 from trainer_launch.model.findings import Fault, Finding, Scope, Status
 from trainer_launch.planning.command import parse_command
@@ -131,6 +132,19 @@ def test_only_variables_that_matter_to_all_nodes_are_told() -> None:
     env = {"NCCL_ALGO": "Ring", "HOSTNAME": "a", "CUDA_VISIBLE_DEVICES": "0", "OMP_NUM_THREADS": "4"}
     env |= {"TORCHCOMM_X": "1", "TORCH_WATCHDOG_STUCK_ACTION": "log", "TORCH_FR_DUMP_ON_TIMEOUT": "0"}
     assert node_facts.variables(env, b"").keys() == env.keys() - {"HOSTNAME", "CUDA_VISIBLE_DEVICES"}
+
+
+def test_addresses_of_services_that_a_pod_got_at_its_start_are_no_variables_of_the_job() -> None:
+    env = {"TORCH_UI_SERVICE_HOST": "10.1.1.1", "TORCH_UI_SERVICE_PORT": "80", "TORCH_UI_PORT": "tcp://10.1.1.1:80"}
+    env |= {"TORCH_UI_PORT_80_TCP": "tcp://10.1.1.1:80", "TORCH_UI": "1"}
+    assert node_facts.variables(env, b"") == {"TORCH_UI": "1"}
+
+
+def test_variables_that_are_too_many_for_a_message_cover_up_no_version() -> None:
+    crowded = subject(env={f"TORCH_SOME_VARIABLE_{number}": "1" for number in range(500)})
+    report = node_facts.collect(crowded, {"python": "3.11", "torch": "2.11"}, (), (0.0, 0.0), b"")
+    assert {"python", "torch", "gpus", "driver", "nproc_per_node", "command"} <= report.facts.keys()
+    assert len(report.facts) == MAX_FACTS
 
 
 def test_versions_come_from_the_programs_own_interpreter() -> None:
@@ -269,10 +283,17 @@ def test_a_pod_that_never_came_has_no_machine_and_on_a_shared_one_its_name_count
 
 def test_of_many_failing_nodes_each_is_listed_and_a_message_names_a_few() -> None:
     names = [f"node {number} (host-{number})" for number in range(20)]
-    report = msg.NodeReport(findings=(fail("shm"),))
+    report, well = msg.NodeReport(findings=(fail("shm"),)), msg.NodeReport()
     nodes = [
-        JobNode(msg.Hello(1, "job", n, f"host-{n}", "i"), n, Endpoint("", 1), None, 0.0, report=report)
-        for n in range(20)
+        JobNode(
+            msg.Hello(1, "job", n, f"host-{n}", "i"),
+            n,
+            Endpoint("", 1),
+            None,
+            0.0,
+            report=report if n < 20 else well,
+        )
+        for n in range(40)
     ]
     (found,) = present_nodes.own_findings(nodes)
     assert len(failing_nodes([found], {}).splitlines()) == 20

@@ -36,6 +36,7 @@ UNSET = "(unset)"
 NCCL = "nccl loaded"
 ENV = "env "  # how a variable's fact begins
 GPUS, WORKERS = "gpus", "nproc_per_node"
+CLIQUE = "clique of NVLink fabric"  # and its name
 _ADAPTERS = f"{ENV}NCCL_IB_HCA"
 _SHOWN = 8
 _VERSIONS = "python"  # where this is missing, so is all that is found out with it
@@ -197,11 +198,12 @@ def collect(
     key: bytes,
 ) -> msg.NodeReport:
     """The report; `facts` took longer to find out, `key` is for hashes of secrets."""
-    all_facts = quick_facts(subject.env, subject.command, subject.topology.local_world_size, key) | dict(facts)
     gpus = of_gpus(subject.cards, subject.host.gpus.count)
     if gpus.get(GPUS) == "0" and subject.may_use_gpus:  # its workers have some, and need NCCL
         gpus = {GPUS: "0 here"}
-    all_facts |= gpus | of_adapters(container_checks.used_adapters(subject))
+    all_facts = dict(facts) | gpus | of_adapters(container_checks.used_adapters(subject))
+    # Last, as variables may be too many for a message.
+    all_facts |= quick_facts(subject.env, subject.command, subject.topology.local_world_size, key)
     return msg.NodeReport(cut(all_facts), *clock, loud(findings), measured(subject.cards))
 
 
@@ -286,8 +288,11 @@ def quick_facts(
 def variables(env: Mapping[str, str], salt: bytes) -> dict[str, str]:
     """The variables that all nodes should have alike; of a secret, only a hash with this preflight's salt."""
     chosen = {}
+    # Kubernetes tells each pod of the Services that were there when it started.
+    services = [name.removesuffix("SERVICE_HOST") for name in env if name.endswith("_SERVICE_HOST")]
+    links = tuple(f"{service}{kind}" for service in services for kind in ("SERVICE_", "PORT"))
     for name in sorted(env):
-        if name in _OWN or not (name.startswith(_PREFIXES) or name in _NAMES):
+        if name in _OWN or name.startswith(links) or not (name.startswith(_PREFIXES) or name in _NAMES):
             continue
         value = env[name]
         if REDACTED in redact(name, value):
@@ -318,7 +323,7 @@ def of_gpus(cards: Cards | None, count: int) -> dict[str, str]:
     direct = {test.gpudirect for test in gpus.tests if test.gpudirect}
     facts |= {"adapters that reach GPUs directly": ", ".join(sorted(direct))} if direct else {}
     domains = grouped(gpu.domain for gpu in gpus.gpus if gpu.domain)  # a job may span several
-    facts |= {f"clique of NVLink fabric {name}": ", ".join(sorted({*its})) for name, its in domains.items()}
+    facts |= {f"{CLIQUE} {name}": ", ".join(sorted({*its})) for name, its in domains.items()}
     return facts | ({NCCL: ", ".join(sorted(loaded))} if loaded else {})
 
 

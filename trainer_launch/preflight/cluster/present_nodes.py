@@ -22,7 +22,7 @@ from trainer_launch.preflight.thresholds import Table
 LEASE_S = 6.0  # a node that says nothing for so long is lost
 _SHOWN = 8
 _MAX_OF_A_NODE = 20
-_FULL = os.strerror(errno.ENOSPC)  # of a volume, or /dev/shm
+_OF_A_DISK = tuple(map(os.strerror, (errno.ENOSPC, errno.EROFS)))  # of a volume, or /dev/shm
 
 
 def places_of(job: Job, topology: Topology, home: Endpoint, hostname: str) -> tuple[Endpoint, ...]:
@@ -80,6 +80,7 @@ class PairTest(Struct, frozen=True):
     whys: tuple[str, str]  # "": it went well
     rate: int  # bytes per second, the slowest that was seen
     rail: int | None = None  # where there are several
+    is_near: bool = False  # within a machine or an NVLink fabric, and so faster than others
 
     @property
     def is_whole(self) -> bool:
@@ -198,18 +199,28 @@ def own_findings(nodes: Iterable[JobNode]) -> list[Finding]:
         is_few = sum(bool(report.measures or not is_of_image) for name, report in reports if name not in ill) > len(
             ill
         )
-        settled += [(name, of_few(finding) if is_few else finding) for name, finding in members]
+        shared = of_few if is_few else of_most if 1 < len(ill) > len(reports) - len(ill) else None
+        settled += [(name, shared(finding) if shared else finding) for name, finding in members]
     kinds = grouped((kind_of(finding), (name, finding)) for name, finding in settled)
     return [_together(members) for members in kinds.values()]
 
 
 def of_few(finding: Finding) -> Finding:
     """The finding of a node among others that have it not: an image or a shared volume would fail on all."""
-    where = "driver" if finding.remedy == "FIX_IMAGE" else "volumes" if _FULL in finding.text else ""
+    is_of_disk = any(word in finding.text for word in _OF_A_DISK)
+    where = "driver" if finding.remedy == "FIX_IMAGE" else "volumes" if is_of_disk else ""
     if finding.fault is not Fault.JOB or not where or finding.check.startswith(EXTERNAL):
         return finding
     action = f"most nodes of this job do not have this: see the {where} of that machine, or {finding.action}"
     return replace(finding, fault=Fault.NODE, remedy="", action=action)
+
+
+def of_most(finding: Finding) -> Finding:
+    """The finding of a node that most others have, too: an image, a file server or heat is no machine's fault."""
+    if finding.fault is not Fault.NODE or finding.check.startswith(EXTERNAL):
+        return finding
+    shared = "most nodes of this job have this: see first what they share, as image, driver or cooling"
+    return replace(finding, scope=Scope.JOB, remedy="", action="; ".join(filter(None, (shared, finding.action))))
 
 
 def kind_of(finding: Finding) -> object:
