@@ -8,6 +8,9 @@ disjoint pairs that are tested at the same time; rounds are the cost, tests are 
 2. Every other node is a suspect. It is tested with cleared nodes that it was not tested with before, until it
    passes or has failed with two of them. While nobody is cleared, suspects are tested with each other.
 3. A failed pair of two cleared nodes is tested twice more: it is the link, always or now and then.
+4. Where a network is in parts, as two fabrics are, a healthy node fails with all of another part. So who would be
+   accused is tested with another one of these, and suspects with those first that failed most. The more links fail,
+   the more cleared nodes must have failed with who is accused; where they are many, nobody is.
 
 Where nodes have several rails (a GPU and its network card each), all rails of a pair are tested at once, and each
 rail has a trial of its own: who fails on all of them is a faulty node or link, else it is those rails.
@@ -31,6 +34,8 @@ Pair: TypeAlias = tuple[int, int]  # the lower index first
 
 WITNESSES = 2  # cleared partners beside the plan that a node must have failed with before it is named
 RETESTS = 2  # of a failed pair whose ends are both cleared
+_CHANCE = 0.02  # of a node that is accused to be healthy, and its links to all witnesses at fault
+_MANY = 0.125  # of the links between cleared nodes
 MAX_ROUNDS = 12
 
 
@@ -40,6 +45,7 @@ class PairTrial(Struct, frozen=True, kw_only=True):
     n_nodes: int
     rounds: int = 0
     results: Mapping[Pair, Sequence[int]] = field(default_factory=dict)  # passed, failed
+    lost: frozenset[int] = frozenset()  # nodes that no test can have any more
 
 
 class Link(Struct, frozen=True, kw_only=True):
@@ -71,11 +77,13 @@ def next_round(*trials: PairTrial) -> tuple[Pair, ...]:
     planned = _ring_rounds(trials[0].n_nodes)
     n_rounds = trials[0].rounds
     if n_rounds < len(planned):
-        return planned[n_rounds]
+        here = tuple(ends for ends in planned[n_rounds] if trials[0].lost.isdisjoint(ends))
+        if here:
+            return here
     if n_rounds >= MAX_ROUNDS:
         return ()
     chosen: list[Pair] = []
-    busy: set[int] = set()
+    busy = set(trials[0].lost)
     for trial in trials:
         for ends in _useful(trial, _Standing(trial, planned)):
             if not busy.intersection(ends):
@@ -121,7 +129,7 @@ def _of_rail(trial: PairTrial) -> Faulty:
         if standing.accused.intersection(ends):
             continue
         n_passed, n_failed = trial.results[ends]
-        if standing.cleared.issuperset(ends) and n_passed + n_failed > RETESTS:
+        if standing.cleared.issuperset(ends) and not standing.is_in_parts and n_passed + n_failed > RETESTS:
             links.append(Link(ends=ends, failed=n_failed, tests=n_passed + n_failed))
         else:
             unresolved.append(ends)
@@ -137,17 +145,30 @@ class _Standing:
         self.cleared = {node for ends, (n_passed, _) in trial.results.items() if n_passed for node in ends}
         ring = {ends for chosen in planned for ends in chosen}
         met: Counter[int] = Counter()  # cleared partners that a node has failed with
+        self.failures: Counter[int] = Counter()  # its failed pairs
         off_ring: Counter[int] = Counter()  # those that the plan has not led to
         for ends, (_, n_failed) in trial.results.items():
             for node, partner in (ends, ends[::-1]):
+                self.failures[node] += n_failed > 0
                 if n_failed and partner in self.cleared:
                     met[node] += 1
                     off_ring[node] += ends not in ring
         rest = [node for node in range(trial.n_nodes) if node not in self.cleared]
+        links = [counts for ends, counts in trial.results.items() if self.cleared.issuperset(ends)]
+        n_broken = sum(n_failed > 1 > n_passed for n_passed, n_failed in links)
+        share = n_broken / max(1, len(links))
+        self.is_in_parts = n_broken > 2 and share > _MANY
         # Where hardly anybody is cleared, all that are must have been met.
         everybody = max(WITNESSES, len(self.cleared))
-        self.accused = {node for node in rest if off_ring[node] >= WITNESSES or met[node] >= everybody}
+        accused = (
+            node
+            for node in rest
+            if met[node] >= everybody or (off_ring[node] >= WITNESSES and share ** off_ring[node] < _CHANCE)
+        )
+        self.accused = set() if self.is_in_parts else set(accused)
+        have_met = {node for ends in trial.results if self.accused.issuperset(ends) for node in ends}
         self.suspects = [node for node in rest if node not in self.accused]
+        self.unmet = [*self.suspects, *sorted(self.accused - have_met)]  # nobody like them
 
 
 @lru_cache(maxsize=8)
@@ -163,6 +184,8 @@ def _ring_rounds(n: int) -> list[tuple[Pair, ...]]:
 
 def _useful(trial: PairTrial, standing: _Standing) -> tuple[Pair, ...]:
     """Tests that may change the verdict, the ones that decide soonest first."""
+    if standing.is_in_parts:
+        return ()
     chosen = _confrontations(trial, standing)
     busy = {node for ends in chosen for node in ends}
     for ends in chain(_retests(trial, standing), _first_meetings(trial, standing, busy)):
@@ -175,7 +198,7 @@ def _useful(trial: PairTrial, standing: _Standing) -> tuple[Pair, ...]:
 def _confrontations(trial: PairTrial, standing: _Standing) -> list[Pair]:
     """Each suspect with a cleared node that it has not met, wherever that sits on the ring."""
     chosen: list[Pair] = []
-    free = deque(sorted(standing.cleared))
+    free = deque(sorted(standing.cleared - trial.lost, key=lambda node: -standing.failures[node]))
     for suspect in standing.suspects:
         for _ in range(len(free)):
             partner = free.popleft()
@@ -187,17 +210,21 @@ def _confrontations(trial: PairTrial, standing: _Standing) -> list[Pair]:
 
 
 def _retests(trial: PairTrial, standing: _Standing) -> Iterable[Pair]:
-    """Failed pairs of two cleared nodes that were not tested often enough to blame the link."""
+    """Failed pairs of two cleared nodes that were not tested often enough to blame the link.
+
+    Of two nodes, the only pair has a second chance, as in a larger job each node has with another one.
+    """
     return sorted(
         ends
         for ends, (n_passed, n_failed) in trial.results.items()
-        if n_failed and n_passed + n_failed <= RETESTS and standing.cleared.issuperset(ends)
+        if n_failed
+        and n_passed + n_failed <= (RETESTS if standing.cleared.issuperset(ends) else trial.n_nodes == 2)
     )
 
 
 def _first_meetings(trial: PairTrial, standing: _Standing, busy: set[int]) -> Iterator[Pair]:
     """Suspects with each other, for whom there is no cleared node: a pair that passes clears both."""
-    waiting = [node for node in standing.suspects if node not in busy]
+    waiting = [node for node in standing.unmet if node not in busy]
     for ends in combinations(waiting, 2):
         if busy.isdisjoint(ends) and pair(*ends) not in trial.results:
             yield pair(*ends)

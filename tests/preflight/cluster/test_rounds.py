@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import pytest
+from msgspec.structs import replace
 
-from tests.preflight.cluster.job import Simulation
+from tests.preflight.cluster.job import Simulation, present
 from tests.preflight.world import subject
 from trainer_launch.model import Cpus, Gpus
 from trainer_launch.model.findings import Finding, Measure, Scope, Status
@@ -130,6 +131,54 @@ def test_a_way_that_was_slow_once_and_then_well_is_no_finding(n_nodes: int, bloc
         job.outcome = outcome
         ended(job)
         assert named(job) == ([("node 1 (job-node-0-1) - node 2 (job-node-0-2)", Scope.LINK)] if blocked else [])
+
+
+@pytest.mark.parametrize("n_nodes", [2, 3, 4, 8])
+@pytest.mark.parametrize(
+    ("why", "status"), [("out of time", Status.WARN), ("the data arrives damaged", Status.FAIL)]
+)
+def test_a_way_that_failed_once_and_then_never_warns_unless_it_changed_data(
+    n_nodes: int, why: str, status: Status
+) -> None:
+    job = simulated(n_nodes)
+
+    def outcome(n: int, p: int) -> tuple[str, int]:
+        is_first = [(rank, partner) for rank, partner, _ in job.tests].count((n, p)) == 1
+        return (why, 0) if {n, p} == {0, 1} and is_first else ("", 10**9)
+
+    job.outcome = outcome
+    (finding,) = ended(job).loud()
+    assert (finding.status, finding.remedy) == (status, "")
+    assert "fails in 1 of 3 tests" in finding.text
+    assert ("other nodes" in finding.text) == (n_nodes > 2)
+
+
+@pytest.mark.parametrize(("n_nodes", "per_place"), [(8, 4), (8, 7), (16, 8), (16, 4), (36, 18)])
+@pytest.mark.parametrize("is_fabric", [False, True])
+def test_pods_of_one_machine_or_nvlink_fabric_are_nearer_and_no_way_between_two_of_them_is_slow(
+    n_nodes: int, per_place: int, is_fabric: bool
+) -> None:
+    job = simulated(n_nodes)
+    job.outcome = lambda n, p: ("", (6 if n // per_place == p // per_place else 1) * 10**9 + 10**6 * (n + p))
+    if is_fabric:
+        facts = {pairs.FACT: NCCL_8}
+        job.facts = {n: facts | {"clique of NVLink fabric ab": str(n // per_place)} for n in range(n_nodes)}
+    for node in range(n_nodes):
+        machine = "" if is_fabric else f"job-node-0-{node} boot-{node // per_place}"  # or the name of a machine
+        job.say(node, replace(present(node), machine=machine))
+    job.wait(300)
+    assert job.is_over
+    assert [found.status for found in of_check(job, "pairs")] == [Status.PASS]
+
+
+def test_a_slow_node_among_pods_that_share_machines_is_named() -> None:
+    job = simulated(16)
+    job.outcome = lambda n, p: ("", (6 if n // 4 == p // 4 else 1) * 10**9 // (10 if 3 in (n, p) else 1))
+    for node in range(16):
+        job.say(node, replace(present(node), machine=f"gpu-{node // 4}"))
+    job.wait(300)
+    assert named(job) == [("node 3 (job-node-0-3)", Scope.NODE)]
+    assert "while nodes reach" in job.loud()[0].text
 
 
 @pytest.mark.parametrize("n_nodes", [4, 6, 8, 16, 64])

@@ -12,6 +12,7 @@ from trainer_launch.model.findings import Fault, Measure, Scope, Status
 from trainer_launch.preflight import registry
 from trainer_launch.preflight.check import Where
 from trainer_launch.preflight.cluster import preflight_messages as msg
+from trainer_launch.preflight.cluster.node_side import failing_nodes
 from trainer_launch.preflight.node_preflight import merged
 
 OTHER_VERSION = (
@@ -181,6 +182,26 @@ def test_an_image_that_fails_on_few_nodes_is_not_the_jobs_fault(n_nodes: int, fa
     assert (told.fault, told.remedy, told.text) == (fault, found.remedy, own.text)
 
 
+@pytest.mark.parametrize(("n_nodes", "ill", "is_shared"), [(8, 8, True), (8, 5, True), (8, 4, False), (2, 2, True)])
+@pytest.mark.parametrize(("check", "remedy"), [("gpu-load", "DRAIN"), ("storage", "")])
+def test_no_machine_is_at_fault_for_what_most_nodes_have(
+    n_nodes: int, ill: int, is_shared: bool, check: str, remedy: str
+) -> None:
+    """Such as cards of which all fail with this image, or a file server that is gone."""
+    job = Simulation(n_nodes)
+    own = replace(failure(check, "it fails"), fault=Fault.NODE, remedy=remedy, action="see it")
+    job.own = {node: [own] for node in range(ill)}
+    job.come(*range(n_nodes))
+    (found,) = job.loud()
+    machines = {f"job-node-0-{node}": f"gpu-{node}" for node in range(n_nodes)}
+    assert (found.status, found.fault) == (Status.FAIL, Fault.NODE)
+    assert found.remedy == ("" if is_shared else remedy)
+    assert failing_nodes([found], machines).count("gpu-") == (0 if is_shared else ill)
+    assert ("most nodes of this job have this" in found.action) == is_shared
+    (told,) = merged([own], [found], "node 1 (job-node-0-1)", registry.ids(Where.CLUSTER))
+    assert (told.remedy, told.text, told.subject) == (found.remedy, own.text, found.subject)
+
+
 def test_the_kubernetes_node_of_a_pod_at_fault_is_told_where_it_is_known() -> None:
     job = Simulation(3)
     fault = replace(failure("gpu-ecc", "GPU 3 had uncorrected errors"), fault=Fault.NODE)
@@ -204,23 +225,30 @@ def test_a_slow_node_is_only_a_warning_until_it_is_too_slow_for_anything() -> No
     assert speed(1_000_000) == [Status.FAIL]
 
 
-def test_a_node_that_is_lost_during_a_test_does_not_stop_the_others() -> None:
-    job = Simulation(8)
-    job.mute = set()
+@pytest.mark.parametrize("n_nodes", [2, 3, 8])
+def test_a_pod_that_is_lost_during_pair_tests_accuses_neither_its_machine_nor_its_partner(n_nodes: int) -> None:
+    """It may have been preempted; the others are tested to the end."""
+    job, last = Simulation(n_nodes), n_nodes - 1
     answered = job.answer
 
     def answer(rank: int, message: msg.Message) -> None:
-        if rank == 6 and isinstance(message, msg.Test):
+        if isinstance(message, msg.Test) and last == rank:
             return
-        answered(rank, message)
+        if isinstance(message, msg.Test) and str(last) in message.token.split("-"):
+            job.say(rank, msg.Result(message.round, (msg.RailResult("no answer", 0),)))
+        else:
+            answered(rank, message)
 
     job.answer = answer  # type: ignore[method-assign]
-    job.come(*range(8))
+    job.come(*range(n_nodes))
     assert not job.is_over
-    job.leave(6)
+    job.leave(last)
     job.wait(100)
     assert job.is_over
-    assert {found.subject for found in job.loud()} == {"node 6 (job-node-0-6)"}
+    (found,) = job.loud()
+    assert (found.check, found.subject, found.remedy) == ("roll-call", f"node {last} (job-node-0-{last})", "")
+    assert failing_nodes([found], {f"job-node-0-{last}": "gpu-7"}) == f"job-node-0-{last}\tunknown\n"
+    assert len({rank for rank, _, _ in job.tests}) == last - (n_nodes == 2)
     assert len(set(job.verdicts().values())) == 1
 
 

@@ -232,7 +232,7 @@ class ClusterPreflight:
             and self.phase is PreflightPhase.TESTING
             and self._rounds.is_due(now_s, self._lost)
         ):
-            self._rounds.next(now_s)
+            self._rounds.next(now_s, self._lost)
             if self._rounds.is_over:
                 self._judge([node for node in self._nodes.values() if node.peer is None])
 
