@@ -88,6 +88,7 @@ def test_no_healthy_node_is_accused_where_the_network_is_in_two_parts(n_nodes: i
         assert found.nodes == ()
         assert found.links or found.unresolved or n_nodes == 4
         assert all(len(part.intersection(ends)) == 1 for ends in found.unresolved)
+        assert found.rounds <= 9
 
 
 @pytest.mark.parametrize("n_nodes", [4, 5, 6, 7, 8, 9, 31, 64, 65, 512, 4095, 4096])

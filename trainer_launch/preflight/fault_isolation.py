@@ -10,7 +10,8 @@ disjoint pairs that are tested at the same time; rounds are the cost, tests are 
 3. A failed pair of two cleared nodes is tested twice more: it is the link, always or now and then.
 4. Where a network is in parts, as two fabrics are, a healthy node fails with all of another part. So who would be
    accused is tested with another one of these, and suspects with those first that failed most. The more links fail,
-   the more cleared nodes must have failed with who is accused; where they are many, nobody is.
+   the more cleared nodes must have failed with who is accused. Where one of these tests passes, or many links fail,
+   nobody is, and no more is tested.
 
 Where nodes have several rails (a GPU and its network card each), all rails of a pair are tested at once, and each
 rail has a trial of its own: who fails on all of them is a faulty node or link, else it is those rails.
@@ -157,7 +158,9 @@ class _Standing:
         links = [counts for ends, counts in trial.results.items() if self.cleared.issuperset(ends)]
         n_broken = sum(n_failed > 1 > n_passed for n_passed, n_failed in links)
         share = n_broken / max(1, len(links))
-        self.is_in_parts = n_broken > 2 and share > _MANY
+        # Nobody who fails with everybody passes with another one of these.
+        have_passed = any(off_ring[node] >= WITNESSES for node in self.cleared)
+        self.is_in_parts = have_passed or (n_broken > 2 and share > _MANY)
         # Where hardly anybody is cleared, all that are must have been met.
         everybody = max(WITNESSES, len(self.cleared))
         accused = (
