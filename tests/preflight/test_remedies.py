@@ -9,7 +9,7 @@ from typing import Any, get_args
 import pytest
 from msgspec.structs import replace
 
-from tests.preflight.cluster.job import Simulation
+from tests.preflight.cluster.job import Simulation, present
 from tests.preflight.fleet import Fleet
 from tests.preflight.world import Names, run_all, subject
 from tests.schemas.validator import schema
@@ -103,6 +103,21 @@ def test_where_no_majority_of_clocks_agrees_none_is_called_wrong_and_no_machine_
     assert (finding.subject, finding.scope, finding.status) == ("", Scope.JOB, Status.FAIL)
     assert "drain" not in finding.action
     assert failing_nodes([finding], {}) == ""
+
+
+def test_pods_of_one_machine_are_no_majority_of_clocks() -> None:
+    job = Simulation(5)
+    job.offsets = {4: 60.0}
+    for node in range(5):
+        job.say(node, replace(present(node), machine="gpu-1" if node < 4 else "gpu-2"))
+    assert remedies_of(job.hall.findings) == {"clock": ""}
+    assert [finding.subject for finding in job.loud()] == [""]
+    job = Simulation(6)
+    job.offsets = dict.fromkeys(range(4), 60.0)
+    for node in range(6):
+        job.say(node, replace(present(node), machine="gpu-1" if node < 4 else f"job-node-0-{node} boot-{node}"))
+    (finding,) = job.loud()
+    assert (finding.check, finding.subject.count("node "), finding.remedy) == ("clock", 4, "DRAIN")
 
 
 @pytest.mark.parametrize(("full", "fault"), [({3}, Fault.NODE), ({*range(8)}, Fault.JOB)])

@@ -114,7 +114,7 @@ def test_without_a_majority_nobody_is_accused() -> None:
     [(0.5, 0.0, Status.PASS), (5.0, 0.0, Status.WARN), (-45.0, 0.0, Status.FAIL), (45.0, 40.0, Status.WARN)],
 )
 def test_a_clock_counts_as_off_by_what_is_sure(offset_s: float, error_s: float, status: Status) -> None:
-    (found,) = clocks(NODES, [*[(0.0, 0.01)] * 4, (offset_s, error_s)])
+    (found,) = clocks(NODES, [*[(0.0, 0.01)] * 4, (offset_s, error_s)], NODES)
     assert found.status is status
 
 
@@ -299,7 +299,7 @@ def test_of_many_failing_nodes_each_is_listed_and_a_message_names_a_few() -> Non
     assert len(failing_nodes([found], {}).splitlines()) == 20
     (told,) = msg.fitted([found])
     assert told.subject.endswith("node 7 (host-7) and 12 more")
-    skewed = list(clocks([*names, "node 20 (x)"], [*[(60.0, 0.0)] * 10, *[(0.0, 0.0)] * 11]))
+    skewed = list(clocks([*names, "node 20 (x)"], [*[(60.0, 0.0)] * 10, *[(0.0, 0.0)] * 11], [*names, ""]))
     assert len(failing_nodes(skewed, {}).splitlines()) == 10
 
 

@@ -202,6 +202,16 @@ def test_no_machine_is_at_fault_for_what_most_nodes_have(
     assert (told.remedy, told.text, told.subject) == (found.remedy, own.text, found.subject)
 
 
+def test_a_machine_is_at_fault_for_what_all_its_pods_have_though_they_are_most_of_the_job() -> None:
+    job = Simulation(5)
+    own = replace(failure("gpu-load", "it fails"), fault=Fault.NODE, remedy="DRAIN")
+    job.own = {node: [own] for node in range(4)}
+    for node in range(5):
+        job.say(node, replace(present(node), machine="gpu-1" if node < 4 else "gpu-2"))
+    (found,) = job.loud()
+    assert (found.remedy, found.scope) == ("DRAIN", Scope.NODE)
+
+
 def test_the_kubernetes_node_of_a_pod_at_fault_is_told_where_it_is_known() -> None:
     job = Simulation(3)
     fault = replace(failure("gpu-ecc", "GPU 3 had uncorrected errors"), fault=Fault.NODE)

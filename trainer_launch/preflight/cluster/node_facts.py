@@ -80,7 +80,8 @@ def facts(cluster: Cluster) -> Iterator[Finding]:
 def clock(cluster: Cluster) -> Iterator[Finding]:
     """All clocks agree."""
     if cluster.nodes:
-        yield from clocks(cluster.names, [(node.report.offset_s, node.report.error_s) for node in cluster.nodes])
+        offsets = [(node.report.offset_s, node.report.error_s) for node in cluster.nodes]
+        yield from clocks(cluster.names, offsets, [node.machine for node in cluster.nodes])
 
 
 def differences(names: Sequence[str], reports: Sequence[Mapping[str, str]]) -> Iterator[Finding]:
@@ -155,16 +156,20 @@ def _in_effect(name: str, value: str) -> str:
     return value if default is None else "" if read in (UNSET, *default.split(",")) else read
 
 
-def clocks(names: Sequence[str], offsets: Sequence[tuple[float, float]]) -> Iterator[Finding]:
+def clocks(
+    names: Sequence[str], offsets: Sequence[tuple[float, float]], machines: Sequence[str]
+) -> Iterator[Finding]:
     """A finding for each clock that is off; `offsets` are from one clock, with their uncertainty.
 
-    Where no majority of clocks agrees, as with two nodes, none of them is named.
+    Where no majority of clocks agrees, as with two machines, none of them is named.
     """
-    middle = statistics.median(offset for offset, _ in offsets)
+    # Nodes of a machine have one clock; what tells another time has another one.
+    owners = [(machine, round(offset)) for machine, (offset, _) in zip(machines, offsets, strict=True)]
+    middle = statistics.median(dict(zip(owners, (offset for offset, _ in offsets), strict=True)).values())
     # By how much each is sure to be off; node 0's clock is ahead of this one's by `offset`.
     off = [
-        (max(0.0, abs(middle - offset) - error), name, "ahead of" if middle > offset else "behind")
-        for name, (offset, error) in zip(names, offsets, strict=True)
+        (max(0.0, abs(middle - offset) - error), name, "ahead of" if middle > offset else "behind", owner)
+        for name, (offset, error), owner in zip(names, offsets, owners, strict=True)
     ]
     off.sort(key=lambda clock: -clock[0])
     kinds = grouped(
@@ -173,13 +178,13 @@ def clocks(names: Sequence[str], offsets: Sequence[tuple[float, float]]) -> Iter
     if not kinds:
         text = f"all clocks agree to {max(off[0][0], 0.001):.3f} s"
         yield clock.passed(text, scope=Scope.JOB, measured=round(off[0][0], 3), unit="s")
-    has_majority = 2 * sum(map(len, kinds.values())) < len(names)
+    has_majority = 2 * len({clock[3] for its in kinds.values() for clock in its}) < len({*owners})
     for kind, its in kinds.items():
-        texts = [f"the clock of {name} is {off_s:.1f} s {way} the others'" for off_s, name, way in its]
+        texts = [f"the clock of {name} is {off_s:.1f} s {way} the others'" for off_s, name, way, _ in its]
         limit_s = CLOCK_FAIL_S if kind == "far off" else CLOCK_WARN_S
         about = {"measured": round(its[0][0], 3), "expected": limit_s, "unit": "s", "basis": Basis.PEER}
         if has_majority:
-            yield clock.found(kind, listed(texts), subject=", ".join(name for _, name, _ in its), **about)
+            yield clock.found(kind, listed(texts), subject=", ".join(name for _, name, *_ in its), **about)
             continue
         text = (
             f"the clocks of {counted(len(names), 'node')} differ by {max(offsets)[0] - min(offsets)[0]:.1f} s, and "

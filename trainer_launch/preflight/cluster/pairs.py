@@ -137,14 +137,14 @@ class Rounds:
         for rail, (here, there) in enumerate(zip(*whole, strict=True)):
             rates = [end.rate for end in (here, there) if not end.why]
             its_rail = rail if n_rails > 1 else None
-            yield PairTest(ends, (here.why, there.why), min(rates, default=0), its_rail, first == second != "")
+            yield PairTest(ends, (here.why, there.why), min(rates, default=0), its_rail, first == second)
 
 
 def _place(node: JobNode, way: str) -> str:
-    """The NVLink fabric or the machine of a node, within which it is faster than beyond; "": nobody knows."""
+    """The NVLink fabric or the machine of a node, within which it is faster than beyond."""
     cliques = (f"{name} {its}" for name, its in node.report.facts.items() if name.startswith(CLIQUE))
     clique = next(cliques, "") if way == NCCL else ""
-    return clique or node.hello.machine.rpartition(" ")[2]  # where it has no name, the boot ID tells it
+    return clique or node.machine
 
 
 def means_fact(gpus: int, why: str) -> str:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import errno
 import os
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 
 from msgspec import Struct, field
 from msgspec.structs import replace
@@ -71,6 +71,11 @@ class JobNode(Struct):
     def name(self) -> str:
         """As people know it."""
         return label(self.rank, self.hello.host)
+
+    @property
+    def machine(self) -> str:
+        """Its machine, which other nodes may share: by name, or by the boot ID; where nobody knows, its own."""
+        return self.hello.machine.rpartition(" ")[2] or self.name
 
 
 class PairTest(Struct, frozen=True):
@@ -188,8 +193,9 @@ def port_taken(problem: str) -> Finding:
     return all_present.bad(fault, text, action=action)
 
 
-def own_findings(nodes: Iterable[JobNode]) -> list[Finding]:
+def own_findings(nodes: Collection[JobNode]) -> list[Finding]:
     """The findings of nodes about themselves, those of a kind together: the first stands for the others."""
+    machines = {node.name: node.machine for node in nodes}
     reports = [(node.name, node.report) for node in nodes]
     pairs = [(name, finding) for name, report in reports for finding in report.findings[:_MAX_OF_A_NODE]]
     settled = []
@@ -199,7 +205,8 @@ def own_findings(nodes: Iterable[JobNode]) -> list[Finding]:
         is_few = sum(bool(report.measures or not is_of_image) for name, report in reports if name not in ill) > len(
             ill
         )
-        shared = of_few if is_few else of_most if 1 < len(ill) > len(reports) - len(ill) else None
+        its = {machines[name] for name in ill}
+        shared = of_few if is_few else of_most if 1 < len(its) > len({*machines.values()} - its) else None
         settled += [(name, shared(finding) if shared else finding) for name, finding in members]
     kinds = grouped((kind_of(finding), (name, finding)) for name, finding in settled)
     return [_together(members) for members in kinds.values()]
