@@ -163,8 +163,10 @@ def clocks(
 
     Where no majority of clocks agrees, as with two machines, none of them is named.
     """
-    # Nodes of a machine have one clock; what tells another time has another one.
-    owners = [(machine, round(offset)) for machine, (offset, _) in zip(machines, offsets, strict=True)]
+    # Nodes of a machine have one clock, unless they tell different times.
+    alike = grouped((machine, offset) for machine, (offset, _) in zip(machines, offsets, strict=True))
+    shared = {machine for machine, its in alike.items() if max(its) - min(its) < CLOCK_WARN_S}
+    owners = [machine if machine in shared else name for machine, name in zip(machines, names, strict=True)]
     middle = statistics.median(dict(zip(owners, (offset for offset, _ in offsets), strict=True)).values())
     # By how much each is sure to be off; node 0's clock is ahead of this one's by `offset`.
     off = [
