@@ -64,6 +64,7 @@ def test_the_evidence_is_the_line_that_shows_it():
     [
         ("OSError: [Errno 28] No space left on device: '/ckpt/model.pt'", "because a volume was full"),
         ("OSError: [Errno 122] Disk quota exceeded: '/ckpt/model.pt'", "because a volume was full"),
+        ("OSError: 1048576 requested and 131056 written", "because it could not write a file to its end"),
         ("OSError: [Errno 24] Too many open files: '/data/7'", "because it had too many open files"),
     ],
 )
@@ -166,6 +167,11 @@ def told(name, trace=""):
     return classify(worker, Evidence()).message
 
 
+def ended_with(*lines):
+    """What is told of a program whose output ends so."""
+    return classify(death("exits", 1), Evidence(last_lines=lines, last_errors=lines))
+
+
 def torchs(name, trace):
     """The error file of an exception."""
     return {"message": {"message": name, "extraInfo": {"py_callstack": trace}}}
@@ -207,10 +213,31 @@ DIRECT = "The above exception was the direct cause of the following exception:"
 HANDLING = "During handling of the above exception, another exception occurred:"
 
 
-def test_the_error_that_an_exception_was_raised_from_is_told_but_not_one_that_was_handled():
-    name = "RuntimeError: cannot load shard 3"
-    assert told(name, CHAIN.format(DIRECT)).endswith(f": {name} (from OSError: [Errno 5] Input/output error)")
-    assert told(name, CHAIN.format(HANDLING)).endswith(f": {name}")
+@pytest.mark.parametrize(("link", "word"), [(DIRECT, "from"), (HANDLING, "while handling")])
+def test_the_error_that_an_exception_was_raised_from_is_told_also_from_the_output_alone(link, word):
+    name, chain = "RuntimeError: cannot load shard 3", CHAIN.format(link)
+    whole = f"{name} ({word} OSError: [Errno 5] Input/output error)"
+    assert told(name, chain).endswith(f": {whole}")
+    handled = ("ValueError: a bad record is skipped", "step 7")
+    assert ended_with(*handled, *chain.splitlines()).message == f"main ended with exit code 1: {whole}"
+    full = chain.replace("[Errno 5] Input/output error", "[Errno 28] No space left on device").splitlines()
+    assert "because a volume was full" in ended_with(*full).message
+
+
+@pytest.mark.parametrize("error", ["struct.error: unpack requires 8 bytes", "_queue.Empty", "StopIteration"])
+def test_an_exception_of_any_name_is_told_and_neither_one_that_was_handled_before_nor_a_word_after_it(error):
+    handled = ("torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2 GiB", "halving the batch")
+    trace = (
+        "Traceback (most recent call last):",
+        '  File "/app/a.py", line 3, in read',
+        "    q.get()",
+        "    ^^^^^",
+        error,
+    )
+    for prefix in ("", "[rank1]: "):
+        failure = ended_with(*handled, *(prefix + line for line in trace), "uploading logs", "done")
+        assert (failure.reason, failure.message) == ("Failed", f"main ended with exit code 1: {error}")
+        assert failure.hint is None
 
 
 LOST = "RuntimeError: [/pytorch/gloo/transport/tcp/pair.cc:553] Connection closed by peer [10.0.0.2]:21345"
@@ -247,8 +274,40 @@ def test_the_errors_of_a_group_are_told_also_from_the_output_alone():
     assert told("ExceptionGroup: loading (1 sub-exception)", GROUP).endswith(
         ": ExceptionGroup: loading (1 sub-exception) (from ValueError: bad shard)"
     )
-    failure = classify(death("exits", 1), Evidence(last_lines=tuple(GROUP.splitlines())))
-    assert failure.message == "main ended with exit code 1: ValueError: bad shard"
+    for prefix in ("", "[rank1]: "):  # as torch writes it where a rank has joined its group
+        failure = ended_with(*(prefix + line for line in GROUP.splitlines()))
+        assert failure.message == "main ended with exit code 1: ValueError: bad shard"
+
+
+def test_a_crash_below_more_frames_than_are_kept_is_told_with_its_innermost_frame():
+    frames = [f'  File "/app/net.py", line {number} in forward' for number in range(90)]
+    other = ["Thread 0x7e (most recent call first):", '  File "/b.py", line 2 in serve', *frames]
+    stack = ["Current thread 0x7f (most recent call first):", '  File "/a.py", line 27 in decode', *frames]
+    printed = [
+        "step 3",
+        "Fatal Python error: Segmentation fault",
+        *other,
+        *stack,
+        "Extension modules: numpy (total: 1)",
+    ]
+    failure = classify(death("signal", 11), Evidence(last_lines=tuple(latest(printed, 60))))
+    assert failure.message.endswith(': Fatal Python error: Segmentation fault File "/a.py", line 27 in decode')
+    assert latest(["a", *frames], 60) == frames[-60:]
+    assert latest([], 60) == []
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "RuntimeError: can't start new thread",
+        "libgomp: Thread creation failed: Resource temporarily unavailable",
+        "OpenBLAS blas_thread_init: pthread_create failed for thread 3 of 4: Resource temporarily unavailable",
+    ],
+)
+def test_a_program_that_could_start_no_thread_is_told_which_limit_to_raise(line):
+    failure = ended_with(line)
+    assert "because it could start no more threads" in failure.message
+    assert "pids limit" in (failure.hint or "")
 
 
 @pytest.mark.parametrize(
@@ -268,6 +327,17 @@ def test_the_errors_of_a_group_are_told_also_from_the_output_alone():
                 '  File "/a.py", line 27 in decode',
             ),
             'Fatal Python error: Segmentation fault File "/a.py", line 27 in decode',
+        ),
+        (
+            (
+                "Timeout (0:00:02)!",
+                "Thread 0x7e (most recent call first):",
+                '  File "/b.py", line 2 in serve',
+                "Thread 0x7f (most recent call first):",
+                '  File "/a.py", line 27 in read_batch',
+                '  File "/a.py", line 30 in <module>',
+            ),
+            'Timeout (0:00:02)! File "/a.py", line 27 in read_batch',
         ),
         (("train: a.c:12: step: Assertion `n > 0' failed.",), "train: a.c:12: step: Assertion `n > 0' failed."),
         (("corrupted shard 3 skipped",), None),

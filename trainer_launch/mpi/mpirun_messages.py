@@ -14,7 +14,7 @@ from msgspec.structs import replace
 
 from trainer_launch.membership.retry_policy import is_of_code
 from trainer_launch.model import Death, exit_codes
-from trainer_launch.supervisor.error_lines import error_name, headline, with_places
+from trainer_launch.supervisor.error_lines import error_name, headline, in_chain, with_places
 
 _FATAL = frozenset(
     (signal.SIGKILL, signal.SIGTERM, signal.SIGSEGV, signal.SIGABRT, signal.SIGBUS, signal.SIGILL, signal.SIGFPE)
@@ -270,4 +270,4 @@ def _error_of(end: MpirunEnd) -> str:
     """The last error of the ranks; one of the code counts before what it has done to other ranks. "": none."""
     lines = with_places(_TAG.sub("", line, count=1) for line in end.lines)
     of_code = (line for line in reversed(lines) if is_of_code(error_name(line), line))
-    return next(of_code, None) or headline(lines)
+    return next(of_code, None) or in_chain(headline(lines), lines)

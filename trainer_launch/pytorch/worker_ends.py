@@ -17,7 +17,7 @@ from trainer_launch.membership import protocol as say
 from trainer_launch.membership import retry_policy
 from trainer_launch.model import Death, Failure, exit_codes
 from trainer_launch.model.codec import MAX_RANKS
-from trainer_launch.supervisor.error_lines import error_name, final_error, last_chain, recognise, with_cause
+from trainer_launch.supervisor.error_lines import error_name, final_error, in_chain, recognise
 
 _OUR_SIGNALS = (signal.SIGTERM, signal.SIGKILL)  # by which workers are ended
 _LOST, _TIMED_OUT = "PeerLost", "Hung"
@@ -67,7 +67,7 @@ def waited_in_vain(death: Death) -> str | None:
 def with_last_words(death: Death, lines: Sequence[str]) -> Death:
     """A death without an error file, as of workers that start with exec: its last output may show a victim."""
     last = "\n".join(final_error(lines))
-    quoting = (replace(death, message=message) for message in (last, with_cause(last, last_chain(lines))))
+    quoting = (replace(death, message=message) for message in (last, in_chain(last, lines)))
     is_silent = death.message is None and death.code
     return next((quote for quote in quoting if waited_in_vain(quote)), death) if is_silent else death
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Callable, Iterable, Sequence
+from itertools import takewhile
 from typing import Any
 
 from msgspec import Struct
@@ -34,7 +35,7 @@ _ARGPARSE = (
     r"\.py(?: [\w-]+){0,4}: error: (?:unrecognized arguments|the following arguments are required|argument )"
 )
 _TERMINATED = re.compile(
-    rf"\S+{_ARGPARSE}|\S+: can't open file '|"
+    rf"\S+{_ARGPARSE}|\S+: can't open file '|Timeout \(\d+:\d\d:\d\d(?:\.\d+)?\)!$|"  # faulthandler's
     r"terminate called after throwing|terminate called without|Fatal (?:Python|glibc) error: |"
     r"(?:free|[mc]alloc|realloc|munmap_chunk|malloc_consolidate)\(\): |"
     r"double free or corruption|corrupted (?:size vs|double)|"
@@ -43,7 +44,8 @@ _TERMINATED = re.compile(
     r"Abort\(-?\d+\) on node \d+ \(rank \d+ in comm \d+\): Fatal error in |"
     r"F\d{4} [\d:.]+ +\d+ \S+:\d+\] |[\d-]+ [\d:.]+: F \S+:\d+\] "
 )
-_GOES_ON = re.compile(r"terminate called after|Fatal Python error|Abort\(")  # in the line below
+_GOES_ON = re.compile(r"terminate called after|Fatal Python error|Timeout \(|Abort\(")  # in the line below
+_DUMPED = re.compile(r"  |(?:Current t|T)hread 0x|Stack \(most recent")  # by Python, below that
 # What threads of libraries log: torch's C++ lines, NCCL's, Python's warnings.
 _LOGGED = re.compile(r"(\[rank\d+\]: *)?\[[IWE]\d{3,4} |.*\bNCCL (WARN|INFO)\b|\S+:\d+: \w*Warning: ")
 # What torch's agent logs of a worker's end: no word of the worker's own.
@@ -59,7 +61,8 @@ _SYNTAX = re.compile(rf"{_RANK}(?:SyntaxError|IndentationError|TabError)\b(?!.*,
 _PLACE = re.compile(_RANK + r' *File "([^"]*)", line (\d+)$')
 _CALL = re.compile(_RANK + r' *File "([^"]*)", line (\d+), in ')
 _OF_TEXT = re.compile(r"( \(<[^()<>\n]*>, line \d+\))$")
-_OF_GROUP = re.compile(r"^\s*(?:\| ?|\+ (?=Exc)|\+[-+][-+ \d.]*$)+")  # what Python draws around its errors
+# What Python draws around its errors.
+_OF_GROUP = re.compile(r"^(\[rank\d+\]: )?\s*(?:\| ?|\+ (?=Exc)|\+[-+][-+ \d.]*$)+")
 _DIRECT = "The above exception was the direct cause of the following exception:"
 _HANDLING = "During handling of the above exception, another exception occurred:"
 _TRACEBACK = re.compile(
@@ -78,7 +81,7 @@ def with_places(lines: Iterable[str]) -> tuple[str, ...]:
     plain: list[str] = []
     place, calls = "", list[re.Match[str]]()
     for raw in lines:
-        line = _OF_GROUP.sub("", raw)
+        line = _OF_GROUP.sub(r"\1", raw)
         if _OF_AGENT.match(line):
             continue
         if match := _PLACE.match(line):
@@ -98,7 +101,7 @@ def with_places(lines: Iterable[str]) -> tuple[str, ...]:
 def final_error(lines: Iterable[str]) -> tuple[str, ...]:
     """The last error that was named, and what belongs to it; without one the very last line."""
     lines = with_places(lines)
-    named = [n for n, line in enumerate(lines) if _UNCAUGHT.match(line) or _TERMINATED.match(line)]
+    named = _named(lines)
     if not named:
         return lines[-1:]
     if lines[named[-1]].startswith(_OF_WORKERS):
@@ -106,19 +109,43 @@ def final_error(lines: Iterable[str]) -> tuple[str, ...]:
     if lines[named[-1]] == "Fatal Python error: Aborted" and _TERMINATED.match(lines[named[-2:][0]]):
         named = named[-2:][:1]  # what aborts has said why
     first, *rest = lines[named[-1] :]
-    if first.startswith("Fatal Python error: "):  # below is where each thread was
-        starts = ("Current thread ", "Stack (most recent")  # of a forked worker, only that thread is shown
-        failed = next((n for n, line in enumerate(rest) if line.startswith(starts)), len(rest))
+    if first.startswith(("Fatal Python error: ", "Timeout (")):  # below is where each thread was, the main one last
+        # Of a forked worker, only the thread that failed is shown.
+        starts = "Thread 0x" if first.startswith("Timeout") else ("Current thread ", "Stack (most recent")
+        failed = next((n for n in reversed(range(len(rest))) if rest[n].startswith(starts)), len(rest))
         return (first, *(line.strip() for line in rest[failed + 1 : failed + 2]))
     own = [line for line in rest if not (_LOGGED.match(line) or _FRAME.match(line))]
     return (first, *own[: _ERROR_LINES - 1])
 
 
+def _named(lines: Sequence[str]) -> list[int]:
+    """Where errors are named: by their form, or at the end of a traceback, whatever the exception is called."""
+    return [
+        n
+        for n, line in enumerate(lines)
+        if _UNCAUGHT.match(line)
+        or _TERMINATED.match(line)
+        or (_NAME.match(line) and any(map(_CALL.match, takewhile(_is_indented, reversed(lines[:n])))))
+    ]
+
+
+def _is_indented(line: str) -> bool:
+    return re.match(r"(?:\[rank\d+\]: )?  ", line) is not None
+
+
 def latest(lines: Sequence[str], count: int) -> Sequence[str]:
-    """The last lines; all that stand before torchrun's report, whose list of ranks is longer than any error."""
+    """The last lines; all that stand before torchrun's report, whose list of ranks is longer than any error.
+
+    Of a crash with more frames also what was fatal, and the innermost frame of each thread.
+    """
     end = next((n for n in reversed(range(len(lines))) if lines[n].startswith(_OF_WORKERS)), None)
     if end is None:
-        return lines[-count:]
+        start = head = max(0, len(lines) - count)
+        while head and _DUMPED.match(lines[head]):
+            head -= 1
+        dump = range(head, start if lines and _GOES_ON.match(lines[head]) else 0)
+        inner = [lines[n] for n in dump if not (lines[n].startswith("  ") and lines[n - 1].startswith("  "))]
+        return [*inner, *lines[start:]]
     start = next((n for n in reversed(range(end)) if _TRACEBACK.match(lines[n])), end)
     root = next((n for n in range(end, len(lines)) if lines[n].startswith("Root Cause ")), end + 1)
     return [*(line for line in lines[:start] if not _OF_AGENT.match(line)), lines[end], *lines[root:]]
@@ -126,12 +153,12 @@ def latest(lines: Sequence[str], count: int) -> Sequence[str]:
 
 def last_chain(lines: Sequence[str]) -> Sequence[str]:
     """The last error and those that it was raised from: an error before these was handled."""
-    start, is_linked = 0, True
+    start, after, is_linked, named = 0, 0, True, {*_named(lines)}
     for n, line in enumerate(lines):
         if _bare(line) in (_DIRECT, _HANDLING):
             is_linked = True
-        elif _UNCAUGHT.match(line):
-            start, is_linked = start if is_linked else n, False
+        elif n in named:
+            start, after, is_linked = start if is_linked else after, n + 1, False
     return lines[start:]
 
 
@@ -149,11 +176,12 @@ def _workers_error(lines: Sequence[str], named: Sequence[int]) -> tuple[str, ...
 
 def headline(lines: Iterable[str]) -> str:
     """The first line of the last error that was named, with the line below if it goes on there; "" without one."""
+    lines = tuple(lines)
     first, *rest = (*final_error(lines), "")
     first = _bare(first)
     if _TERMINATED.match(first):
         return f"{first} {rest[0].strip()}".strip() if _GOES_ON.match(first) else first
-    return first if _UNCAUGHT.match(first) else ""
+    return first if _named(with_places(lines)) else ""
 
 
 def last_words(lines: Iterable[str]) -> str:
@@ -165,7 +193,7 @@ def printed_last(lines: Iterable[str]) -> str:
     """The error whose traceback a program has printed last; "": it went on after that, or has printed none."""
     shown = [line for line in lines if line.strip() and not _LOGGED.match(line)]
     start = next((n for n in reversed(range(len(shown))) if _TRACEBACK.match(shown[n])), len(shown))
-    named = [n for n, line in enumerate(shown) if n > start and _UNCAUGHT.match(line)]
+    named = [n for n in _named(shown) if n > start]
     return headline(shown[start:]) if named and len(shown) - named[-1] <= 1 + _AFTERWORDS else ""
 
 
@@ -197,12 +225,17 @@ def with_cause(message: str, trace: Sequence[str]) -> str:
         message = own
     if _DIRECT not in lines and _HANDLING in lines:  # of an error and a peer that was lost, the error came first
         handled = headline(lines[: lines.index(_HANDLING)])
-        if not handled or _is_victims(handled) == _is_victims(message):
+        if not handled or handled in message or (_is_victims(handled) and _is_victims(message)):
             return message
-        return f"{message} (from {handled})" if _is_victims(handled) else handled
+        return handled if _is_victims(message) else f"{message} (while handling {handled})"
     until = lines.index(_DIRECT) if _DIRECT in lines else len(lines) if "sub-exception" in message else 0
     cause = headline(lines[:until])
     return f"{message} (from {cause})" if cause and cause not in message else message
+
+
+def in_chain(message: str, lines: Sequence[str]) -> str:
+    """The same, by the last lines of a program's output."""
+    return with_cause(message, last_chain(lines))
 
 
 def _is_victims(text: str) -> bool:
@@ -394,6 +427,7 @@ SYMPTOMS = (
     _cause(
         "Failed",
         r"inline_container\.cc:\d+\] \. (?:unexpected pos|PytorchStreamWriter failed writing)",  # of torch.save
+        _START + r"OSError: \d+ requested and \d+ written",  # numpy's
         what="because it could not write a file to its end",
         hint="df -h and df -i in the pod show whether its volume is full: free or enlarge it, or write elsewhere",
     ),
@@ -402,6 +436,13 @@ SYMPTOMS = (
         r"Too many open files|received \d+ items of ancdata",
         what="because it had too many open files",
         hint="raise the limit (ulimit -n), close files after use, or use fewer data-loader workers",
+    ),
+    _cause(
+        "Failed",
+        r"can't start new thread|(?:Thread creation|pthread_create) failed[^\n]*: Resource temporarily unavailable",
+        what="because it could start no more threads",
+        hint="raise the limit of processes (the pod's pids limit, ulimit -u), or use fewer threads and data-loader "
+        "workers",
     ),
     _cause(
         "PortTaken",

@@ -23,6 +23,7 @@ from trainer_launch.supervisor.error_lines import (
     Cause,
     final_error,
     headline,
+    in_chain,
     last_words,
     recognise,
     shells_words,
@@ -54,7 +55,7 @@ def _error_text(death: Death, evidence: Evidence) -> str:
     """The program's own words about its end, else its last error; nothing where it was killed from outside."""
     if death.signal is not None and death.signal not in _CRASHES:
         return ""
-    return death.message or "\n".join(final_error(evidence.last_lines))
+    return death.message or in_chain("\n".join(final_error(evidence.last_lines)), evidence.last_lines)
 
 
 # Before what the program's last error shows, and after it.
@@ -288,7 +289,9 @@ def _why(death: Death, evidence: Evidence) -> str:
     is_killed = death.signal is not None and death.signal not in _CRASHES  # it cannot say why
     if evidence.stopped or is_killed:
         return ""
-    return headline(evidence.last_lines) or ("" if death.signal is not None else last_words(evidence.last_errors))
+    if error := headline(evidence.last_lines):
+        return in_chain(error, evidence.last_lines)
+    return "" if death.signal is not None else last_words(evidence.last_errors)
 
 
 def how(death: Death, signal_word: str = "") -> str:
