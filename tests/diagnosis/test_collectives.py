@@ -465,6 +465,8 @@ def test_who_waits_in_recv_for_the_cause_is_not_the_cause() -> None:
     )
     alone = explained((*WAITING, rank(3, 6, 6, **waits)))
     assert alone.ranks == (3,)
+    both = explained((*WAITING[:2], rank(2, 6, 6, **waits), rank(3, 6, 6, **waits)))
+    assert (both.accuses, both.ranks) == (True, ()), "either may have the wrong peer, tag or order"
 
 
 def mesh(*waiting: int) -> dict[int, dict[str, Group]]:

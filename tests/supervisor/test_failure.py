@@ -227,6 +227,14 @@ def test_who_received_another_size_is_not_named_as_its_cause() -> None:
             "all ranks wait for each other outside recorded collectives: ranks 0-1 wait in recv",
             "sends and receives",
         ),
+        (
+            "ranks 0-1 never entered barrier #9; rank 2 has waited in it; ranks 0-1 wait in recv",
+            "sends and receives",
+        ),
+        (
+            "rank 2 never entered barrier #9; rank 0 has waited in it; rank 2 is in x.py:3; rank 1 waits in recv",
+            "has its stack",
+        ),
         ("ranks 0-2 have been idle: no output, no progress and almost no CPU time for 40 s", "where each rank was"),
     ],
 )

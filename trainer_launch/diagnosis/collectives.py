@@ -475,7 +475,10 @@ class _Graph:
         if self._finished and len(self._alive) == 1:
             (last,) = (self._states[rank] for rank in self._alive)
             return self._uneven(self._finished, [last], *_phrases([last], self._limit_s))
-        return self._never_entered(self._missing) if self._missing else None
+        if not self._missing:
+            return None
+        why = self._never_entered(self._missing)  # each waits for others itself
+        return replace(why, ranks=()) if why.accuses and why.ranks[1:] else why
 
     def _active(self, ranks: Iterable[int]) -> set[int]:
         return {rank for rank in ranks if rank in self._states and self._states[rank].is_active(self._limit_s)}

@@ -122,9 +122,9 @@ _BY_REASON = (
     ),
     replace(
         _HUNG,
-        pattern=r"\Aall (?:known )?ranks wait",
-        hint="make sends and receives match: each needs the other's peer, tag and place in the order; of RPC, see "
-        "which call does not return",
+        pattern=r"\Aall (?:known )?ranks wait|\Aranks? \S+ .*never entered (?!.*\b(?:is|are|died)\b).* waits? in ",
+        hint="make sends and receives match: each needs the other's peer, tag and place in the order; make groups "
+        "in the same order on all ranks; of RPC, see which call does not return",
     ),
     replace(
         _HUNG,
