@@ -189,7 +189,10 @@ def test_new_workers_start_anew():
 
 
 def test_a_debugger_pauses_everything():
-    running().lives(100 * T, states={TWO: "t"})
+    node = running()
+    node.lives(100 * T, states={TWO: "t"})
+    node.lives(T - 1)
+    assert node.live(2)[0].kind is HangKind.IDLE
 
 
 def test_our_own_absence_is_nobodys_hang():

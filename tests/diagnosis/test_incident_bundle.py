@@ -16,7 +16,8 @@ import pytest
 from msgspec.structs import replace
 
 from trainer_launch.diagnosis import flight_recorder, incident_bundle, incident_collection
-from trainer_launch.diagnosis.collectives import Explanation, RankState
+from trainer_launch.diagnosis.collectives import Doing, Explanation, RankState
+from trainer_launch.diagnosis.hang_detection import WatchedWorker
 from trainer_launch.diagnosis.incident_bundle import FAILURE, HANG, MAX_BYTES, REQUEST, Incident, Stored
 from trainer_launch.diagnosis.incident_collection import About, Collector
 from trainer_launch.diagnosis.worker_samples import Recorders
@@ -37,8 +38,23 @@ class NoWorkers:
         return {}
 
 
-def collector(place: Path, lines: Callable[[], tuple[str, ...]] = tuple) -> Collector:
-    workers: Any = NoWorkers()
+class Held(NoWorkers):
+    """A rank that a debugger holds: it answers nothing."""
+
+    def present(self) -> dict[Any, str]:
+        return {WatchedWorker("rank 1", 1 << 22, 1, rank=1): "t"}
+
+    def children(self, workers: object) -> dict[Any, tuple[Any, ...]]:
+        return dict.fromkeys(self.present(), ())
+
+    def doing(self, *_: object, **__: object) -> Doing:
+        return Doing.UNKNOWN
+
+
+def collector(
+    place: Path, lines: Callable[[], tuple[str, ...]] = tuple, of: type[NoWorkers] = NoWorkers
+) -> Collector:
+    workers: Any = of()
     about = About(place=str(place), env={}, job="job", node_rank=0)
     return Collector(about, workers, lambda name: lines())
 
@@ -48,6 +64,12 @@ def test_a_value_with_a_line_break_forges_no_other_variable() -> None:
     values = {"ESCAPE": "\x1b[31m é", "NEXT\n": "a\rb\x85c\u2028d\udcff"}
     shown = "ESCAPE=\\x1b[31m é\nNEXT\\n=a\\rb\\x85c\\u2028d\\udcff\n"
     assert incident_facts.environment(values) == shown
+
+
+def test_a_rank_that_a_debugger_holds_is_in_a_debugger(tmp_path: Path) -> None:
+    (state,) = collector(tmp_path, of=Held).collect(HANG, "another node sees no progress").incident.states
+    assert state.doing is Doing.DEBUGGER
+    assert state.is_active(1.0), "nobody is ended for it"
 
 
 def test_where_no_thread_is_allowed_an_incident_is_kept_and_says_what_is_missing(

@@ -204,7 +204,8 @@ def begin(at_s: float) -> WatchedNode:
 def observe(node: WatchedNode, samples: Mapping[WatchedWorker, Sample], at_s: float, rules: Rules) -> WatchedNode:
     """Take in one look at all workers that are alive."""
     has_others = any(worker not in node.tracks for worker in samples)
-    if has_others or at_s - node.at_s > max(5.0, 4 * rules.pace_s):
+    is_held = any(sample.state == "t" for sample in samples.values())
+    if has_others or is_held or at_s - node.at_s > max(5.0, 4 * rules.pace_s):
         fresh = {worker: _begun(sample, at_s) for worker, sample in samples.items()}
         if has_others:
             return WatchedNode(fresh, at_s, pauses_s=node.pauses_s)
@@ -234,7 +235,7 @@ def limit_s(node: WatchedNode, rules: Rules) -> float | None:
 def judge(node: WatchedNode, rules: Rules, *, is_explained: bool = False) -> Hang | None:
     """Say who hangs, if anybody does; where that `is_explained` by all nodes, some idle workers suffice to ask."""
     limit = limit_s(node, rules)
-    if limit is None or not node.tracks or any(track.last.state == "t" for track in node.tracks.values()):
+    if limit is None or not node.tracks:
         return None
     idle = _idle(node, rules, limit, is_explained=is_explained) if rules.weak_signs else None
     return _stopped(node, limit) or idle or _busy(node, rules, limit)

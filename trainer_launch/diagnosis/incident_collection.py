@@ -305,6 +305,8 @@ class Collector:
             doing = self._workers.doing(worker, text, has_joined=has_joined)
         elif doing is Doing.UNKNOWN and self._workers.waits_in_store(worker):
             doing = Doing.COLLECTIVE
+        if state == "t":  # and answers nothing
+            doing = Doing.DEBUGGER
         if doing is Doing.COLLECTIVE and shown is not doing:
             place = "waits in the store" + (f", called from {place.removeprefix('in ')}" if place else "")
         elif doing is Doing.UNKNOWN and worker.pid in self._saving():
