@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from trainer_launch.pytorch import error_file
-from trainer_launch.supervisor.error_lines import message_in, read_error_file
+from trainer_launch.supervisor.error_lines import message_in, read_error_file, read_own_error
 
 
 @pytest.mark.parametrize("what", ["fifo", "device", "huge"])
@@ -66,3 +66,30 @@ def test_an_exception_is_told_however_much_or_little_it_says(
         raise raised
     error_file.leave_exception(caught.value)
     assert (message_in(read_error_file(str(path))) or "").startswith(told)
+
+
+FAILED = subprocess.CalledProcessError(1, ["torchrun", "eval.py"])
+
+
+@pytest.mark.parametrize(
+    ("raised", "told"),
+    [
+        (KeyError("step"), "KeyError: 'step'"),
+        (FAILED, f"CalledProcessError: {FAILED} (from ValueError: bad shard)"),
+    ],
+    ids=["another error", "that of the command"],
+)
+def test_what_a_torchrun_has_left_that_a_worker_has_started_is_not_the_workers_own_error(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, raised: Exception, told: str
+) -> None:
+    path = tmp_path / "error.json"
+    monkeypatch.setenv("TORCHELASTIC_ERROR_FILE", str(path))
+    message = {"message": "ValueError: bad shard", "extraInfo": {"py_callstack": "", "timestamp": "1"}}
+    path.write_text(json.dumps({"message": message}))
+    assert message_in(read_own_error(str(path))) == "ValueError: bad shard", "@record in the worker has left it"
+    path.write_text(json.dumps({"message": {**message, "errorCode": 1}}))
+    assert read_own_error(str(path)) == {}
+    error_file.leave_exception(raised)
+    assert message_in(read_own_error(str(path))) == told
+    error_file.leave("<NONE>", "", 3)
+    assert message_in(read_own_error(str(path))) == told, "the first that it leaves counts"

@@ -336,7 +336,7 @@ class Collector:
         """Where a program that has ended still waits, and the error that ended it; "": it has not ended."""
         place = None if self._group is None else self._group.places.get(worker.name)
         where = stacks.at_exit(text)
-        error = error_lines.message_in(error_lines.read_error_file(place.error_file)) if where and place else None
+        error = error_lines.message_in(error_lines.read_own_error(place.error_file)) if where and place else None
         return f"{where}, after {error}" if error else where
 
     def _folder(self, at_s: float) -> tuple[str, Sequence[str]]:

@@ -9,6 +9,8 @@ import time
 import traceback
 from types import TracebackType
 
+from trainer_launch.supervisor import error_lines
+
 _CHARS, _LINE_CHARS = 100_000, 2000  # that PID 1 reads: an exception may quote a whole response
 
 
@@ -22,13 +24,20 @@ def leave_exception(problem: BaseException) -> None:
 
 
 def leave(text: str, lines: str, code: int = 1) -> None:
-    """Leave a text, the lines of a traceback and an exit code, unless the program has left something itself."""
+    """Leave a text, the lines of a traceback and an exit code, unless the program has left something itself.
+
+    What a torchrun has left that the program has started is not its own, but may be why that command failed.
+    """
     path = os.environ.get("TORCHELASTIC_ERROR_FILE")
-    if not path or (os.path.exists(path) and os.path.getsize(path)):
+    if not path or (os.path.exists(path) and os.path.getsize(path) and error_lines.read_own_error(path)):
         return
+    if text.startswith("CalledProcessError: ") and (
+        inner := error_lines.message_in(error_lines.read_error_file(path))
+    ):
+        text += f" (from {inner})"
     lines = "\n".join(line[:_LINE_CHARS] for line in lines.split("\n"))[-_CHARS:]
     extra = {"py_callstack": lines, "timestamp": str(int(time.time()))}
-    message = {"message": text[:_CHARS], "errorCode": code, "extraInfo": extra}
+    message = {"message": text[:_CHARS], "errorCode": code, "extraInfo": extra, error_lines.OWN: True}
     try:
         os.close(os.dup(2))
     except OSError:  # no descriptor is left; a program that ends reads no more

@@ -118,9 +118,11 @@ class WorkerGroup:
 
         One with no more than an exit code may come from handling the loss of a peer, whose end is seen after that.
         """
-        content = error_lines.read_error_file(path)
+        content = error_lines.read_own_error(path)
+        if path is None or not content:
+            return death
         with contextlib.suppress(OSError):
-            age_s = time.time() - within(path, time.time(), os.path.getmtime, path) if path else 0.0
+            age_s = time.time() - within(path, time.time(), os.path.getmtime, path)
             age_s = min(age_s, timeouts.STOPPING_S) - (0.0 if error_lines.message_in(content) else _HANDLED_S)
             death = replace(death, at_s=min(death.at_s, self.system.now() - age_s))
         return failure.with_error_file(death, content, was_ended=was_stopped)

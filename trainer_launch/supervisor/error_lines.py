@@ -556,6 +556,7 @@ LOST_CHILD = re.compile(
 
 
 _FILE_BYTES = 1 << 20  # of a file that a worker can write
+OWN = "trainerLaunch"  # in what a forked worker leaves at its end
 _NO_MESSAGE = "<NONE>"  # torch's word for a worker that left no error file
 
 
@@ -566,6 +567,14 @@ def read_error_file(path: str | None) -> dict[str, Any]:
     except (ValueError, RecursionError):
         return {}
     return data if isinstance(data, dict) else {}
+
+
+def read_own_error(path: str | None) -> dict[str, Any]:
+    """The same, of the worker itself: a torchrun that it has started leaves the error of its own worker there."""
+    data = read_error_file(path)
+    message = data.get("message")
+    is_torchs = isinstance(message, dict) and {"errorCode", "extraInfo"} <= message.keys() and OWN not in message
+    return {} if is_torchs else data
 
 
 def message_in(data: dict[str, Any]) -> str | None:
