@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import struct
 import subprocess
 import sys
 from pathlib import Path
@@ -54,8 +55,9 @@ def test_a_program_that_has_no_descriptors_left_leaves_its_error_all_the_same(tm
     [
         (ValueError("bad batch: " + "x" * 2_000_000), "ValueError: bad batch: xxx"),
         (AssertionError(), "AssertionError: test_error_file.py, line "),
+        (struct.error("unpack requires 8 bytes"), "struct.error: unpack requires 8 bytes"),
     ],
-    ids=["a long one", "one without words"],
+    ids=["a long one", "one without words", "one whose name says nothing"],
 )
 def test_an_exception_is_told_however_much_or_little_it_says(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, raised: Exception, told: str

@@ -16,10 +16,13 @@ _CHARS, _LINE_CHARS = 100_000, 2000  # that PID 1 reads: an exception may quote 
 
 def leave_exception(problem: BaseException) -> None:
     """Leave what a program did not catch."""
+    name = type(problem).__name__
+    if name.lower() == "error":  # struct's, zlib's, binascii's
+        name = f"{type(problem).__module__}.{name}"
     try:
-        text = f"{type(problem).__name__}: {problem}"
+        text = f"{name}: {problem}"
     except Exception:  # noqa: BLE001  its own __str__ is at fault; the interpreter bears that, too
-        text = f"{type(problem).__name__}: <exception str() failed>"
+        text = f"{name}: <exception str() failed>"
     leave(text, "".join(traceback.format_exception(type(problem), problem, problem.__traceback__)))
 
 
