@@ -7,6 +7,7 @@ import shlex
 import pytest
 
 from tests.planning.requests import given
+from tests.refusals import refusal
 from trainer_launch.model.errors import UsageError
 from trainer_launch.planning.command import (
     CommandKind,
@@ -228,9 +229,8 @@ def test_an_explicit_grace_wins() -> None:
 
 @pytest.mark.parametrize("env", [{"TORCH_ELASTIC_SHUTDOWN_TIMEOUT": "soon"}, {"PET_SHUTDOWN_TIMEOUT": "-1"}])
 def test_a_timeout_that_is_no_number_is_refused_with_its_name(env) -> None:
-    with pytest.raises(UsageError) as refused:
-        grace_of(25.0, PLAIN, env, is_given=False)
-    assert f"for {next(iter(env))}: expected" in str(refused.value)
+    said = refusal(lambda: grace_of(25.0, PLAIN, env, is_given=False))
+    assert f"for {next(iter(env))}: expected" in said
 
 
 @pytest.mark.parametrize(

@@ -10,7 +10,7 @@ import pytest
 from msgspec.structs import replace
 
 from tests.cli.launching import launch, program
-from tests.rehearsal.refusals import refusal
+from tests.refusals import refusal
 from trainer_launch.model.errors import UsageError
 from trainer_launch.model.value_parsers import MAX_LINE
 from trainer_launch.rehearsal import faults, pod_isolation
@@ -296,9 +296,7 @@ def test_what_needs_only_signals_can_be_done_everywhere(monkeypatch: pytest.Monk
 @pytest.mark.parametrize("text", OWN_NETWORK)
 def test_a_missing_program_is_named_with_its_package(text: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PATH", "/nowhere")
-    with pytest.raises(UsageError) as refused:
-        faults.isolate([faults.parse(text)])
-    sentence = str(refused.value)
+    sentence = refusal(lambda: faults.isolate([faults.parse(text)]))
     assert sentence.startswith(f"--fault '{text}' is not possible on this machine: unshare and nsenter and ip")
     assert "install util-linux and iproute2" in sentence
 

@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 
 from tests.cli.launching import launched
+from tests.refusals import refusal
 from tests.rehearsal.controllers.manifests import documents_of, job_of, pytorch
-from trainer_launch.model.errors import UsageError
 from trainer_launch.rehearsal.controllers import rendered, workload_of
 from trainer_launch.rehearsal.controllers.pod_values import Pod
 from trainer_launch.rehearsal.controllers.pod_values import pods as pods
@@ -32,12 +32,6 @@ def pod_of(*manifests: str) -> Pod:
 
 def own(pod: Pod) -> dict[str, str]:
     return {name: value for name, value in pod.main.env.items() if not name.startswith(("PET_", "PYTHON"))}
-
-
-def refused(*manifests: str) -> str:
-    with pytest.raises(UsageError) as caught:
-        job_of(*manifests)
-    return str(caught.value)
 
 
 # -- variables --------------------------------------------------------------------------------
@@ -101,7 +95,7 @@ def test_a_secret_that_is_not_given_has_placeholders_and_is_named_once() -> None
     ],
 )
 def test_a_reference_to_nothing_is_one_sentence_that_says_where(container: str, part: str) -> None:
-    text = refused(job(container), CONFIG, SECRET)
+    text = refusal(lambda: job_of(job(container), CONFIG, SECRET))
     assert part in text
     assert "0.yaml, document 1 (PyTorchJob job)" in text
     assert "pass" not in text
@@ -143,9 +137,8 @@ def test_or_those_that_are_chosen_by_paths_of_their_own() -> None:
     ],
 )
 def test_a_volume_of_nothing_is_refused(volume: str, part: str) -> None:
-    assert part in refused(
-        job("volumeMounts: [{name: v, mountPath: /in}]", f"volumes: [{{name: v, {volume}}}]"), CONFIG
-    )
+    mounted = job("volumeMounts: [{name: v, mountPath: /in}]", f"volumes: [{{name: v, {volume}}}]")
+    assert part in refusal(lambda: job_of(mounted, CONFIG))
 
 
 # -- what is given ----------------------------------------------------------------------------
@@ -163,7 +156,7 @@ def test_a_volume_of_nothing_is_refused(volume: str, part: str) -> None:
     ],
 )
 def test_what_kubernetes_would_not_take_is_refused_without_its_values(given: str, part: str) -> None:
-    text = refused(job("tty: false"), f"apiVersion: v1\n{given}\n")
+    text = refusal(lambda: job_of(job("tty: false"), f"apiVersion: v1\n{given}\n"))
     assert part in text
     assert "123" not in text
 

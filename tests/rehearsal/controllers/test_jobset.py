@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
+from tests.refusals import refusal
 from tests.rehearsal.controllers.actors import Job
 from tests.rehearsal.controllers.manifests import documents_of, job_of, runtime, trainjob
-from tests.rehearsal.refusals import refusal
 from trainer_launch.model import NodeRange
 from trainer_launch.rehearsal.controllers import overridden
 from trainer_launch.rehearsal.controllers.pod_values import pods as pods

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from tests.refusals import refusal
 from tests.rehearsal.controllers.manifests import job_of, pytorch, replica, runtime, trainjob
 from trainer_launch.model.errors import UsageError
 from trainer_launch.rehearsal.controllers.pod_values import Pod, expanded
@@ -122,11 +123,10 @@ def test_the_runtime_is_the_one_of_the_kind_and_namespace_that_is_referred_to(ki
 def test_a_runtime_of_another_kind_or_namespace_is_not_taken_but_named(
     kind: str, own: str, metadata: str, there: str
 ) -> None:
-    with pytest.raises(UsageError) as caught:
-        referring(kind, (own, metadata))
+    said = refusal(lambda: referring(kind, (own, metadata)))
     wanted = kind or "ClusterTrainingRuntime"
-    assert f"expected a {wanted} from one of the files (found: {there})" in str(caught.value)
-    assert str(caught.value).endswith("add its file with another -f, or set runtimeRef.kind")
+    assert f"expected a {wanted} from one of the files (found: {there})" in said
+    assert said.endswith("add its file with another -f, or set runtimeRef.kind")
 
 
 def at(volume: str) -> dict[str, str]:

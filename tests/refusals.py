@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+import pytest
+
 from trainer_launch.model.errors import UsageError
 
 
 def refusal(call: Callable[[], object]) -> str:
-    """The sentence; empty when nothing is refused."""
-    try:
+    """The sentence."""
+    with pytest.raises(UsageError) as refused:
         call()
-    except UsageError as refused:
-        return str(refused)
-    return ""
+    return str(refused.value)
