@@ -23,6 +23,8 @@ from trainer_launch.commands import options
         ("run --nproc 2 -- true", "unknown option --nproc; did you mean --nproc-per-node?"),
         ("local --faults oom -- true", "did you mean --fault? see trainer-launch rehearse --help"),
         ("run --nodes", "missing value for --nodes; see trainer-launch run --help"),
+        ("rehearse -f job.yaml --render=", "missing value for --render; is a variable empty?"),
+        ("explain --pod=", "missing value for --pod; is a variable empty?"),
         ("run --prefix=3 -- true", "--prefix takes no value, found '3'"),
         ("status --pid x", "invalid value 'x' for --pid: expected a whole number"),
         ("status train.py", "unexpected 'train.py'; see trainer-launch status --help"),

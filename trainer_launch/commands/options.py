@@ -172,6 +172,9 @@ def typed(program: str, argv: Sequence[str]) -> tuple[str, dict[str, Any], tuple
         raise UsageError(f"unexpected {words[0]!r} before --; put the whole command after --")
     given = {field: flags.pop(field) for field in list(flags) if field in Settings.model_fields}
     given = {field: value for field, value in given.items() if value is not None}
+    for action in parser._actions:  # not what stands for none of them: --render would run the job
+        if action.option_strings and flags.get(action.dest) == "":
+            raise UsageError(f"missing value for {action.option_strings[-1]}; is a variable empty?")
     return name, given, tuple(words if rest is None else rest), flags
 
 
