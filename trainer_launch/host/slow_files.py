@@ -6,6 +6,7 @@ Little is imported: training scripts load this with `report()`.
 
 from __future__ import annotations
 
+import math
 import os
 import stat
 import threading
@@ -21,6 +22,7 @@ LOCAL = (
 _REMEMBERED_S = 60.0  # how long a path's mount is taken to be the same
 _MOST = 100  # paths: each restart has others
 _MOST_LINKS = 40  # symbolic links of a path, as in the kernel
+HEARD_S = 1.0  # a signal that comes just before a wait, or to another thread, does not end it
 T = TypeVar("T")
 _mounts: dict[str, tuple[float, str, bool]] = {}  # by path: when it was looked up, its mount, whether that is local
 _waiting: dict[threading.Thread, str] = {}  # calls that have not returned in time, and of what, such as a mount
@@ -48,7 +50,7 @@ def in_time(what: str, default: T, call: Callable[..., T], *args: object, wait_s
     def work() -> None:
         try:
             answer.append((call(*args), None))
-        except Exception as problem:  # noqa: BLE001 - the caller's
+        except BaseException as problem:  # noqa: BLE001 - the caller's
             answer.append((None, problem))
 
     thread = threading.Thread(target=work, name="files", daemon=True)
@@ -56,7 +58,7 @@ def in_time(what: str, default: T, call: Callable[..., T], *args: object, wait_s
         thread.start()
     except RuntimeError:  # no more threads are allowed
         return call(*args)
-    thread.join(wait_s)
+    join(thread, wait_s)
     if not answer:
         _waiting[thread] = what
         return default
@@ -64,6 +66,13 @@ def in_time(what: str, default: T, call: Callable[..., T], *args: object, wait_s
     if problem is not None:
         raise problem
     return value  # type: ignore[no-any-return]
+
+
+def join(thread: threading.Thread, limit_s: float = math.inf) -> None:
+    """Wait for a thread's end, at most so long; handlers of signals run meanwhile."""
+    until_s = time.monotonic() + limit_s
+    while thread.is_alive() and (left_s := until_s - time.monotonic()) > 0:
+        thread.join(min(left_s, HEARD_S))
 
 
 def file_behind(fd: int) -> str:

@@ -26,6 +26,8 @@ from msgspec import Meta, Struct, ValidationError, convert, field
 from msgspec.structs import replace
 
 from trainer_launch.host import files, runtime_directory
+from trainer_launch.host.deadline_subprocess import begin_thread
+from trainer_launch.host.slow_files import join
 from trainer_launch.model import Failure, GivenUp, Verdict, codec, errors, exit_codes
 from trainer_launch.model.errors import LaunchError, NodeError, UsageError
 from trainer_launch.model.signal_policy import STOP_SIGNALS
@@ -200,10 +202,18 @@ def _stopped_by(pid: int) -> int | None:
         with contextlib.suppress(ProcessLookupError):
             os.kill(pid, number)
 
-    def wait() -> None:
+    def await_end() -> None:
         """Leave it unreaped: as long as a handler may run, its pid must not be another's."""
         with contextlib.suppress(ChildProcessError):
             os.waitid(os.P_PID, pid, os.WEXITED | os.WNOWAIT)
+
+    def wait() -> None:
+        """In a thread, so that this one runs handlers meanwhile."""
+        thread = begin_thread("launcher", await_end)
+        if thread is None:
+            await_end()
+        else:
+            join(thread)
 
     is_main = threading.current_thread() is threading.main_thread()
     handlers = {number: signal.getsignal(number) for number in STOP_SIGNALS if is_main}

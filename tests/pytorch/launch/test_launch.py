@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import ctypes
 import importlib.util
+import os
 import signal
 from pathlib import Path
 
@@ -103,15 +105,22 @@ for kind in (FlyteRecoverableException, SpotGone, ValueError):
     assert "RecoverableError" not in derived[1]
 
 
-def test_asked_to_stop_the_workers_have_their_grace_and_the_script_ends_with_143(tmp_path: Path) -> None:
-    process = start(tmp_path, "try:\n    trainer_launch.launch(wait, quick())\nfinally:\n    say('finally')")
+@pytest.mark.parametrize("thread", [0, 1], ids=["the main thread", "another thread"])
+def test_asked_to_stop_the_workers_have_their_grace_and_the_script_ends_with_143(
+    tmp_path: Path, thread: int
+) -> None:
+    """The kernel may give a signal to any thread, or a moment before the main one begins to wait."""
+    main = "threading.Thread(target=time.sleep, args=(600,), daemon=True).start()\n"
+    main += "try:\n    trainer_launch.launch(wait, quick())\nfinally:\n    say('finally')"
+    process = start(tmp_path, main)
     assert process.stdout is not None
     ready = 0
     while ready < 2:
         line = process.stdout.readline()
         assert line, "it ended before its workers were ready"
         ready += "ready" in line
-    process.send_signal(signal.SIGTERM)
+    threads = sorted(int(name) for name in os.listdir(f"/proc/{process.pid}/task"))
+    assert ctypes.CDLL(None).tgkill(process.pid, threads[thread], signal.SIGTERM) == 0
     code, said, output = end(process)
     assert code == 143, output
     assert output.count("saved") == 2
