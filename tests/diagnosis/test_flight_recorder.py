@@ -619,3 +619,22 @@ def test_a_dump_that_comes_too_late_is_not_saved(tmp_path: Path) -> None:
     assert [*tmp_path.iterdir()] == []
     assert said_to({**question, "until_s": time.monotonic() + WITHIN_S}).saved > 0
     assert [path.name for path in tmp_path.iterdir()] == ["nccl_trace_rank_0"]
+
+
+@pytest.mark.parametrize("is_stuck", [True, False], ids=["never comes back from torch", "comes back"])
+def test_a_program_ends_though_the_thread_that_answers_for_it(
+    is_stuck: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(flight_recorder, "_LAST_ANSWER_S", 0.01)
+    monkeypatch.setattr(flight_recorder, "asking", asking := threading.Lock())
+    is_stuck and asking.acquire()
+    recorders = Recorders()
+    worker = recorders.open("rank 0")
+    ending = threading.Thread(target=flight_recorder.tell_at_end, args=(worker, 0), daemon=True)
+    ending.start()
+    ending.join(WITHIN_S)
+    assert not ending.is_alive()
+    os.close(worker)
+    recorders.answers(0, time.monotonic() + 0.01)
+    assert [*recorders.at_end] == ([] if is_stuck else ["rank 0"])
+    recorders.close()

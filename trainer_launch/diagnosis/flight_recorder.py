@@ -79,7 +79,10 @@ def _serve(fd: int, rank: Callable[[], int]) -> None:
         if not data:
             return
         for question in _newest(data):
-            _reply(fd, question, rank())
+            with asking:
+                reply = _reply(question, rank())
+            with contextlib.suppress(OSError):
+                _send(fd, reply)
 
 
 def tell_at_end(fd: int, rank: int) -> None:
@@ -87,10 +90,10 @@ def tell_at_end(fd: int, rank: int) -> None:
 
     A thread that comes back from torch while the interpreter ends would end the process by SIGABRT.
     """
-    with contextlib.suppress(OSError):  # the program may have closed it
-        os.set_blocking(fd, False)  # it may not be read for long
-        _reply(fd, {"number": 0, "at_end": True}, rank)
-    asking.acquire(timeout=_LAST_ANSWER_S)  # and not released
+    if asking.acquire(timeout=_LAST_ANSWER_S):  # and not released; torch may never answer our thread
+        with contextlib.suppress(OSError):  # the program may have closed it
+            os.set_blocking(fd, False)  # it may not be read for long
+            _send(fd, _reply({"number": 0, "at_end": True}, rank))
 
 
 def _newest(data: bytes) -> list[dict[str, Any]]:
@@ -103,16 +106,15 @@ def _newest(data: bytes) -> list[dict[str, Any]]:
     return [*questions.values()]
 
 
-def _reply(fd: int, question: dict[str, Any], rank: int) -> None:
+def _reply(question: dict[str, Any], rank: int) -> bytes:
     try:
-        with asking:
-            handlers = [signal.getsignal(number) for number in _REQUESTS]
-            handles = any(handler not in (signal.SIG_DFL, signal.SIG_IGN) for handler in handlers)
-            reply = {**answer(question, rank), "handles": handles}
+        handlers = [signal.getsignal(number) for number in _REQUESTS]
+        handles = any(handler not in (signal.SIG_DFL, signal.SIG_IGN) for handler in handlers)
+        reply = {**answer(question, rank), "handles": handles}
     except Exception as problem:  # noqa: BLE001  whatever it is, PID 1 is told, and the program is not
         reply = {"number": question.get("number", 0), "why": f"{type(problem).__name__}: {problem}"[:MAX_TEXT]}
-    with contextlib.suppress(OSError):  # a path may have bytes that are no UTF-8, which PID 1 would refuse
-        _send(fd, json.dumps(reply, ensure_ascii=False).encode(errors="replace") + b"\n")
+    # A path may have bytes that are no UTF-8, which PID 1 would refuse.
+    return json.dumps(reply, ensure_ascii=False).encode(errors="replace") + b"\n"
 
 
 def answer(question: dict[str, Any], rank: int) -> dict[str, Any]:
