@@ -171,6 +171,17 @@ def test_another_node_that_asks_again_about_the_same_quiet_gets_the_same_inciden
     assert not told[0].is_request
 
 
+def test_after_the_clock_was_set_back_other_nodes_are_told_what_ranks_show_now(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    now_s, before_s = time.time(), time.time() + 3600
+    collecting, _, incidents = asked(Quietly(is_reported=False))
+    for clock_s in (before_s, now_s):
+        monkeypatch.setattr(time, "time", lambda clock_s=clock_s: clock_s)
+        incidents.show_ranks(None, is_request=False)
+    assert len(collecting.collected) == 2
+
+
 @pytest.mark.parametrize(
     ("is_quiet", "has_ended", "is_same"),
     [(True, False, True), (True, True, False), (False, False, False)],

@@ -104,9 +104,10 @@ def _collected(view: node_view.View) -> list[Stored]:
     tail, place, begun_s = event_log.Tail(view.run_dir), view.incident_dir or "", time.time()
     while tail.read():  # what has happened before
         pass
-    for until_s in (begun_s + _ANSWER_S, begun_s + 2 * _ANSWER_S):
+    for _ in range(2):
+        until_s = time.monotonic() + _ANSWER_S
         runtime_directory.request(view.run_dir)
-        while time.time() < until_s:
+        while time.monotonic() < until_s:
             ids = [news.event[1].get("id") for news in tail.read() if news.event[0] == "incident"]
             if ids and isinstance(ids[-1], str):
                 return _complete(place, ids[-1])

@@ -187,7 +187,9 @@ class GroupIncidents:
         """Collect what our ranks show, and tell it: a person asks, or another node that sees no progress."""
         collected = self._last_stall.collected  # our own watch may have collected it at the same time
         is_open = self._last_stall.unexplained > 0 or not is_request  # what was explained keeps its sentence
-        if collected is None or not is_open or time.time() - collected.incident.time_s > SHOW_RANKS_S:
+        # Not below 0, either: the clock may have been set back.
+        is_new = collected is not None and 0 <= time.time() - collected.incident.time_s <= SHOW_RANKS_S
+        if not (is_open and is_new):
             kind, text = (HANG, "another node sees no progress")
             is_same = watch is not None and watch.is_reported
             if is_request:
