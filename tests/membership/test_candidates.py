@@ -16,11 +16,12 @@ from tests.ports import free_port
 from trainer_launch.membership import protocol as msg
 from trainer_launch.membership import timeouts
 from trainer_launch.membership.candidates import CandidateWatch, look
-from trainer_launch.membership.client import Client, Connected
+from trainer_launch.membership.client import Client, Connected, inquire
 from trainer_launch.membership.protocol import Claim
 from trainer_launch.membership.server import Coordinator, serve
 from trainer_launch.membership.state import CoordinatorSettings, Looked
 from trainer_launch.model import Endpoint, Hosting, NodeRange, Seats
+from trainer_launch.model.errors import NodeError
 from trainer_launch.observability import event_log
 from trainer_launch.preflight.cluster.cluster_preflight import PreflightServer as RollCall
 from trainer_launch.preflight.cluster.present_nodes import ClusterSettings as Calling
@@ -77,6 +78,16 @@ def test_many_slow_names_make_no_long_look(
     there, absent = look({rank: Endpoint(f"pod-{rank}", 1) for rank in range(250)})
     assert (there, absent) == (frozenset(), frozenset(range(250)))
     assert time.monotonic() - began_s < timeouts.LOOK_GAP_S / 2
+
+
+def test_a_question_has_its_answer_in_time_also_where_the_resolver_hangs(monkeypatch: pytest.MonkeyPatch) -> None:
+    release = threading.Event()
+    monkeypatch.setattr(socket, "getaddrinfo", lambda *_, **__: release.wait(60) and [])
+    try:
+        with pytest.raises(NodeError, match="the resolver did not answer in time"):
+            inquire(Endpoint("node-0.job", 29500), JOB, timeout_s=0.05)
+    finally:
+        release.set()
 
 
 def test_a_name_without_an_answer_in_time_is_not_absent(monkeypatch: pytest.MonkeyPatch) -> None:

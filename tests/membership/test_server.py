@@ -15,6 +15,7 @@ import pytest
 from tests.membership.world import World
 from tests.waiting import eventually
 from trainer_launch.membership import candidates, membership, timeouts
+from trainer_launch.membership import client as client_module
 from trainer_launch.membership import protocol as msg
 from trainer_launch.membership.authentication import NO_SECRET, WRONG_SECRET, Channel
 from trainer_launch.membership.client import Client, Connected, Disconnected, inquire
@@ -136,6 +137,37 @@ def test_a_silent_node_is_lost_with_its_lease(cluster):
     await_(zero, msg.Formed)
     assert "was silent for 0.6 s" in await_(zero, msg.Restart).reason
     assert is_closed(silent)
+
+
+def test_a_coordinator_that_is_frozen_is_away_for_who_waits_for_its_word(cluster, monkeypatch):
+    """The kernel takes connections and answers probes for it."""
+    monkeypatch.setattr(timeouts, "UNHEARD_S", 0.2)
+    server, thaws = cluster.serve(2), threading.Event()
+    client = cluster.node(0)
+    cluster.join(client, 0)
+    await_(client, msg.Waiting)
+    server._turn = thaws.wait
+    try:
+        assert "it answers no question" in await_(client, Disconnected).reason
+    finally:
+        thaws.set()
+
+
+def test_a_coordinator_that_only_has_nothing_to_say_is_not_away(cluster, monkeypatch):
+    monkeypatch.setattr(timeouts, "UNHEARD_S", 0.05)
+    asked: Queue[msg.Message] = Queue()
+    monkeypatch.setattr(client_module, "inquire", lambda *where: asked.put(inquire(*where)))
+    cluster.serve(2)
+    clients = [cluster.node(0)]
+    cluster.join(clients[0], 0)
+    for _ in range(3):
+        asked.get(timeout=LONG_S)
+    clients.append(cluster.node(1))
+    cluster.join(clients[1], 1)
+    heard = []
+    while not isinstance(news := clients[0].receive(LONG_S), msg.Formed):
+        heard.append(type(news))
+    assert Disconnected not in heard
 
 
 def test_a_node_whose_loop_is_stuck_loses_its_lease_and_is_back_once_it_runs_again(cluster, monkeypatch):

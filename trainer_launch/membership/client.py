@@ -20,7 +20,7 @@ from typing import Any, Generic, TypeAlias, TypeVar
 from msgspec import Struct
 from msgspec.structs import replace
 
-from trainer_launch.host.network import addresses_of, is_here, may_share, mesh_port, tune
+from trainer_launch.host.network import addresses_of, connected, is_here, may_share, mesh_port, tune
 from trainer_launch.host.runtime_directory import tell
 from trainer_launch.host.slow_files import WAIT_S
 from trainer_launch.membership import protocol as msg
@@ -201,7 +201,7 @@ def inquire(
     """
     until_s = time.monotonic() + timeout_s
     try:
-        with socket.create_connection((endpoint.host, endpoint.port), timeout=timeout_s) as sock:
+        with connected(endpoint, timeout_s) as sock:
             lines = Lines(sock, msg.parse, "the coordinator", secret)
             lines.challenged(until_s, "its first message is not a challenge")
             lines.introduce(msg.StatusQuery(msg.VERSION, job), msg.render)
@@ -322,12 +322,17 @@ class ReconnectingClient(ABC, Generic[_M, _Sent, _News]):
                     lines.fill()
                     self._heard_s = time.monotonic()
                 elif time.monotonic() - self._heard_s > silence_s:
-                    raise LostError(f"no message from {self._server} for {silence_s:g} s")
+                    self._on_silence(sock, f"no message from {self._server} for {silence_s:g} s")
+                    self._heard_s = time.monotonic()
                 if time.monotonic() >= due_s:
                     due_s = time.monotonic() + every_s
                     if self._is_attended():
                         with self._lock:
                             self._unsent.append(alive)
+
+    def _on_silence(self, sock: socket.socket, text: str) -> None:
+        """The server has said nothing for long; LostError where it should have."""
+        raise LostError(text)
 
     def _flush(self, lines: Lines[_M]) -> bool:
         with self._lock:
@@ -539,7 +544,7 @@ class Client(ReconnectingClient[msg.Message, msg.FromNode, News]):
                 self._change("connected" if endpoint == self._home else f"connected to {endpoint}")
                 self._tell(Connected())
                 every_s = max(timeouts.LEAST_RENEWAL_S, self._lease_s / timeouts.RENEWALS)
-                self._talk(sock, lines, msg.Renew(), every_s)
+                self._talk(sock, lines, msg.Renew(), every_s, timeouts.UNHEARD_S)
         except (LostError, OSError) as problem:  # it has ended after its first word, or we have no descriptor
             reason = str(problem) if isinstance(problem, LostError) else f"no connection: {problem.strerror}"
             if welcomed and not self._is_over:
@@ -547,6 +552,17 @@ class Client(ReconnectingClient[msg.Message, msg.FromNode, News]):
             elif endpoint == self._home and not self._is_over:
                 self._change(reason)
         return welcomed
+
+    def _on_silence(self, sock: socket.socket, text: str) -> None:
+        """Who waits for its word asks whether it lives: the kernel answers for a process that is frozen, too."""
+        with self._lock:
+            waits = self._wish is not None or self._end is not None
+        if waits:
+            host, port, *_ = sock.getpeername()
+            try:
+                inquire(Endpoint(host, port), self._hello.job, self._secret, timeouts.LOOK_ANSWER_S)
+            except NodeError:
+                raise LostError(f"{text}, and it answers no question") from None
 
     def _connect(self, endpoint: Endpoint) -> socket.socket:
         """Ask for the address each time: a pod that comes back has a new one."""

@@ -28,6 +28,7 @@ NODE_0_HERE_S = 10.0  # for node 0 to come on this machine, where its address le
 SAY_AGAIN_S = 30.0  # between two lines about what this node waits for
 TAKEOVER_S = 4.0  # without node 0, until other candidates are asked: kubelet restarts a pod after 3
 TAKEOVER_REFUSED_S = 1.0  # the same for a node without workers, where no launcher listens at node 0's address
+UNHEARD_S = 30.0  # without a word for who waits for one, until it is asked whether it lives
 STATUS_S = 5.0  # for a whole question about the job's status and its answer
 
 # The coordinator's connections.
