@@ -25,6 +25,9 @@ class Folder(mfusepy.Operations):
         found = os.lstat(self._at(path))
         return {name: getattr(found, name) for name in SHOWN}
 
+    def readlink(self, path):
+        return os.readlink(self._at(path))
+
     def readdir(self, path, fh):
         return [".", "..", *os.listdir(self._at(path))]
 

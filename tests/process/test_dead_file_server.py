@@ -15,6 +15,7 @@ import pytest
 from tests.conftest import require
 from tests.process.world import ROOT
 from tests.waiting import eventually
+from trainer_launch.host import process_tree
 
 pytestmark = pytest.mark.process
 SERVER = Path(__file__).with_name("folder_server.py")
@@ -75,13 +76,14 @@ def stop(process, mount):
         return False
 
     eventually(is_stopped, "the server is stopped between two answers")
+    return waiting
 
 
 @contextlib.contextmanager
 def started(mount, job, words=(), env=(), stdout=None, stderr=None):
-    """A launcher with two workers, as a process group."""
+    """A launcher with two workers, as a process group; its command is the job, or in `words` after --."""
     argv = [sys.executable, "-m", "trainer_launch", "run", "--nproc-per-node", "2", "--grace", f"{GRACE_S:g}"]
-    argv += [*(word.format(mount) for word in words), "--", str(job)]
+    argv += [*(word.format(mount) for word in words), *(() if "--" in words else ("--", str(job)))]
     more = {name: value.format(mount) for name, value in dict(env).items()}
     with contextlib.ExitStack() as open_files:
         streams = [
@@ -144,6 +146,49 @@ def test_a_failed_worker_is_restarted_where_the_server_is_gone_of(of, server, tm
         os.kill(int(starts.read_text().split()[0]), signal.SIGKILL)
         eventually(lambda: len(starts.read_text().split()) == 4, "the workers train again")
         end(launcher, process)
+
+
+@pytest.mark.parametrize(
+    "place",
+    [{"words": ["--", "{}/job.py"]}, {"env": {"TMPDIR": "{}"}}, {"words": ["--events", "{}/events"]}],
+    ids=["the script", "the folder for temporary files", "the event log"],
+)
+def test_a_launcher_that_starts_hears_a_request_to_stop_where_the_server_is_gone_of(place, server, tmp_path):
+    process, mount = server
+    job = tmp_path / "job.py"
+    for path in (job, mount / "job.py"):
+        path.write_text(JOB)
+    waiting = stop(process, mount)
+    with started(mount, job, **place) as launcher:
+        eventually(lambda: int(waiting.read_text()) > 0, "it asks the server")
+        end(launcher, process)
+
+
+def test_a_request_to_stop_is_heard_where_a_fork_server_ends_and_the_scripts_server_is_gone(server, tmp_path):
+    process, mount = server
+    job = tmp_path / "job.py"
+    (mount / "job.py").write_text(f"open({str(tmp_path / 'begun')!r}, 'a').close()\n{JOB}")
+    with started(mount, job, ["--", "{}/job.py"], stderr=tmp_path / "log") as launcher:
+        eventually(lambda: (tmp_path / "begun").exists(), "the workers train")
+        stop(process, mount)
+        below = sorted(process_tree.descendants(launcher.pid), key=lambda entry: entry.started)
+        os.kill(below[0].pid, signal.SIGKILL)  # the fork server, from which all others come
+        eventually(lambda: "it is started again" in (tmp_path / "log").read_text(), "its end is seen")
+        end(launcher, process)
+
+
+def test_a_worker_that_cannot_start_as_its_programs_server_is_gone_ends_the_pod_for_another_node(server, tmp_path):
+    process, mount = server
+    job, starts = tmp_path / "job.py", tmp_path / "starts"
+    job.write_text(f"import os\nwith open({str(starts)!r}, 'a') as file:\n    print(os.getpid(), file=file)\n{JOB}")
+    (tmp_path / "served" / "venv").symlink_to(sys.prefix)
+    words = ["--start-method", "exec", "--", "{}/venv/bin/python", str(job)]
+    with started(mount, job, words, stderr=tmp_path / "log") as launcher:
+        eventually(lambda: starts.exists() and len(starts.read_text().split()) == 2, "the workers train")
+        stop(process, mount)
+        os.kill(int(starts.read_text().split()[0]), signal.SIGKILL)
+        assert launcher.wait(60.0) == 138
+    assert "its file server does not answer" in (tmp_path / "log").read_text()
 
 
 LOCKED = """

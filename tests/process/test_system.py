@@ -6,6 +6,7 @@ import json
 import signal
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
@@ -47,6 +48,16 @@ eventually(lambda: (system.wait(0), not system.left())[1], "the end of what was 
 print(json.dumps(reached))
 """
     assert told(code) == 2
+
+
+def test_a_poke_that_comes_after_the_end_goes_into_no_file_that_was_opened_since(tmp_path: Path) -> None:
+    code = f"""
+system.close()
+opened = [open({str(tmp_path)!r} + f"/{{number}}", "w+") for number in range(20)]
+system.poke()
+print(json.dumps("".join(file.read() for file in opened)))
+"""
+    assert told(code) == ""
 
 
 def test_a_poke_that_comes_before_a_wait_ends_it() -> None:

@@ -8,6 +8,7 @@ import sys
 import time
 
 from trainer_launch.commands.options import Parsed
+from trainer_launch.host.files import at_start
 from trainer_launch.membership.quarantine import FAILING_NODES
 from trainer_launch.model import exit_codes
 from trainer_launch.model.findings import exit_code
@@ -57,7 +58,7 @@ def _main(parsed: Parsed, settings: Settings, doing: PreflightProgress) -> int:
     thresholds.load_table(settings.reference)
     ports_of(settings)
     report_formats.check_file(settings.report)
-    reading = read(live_pod(parsed.argv), settings)
+    reading = at_start("to read this pod", read, live_pod(parsed.argv), settings)
     subject = with_network(subject_of(reading, settings))
     with doing.view:
         if live.is_wanted():

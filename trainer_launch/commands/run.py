@@ -19,7 +19,7 @@ from msgspec.structs import replace
 from trainer_launch.commands.options import Parsed
 from trainer_launch.contracts import UNKNOWN
 from trainer_launch.host import deadline_subprocess, logs, process_tree, runtime_directory, shm
-from trainer_launch.host.files import LiveFiles, read_secret, remove_tree
+from trainer_launch.host.files import LiveFiles, at_start, read_secret, remove_tree
 from trainer_launch.host.runtime_directory import private_folder
 from trainer_launch.host.slow_files import within
 from trainer_launch.model import Outcome, Plan
@@ -100,10 +100,10 @@ def to_the_end(
     Raises:
         LaunchError: nothing could be started.
     """
-    scratch = private_folder()
+    scratch = at_start("to make a temporary folder", private_folder)
     try:
         with shm.kept_clean() as sweep:
-            task, plan = _planned(settings, argv, scratch)
+            task, plan = at_start("to read this pod", _planned, settings, argv, scratch)
             plan = adjust(plan)
             inherited.end_on_stop(number for number in plan.signals if stops(number, plan.signals))
             server = _fork_server(plan)

@@ -15,6 +15,7 @@ from msgspec.structs import replace
 
 from trainer_launch.commands.options import Parsed
 from trainer_launch.host import logs, runtime_directory, shm
+from trainer_launch.host.files import at_start
 from trainer_launch.host.runtime_directory import private_folder
 from trainer_launch.model import Job
 from trainer_launch.model.errors import UsageError
@@ -60,8 +61,8 @@ def main(parsed: Parsed) -> int:
     if parsed.argv:
         raise UsageError(f"sshd takes no command, found {parsed.argv[0]!r}; the launcher's mpirun provides it")
     settings = parsed.settings
-    reading = read(live_pod(()), settings)
-    scratch = private_folder()
+    reading = at_start("to read this pod", read, live_pod(()), settings)
+    scratch = at_start("to make a temporary folder", private_folder)
     try:
         env = inherited.with_user(reading.pod.env, f"{scratch}/{runtime_directory.HOME}")
         reading = replace(reading, pod=replace(reading.pod, env=env))

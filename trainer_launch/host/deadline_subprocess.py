@@ -21,6 +21,8 @@ from pathlib import Path
 from msgspec import Struct, field
 
 from trainer_launch.host import process_tree
+from trainer_launch.host.files import check_program
+from trainer_launch.host.slow_files import HEARD_S
 from trainer_launch.model.errors import MALFORMED
 
 OUTPUT_BYTES = 8 << 20  # that are kept of each stream; the rest is read and dropped
@@ -114,6 +116,7 @@ class RunningCommand:
         self._began_s = time.monotonic()
         self._timed_out = self._was_killed = False
         self._kept = {"stdout": bytearray(), "stderr": bytearray()}
+        check_program(argv[0], (os.environ if env is None else env).get("PATH"))
         with _input(streams) as stdin:
             self._process = subprocess.Popen(
                 argv,
@@ -200,7 +203,7 @@ def _read_until(children: Sequence[RunningCommand], until_s: float) -> None:
         left_s = 1.0
         while talking.get_map() and left_s > 0:
             left_s = until_s - time.monotonic()
-            for key, _ in talking.select(max(0.0, left_s)):
+            for key, _ in talking.select(max(0.0, min(left_s, HEARD_S))):
                 key.data.read()
                 if not key.data.pipes.get_map():
                     talking.unregister(key.fileobj)

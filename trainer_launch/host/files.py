@@ -14,8 +14,8 @@ import stat
 from collections.abc import Callable, Collection, Mapping
 from typing import TypeVar
 
-from trainer_launch.host.slow_files import WAIT_S, within
-from trainer_launch.model.errors import UsageError
+from trainer_launch.host.slow_files import WAIT_S, in_time, within
+from trainer_launch.model.errors import NodeError, UsageError
 
 JOB_SECRET = "/etc/trainer-launch/job-secret"  # the job's secret, without an option
 MAX_SECRET_BYTES = 4096
@@ -26,6 +26,7 @@ _FLAGS = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC  # a new file: nobo
 _APPENDED = os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_NONBLOCK | os.O_NOFOLLOW | os.O_NOCTTY | os.O_CLOEXEC
 _TEXT_BYTES = 1 << 26  # of what the kernel tells
 _BLOCK_BYTES = 1 << 16
+_START_S = 600.0  # for what a launcher reads before it starts anything: many pods may ask a slow server at once
 T = TypeVar("T")
 
 
@@ -62,7 +63,7 @@ def named(path: str, where: str, most: int) -> bytes:
         UsageError: it is no regular file, is larger, or cannot be read, or its file server does not answer.
     """
     try:
-        data = _answer(path, _named, path, most + 1)
+        data = answer(path, _named, path, most + 1)
     except OSError as problem:
         raise UsageError(f"{where} cannot be read: {problem.strerror}") from None
     if len(data) > most:
@@ -111,15 +112,49 @@ def appended(path: str, mode: int = 0o600) -> int:
     Raises:
         OSError: it cannot be opened or made, or something else is there: a FIFO would hold us up.
     """
-    return _answer(path, _appended, path, mode)
+    return answer(path, _appended, path, mode)
 
 
-def _answer(path: str, call: Callable[..., T], *args: object) -> T:
-    """What the call returns, or an OSError if the file server does not answer."""
-    answer = within(path, None, call, *args)
-    if answer is None:
+def answer(path: str, call: Callable[..., T], *args: object) -> T:
+    """What the call returns, which is not None.
+
+    Raises:
+        OSError: the file server does not answer; or what the call raises.
+    """
+    result = within(path, None, call, *args)
+    if result is None:
         raise TimeoutError(errno.ETIMEDOUT, "its file server does not answer", path)
-    return answer
+    return result
+
+
+def at_start(what: str, call: Callable[..., T], *args: object) -> T:
+    """What the call returns, which is not None; in a thread, as this one has to hear a request to stop.
+
+    Raises:
+        NodeError: it takes too long; or what the call raises.
+    """
+    result = in_time(what, None, call, *args, wait_s=_START_S)
+    if result is None:
+        raise NodeError(f"{what} took more than {_START_S:g} s: a file server may be gone; run on another node")
+    return result
+
+
+def check_program(word: str, path: str | None) -> None:
+    """See that a program's file server answers: whoever starts it waits in `vfork`, and all threads with it.
+
+    Raises:
+        OSError: it does not answer.
+    """
+    folders = [""] if "/" in word else (path or os.defpath).split(os.pathsep)
+    any(answer(file, _can_be_opened, file) for file in (os.path.join(folder, word) for folder in folders))
+
+
+def _can_be_opened(path: str) -> bool:
+    try:
+        os.close(os.open(path, _OPENED))
+    except (OSError, ValueError):
+        return False
+    return True
 
 
 def _appended(path: str, mode: int) -> int:
@@ -141,7 +176,7 @@ def replace(path: str, data: bytes, mode: int = 0o600) -> None:
     Raises:
         OSError: the folder is not there, not writable or full; what was at `path` is still there.
     """
-    _answer(path, _replace, path, data, mode)
+    answer(path, _replace, path, data, mode)
 
 
 def _replace(path: str, data: bytes, mode: int) -> bool:
@@ -175,7 +210,7 @@ def overwrite(path: str, data: bytes, *, may_make: bool = True) -> None:
     Raises:
         OSError: it cannot be written, or nobody reads there.
     """
-    _answer(path, _overwrite, path, data, os.O_CREAT if may_make else 0)
+    answer(path, _overwrite, path, data, os.O_CREAT if may_make else 0)
 
 
 def _overwrite(path: str, data: bytes, create: int) -> bool:

@@ -20,6 +20,7 @@ from msgspec import Struct
 from trainer_launch.contracts.names import first_label
 from trainer_launch.host import process_tree, runtime_directory
 from trainer_launch.host.deadline_subprocess import OUTPUT_BYTES, Ended
+from trainer_launch.host.files import check_program
 from trainer_launch.model import Member
 from trainer_launch.model.errors import UsageError
 from trainer_launch.mpi import ssh_client
@@ -184,6 +185,7 @@ class _Command:
     def __init__(self, argv: Sequence[str], env: Mapping[str, str], due_s: float, done: Ending) -> None:
         """Start it. Raises OSError, ValueError: it cannot be started."""
         self.due_s, self.done = due_s, done
+        check_program(argv[0], env.get("PATH"))
         with contextlib.ExitStack() as opened:
             files = [os.fdopen(os.memfd_create(name, os.MFD_CLOEXEC), "w+b") for name in ("stdout", "stderr")]
             stdout, stderr = self._outputs = [opened.enter_context(file) for file in files]

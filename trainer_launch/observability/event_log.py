@@ -112,7 +112,7 @@ class File:
         self._fd: int | None = None
         flags = os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC | os.O_NOCTTY | os.O_NONBLOCK
         try:
-            self._fd = os.open(path, flags, 0o644)
+            self._fd = files.answer(path, os.open, path, flags, 0o644)
         except OSError as problem:
             self._say(problem)
 

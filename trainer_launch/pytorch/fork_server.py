@@ -15,6 +15,8 @@ from typing import TYPE_CHECKING, TypeVar
 from msgspec.structs import replace
 
 from trainer_launch.host import network
+from trainer_launch.host.files import check_program
+from trainer_launch.host.slow_files import within
 from trainer_launch.model.codec import MessageError
 from trainer_launch.model.errors import EXHAUSTED, LIMITS, LaunchError, NodeError, explained, tells_of_limit
 from trainer_launch.pytorch import messages
@@ -61,6 +63,7 @@ class ForkServer:
             OSError: it cannot be started.
         """
         with contextlib.ExitStack() as opened:
+            check_program(workers.python, workers.env.get("PATH"))
             ours, theirs = (opened.enter_context(end) for end in socket.socketpair())
             self.popen = subprocess.Popen(
                 _command(workers, theirs.fileno()),
@@ -142,7 +145,8 @@ def _command(workers: Workers, fd: int) -> tuple[str, ...]:
     """The server's command line; `fd` is its end of the connection."""
     cwd = folder = workers.cwd or os.getcwd()
     if workers.script is not None:
-        folder = os.path.dirname(os.path.realpath(os.path.join(cwd, workers.script)))
+        script = os.path.join(cwd, workers.script)
+        folder = os.path.dirname(within(script, script, os.path.realpath, script))
     wanted = (folder, *workers.preload) if workers.forks else ("",)  # a store is torch's alone
     return (workers.python, "-u", "-c", _CODE, str(fd), str(os.getpid()), *wanted)
 

@@ -23,6 +23,7 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from trainer_launch.host import executables, machine, process_tree, shm
+from trainer_launch.host.files import check_program
 from trainer_launch.model import Process, exit_codes
 from trainer_launch.model.errors import EXHAUSTED, LIMITS, NodeError, NotRunnableError
 from trainer_launch.model.signal_policy import RELAYED, STOP_SIGNALS
@@ -90,6 +91,7 @@ class System:
         """
         ours = self.streams(process)
         try:
+            check_program(process.argv[0], process.env.get("PATH"))
             popen = _started(process, ours, prepare)
         except (OSError, ValueError) as error:
             raise why(process, error) from error
@@ -303,7 +305,8 @@ class System:
         inherited.adopt_orphans(self._adopted)
         signal.set_wakeup_fd(self._old_wakeup_fd)
         os.close(self._wake_read)
-        os.close(self._wake_write)
+        wake_write, self._wake_write = self._wake_write, -1  # a thread that is late must wake no other file
+        os.close(wake_write)
 
 
 def _shown(look: Callable[[], T], default: T) -> T:
@@ -372,6 +375,8 @@ def why(process: Process, error: OSError | ValueError) -> NodeError | NotRunnabl
     """The error for a start that failed."""
     if isinstance(error, OSError) and error.errno in EXHAUSTED:
         return exhausted(process, error)
+    if isinstance(error, TimeoutError):
+        return NodeError(f"cannot start {process.name}: {error.filename}: {error.strerror}; run on another node")
     number = error.errno if isinstance(error, OSError) else None
     place = error.filename if isinstance(error, OSError) and error.filename else process.argv[0]
     exists = number not in (errno.ENOENT, errno.ENOTDIR) or ("/" in place and os.path.exists(place))
