@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import os
 import resource
+import selectors
 import socket
 import threading
 import time
@@ -151,6 +153,19 @@ def test_a_coordinator_that_is_frozen_is_away_for_who_waits_for_its_word(cluster
         assert "it answers no question" in await_(client, Disconnected).reason
     finally:
         thaws.set()
+
+
+def test_a_node_that_has_connected_needs_no_other_descriptor(cluster, monkeypatch):
+    """Where there was none, it connected and lost the connection again and again, and gave up never."""
+    cluster.serve(1)
+    monkeypatch.setattr(selectors, "DefaultSelector", none_left)
+    client = cluster.node(0)
+    cluster.join(client, 0)
+    await_(client, msg.Formed)
+
+
+def none_left():
+    raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
 
 
 def test_a_coordinator_that_only_has_nothing_to_say_is_not_away(cluster, monkeypatch):

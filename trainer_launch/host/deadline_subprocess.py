@@ -116,7 +116,8 @@ class RunningCommand:
         self._began_s = time.monotonic()
         self._timed_out = self._was_killed = False
         self._kept = {"stdout": bytearray(), "stderr": bytearray()}
-        check_program(argv[0], (os.environ if env is None else env).get("PATH"))
+        check_program(argv[0], env)
+        self.pipes = selectors.EpollSelector()  # itself readable when one of them is
         with _input(streams) as stdin:
             self._process = subprocess.Popen(
                 argv,
@@ -127,7 +128,6 @@ class RunningCommand:
                 pass_fds=streams.pass_fds,
                 start_new_session=True,
             )
-        self.pipes = selectors.EpollSelector()  # itself readable when one of them is
         for name, kept in self._kept.items():
             pipe = getattr(self._process, name)
             if pipe is not None:
@@ -196,7 +196,7 @@ def stop_all(children: Sequence[RunningCommand], limit_s: float) -> None:
 
 def _read_until(children: Sequence[RunningCommand], until_s: float) -> None:
     """Take in what they write, all at once, as nobody may wait for a reader."""
-    with selectors.DefaultSelector() as talking:
+    with selectors.PollSelector() as talking:  # which takes no descriptor
         for child in children:
             if child.pipes.get_map():
                 talking.register(child.pipes.fileno(), selectors.EVENT_READ, child)

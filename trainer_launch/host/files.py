@@ -139,13 +139,13 @@ def at_start(what: str, call: Callable[..., T], *args: object) -> T:
     return result
 
 
-def check_program(word: str, path: str | None) -> None:
+def check_program(word: str, env: Mapping[str, str] | None) -> None:
     """See that a program's file server answers: whoever starts it waits in `vfork`, and all threads with it.
 
     Raises:
         OSError: it does not answer.
     """
-    folders = [""] if "/" in word else (path or os.defpath).split(os.pathsep)
+    folders = [""] if "/" in word else os.get_exec_path(env)
     any(answer(file, _can_be_opened, file) for file in (os.path.join(folder, word) for folder in folders))
 
 

@@ -298,7 +298,7 @@ class ReconnectingClient(ABC, Generic[_M, _Sent, _News]):
         self, sock: socket.socket, lines: Lines[_M], alive: _Sent, every_s: float, silence_s: float = math.inf
     ) -> None:
         """Send and hear until one side ends; `alive` is sent so often, and a silent server is lost."""
-        with selectors.DefaultSelector() as selector:  # select() itself ends at descriptor 1024
+        with selectors.PollSelector() as selector:  # takes no descriptor; select() itself ends at number 1024
             selector.register(sock, selectors.EVENT_READ)
             selector.register(self._wake, selectors.EVENT_READ)
             self._heard_s = time.monotonic()

@@ -185,7 +185,7 @@ class _Command:
     def __init__(self, argv: Sequence[str], env: Mapping[str, str], due_s: float, done: Ending) -> None:
         """Start it. Raises OSError, ValueError: it cannot be started."""
         self.due_s, self.done = due_s, done
-        check_program(argv[0], env.get("PATH"))
+        check_program(argv[0], env)
         with contextlib.ExitStack() as opened:
             files = [os.fdopen(os.memfd_create(name, os.MFD_CLOEXEC), "w+b") for name in ("stdout", "stderr")]
             stdout, stderr = self._outputs = [opened.enter_context(file) for file in files]

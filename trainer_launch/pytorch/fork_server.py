@@ -63,7 +63,7 @@ class ForkServer:
             OSError: it cannot be started.
         """
         with contextlib.ExitStack() as opened:
-            check_program(workers.python, workers.env.get("PATH"))
+            check_program(workers.python, workers.env)
             ours, theirs = (opened.enter_context(end) for end in socket.socketpair())
             self.popen = subprocess.Popen(
                 _command(workers, theirs.fileno()),

@@ -91,7 +91,7 @@ class System:
         """
         ours = self.streams(process)
         try:
-            check_program(process.argv[0], process.env.get("PATH"))
+            check_program(process.argv[0], process.env)
             popen = _started(process, ours, prepare)
         except (OSError, ValueError) as error:
             raise why(process, error) from error
