@@ -159,8 +159,9 @@ def screen(report: Report, place: ReportPlace, code: int) -> str:
 def at_fault(report: Report) -> str:
     """The nodes, links and folders that failures name, the worst first, each with its checks."""
     failed = [finding for finding in loud(report.findings) if finding.status is Status.FAIL]
-    named = [(finding.subject, finding.check) for finding in failed if finding.subject]
-    blamed = grouped(named or [("the job", finding.check) for finding in failed if finding.scope is Scope.JOB])
+    of_job = [("the job", finding.check) for finding in failed if finding.scope is Scope.JOB]
+    named = [(one.subject, one.check) for one in failed if one.subject and one.scope is not Scope.JOB]
+    blamed = grouped(named or of_job)
     parts = [f"{subject}: {', '.join(dict.fromkeys(checks))}" for subject, checks in blamed.items()]
     return listed(parts, _BLAMED, "; ")
 

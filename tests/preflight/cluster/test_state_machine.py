@@ -8,8 +8,8 @@ from msgspec.structs import replace
 from tests.preflight.cluster.job import JOB, Simulation, failure, present
 from trainer_launch import __version__
 from trainer_launch.model.codec import encode
-from trainer_launch.model.findings import Fault, Measure, Scope, Status
-from trainer_launch.preflight import registry
+from trainer_launch.model.findings import Fault, Measure, Report, Scope, Status
+from trainer_launch.preflight import registry, report_formats
 from trainer_launch.preflight.check import Where
 from trainer_launch.preflight.cluster import preflight_messages as msg
 from trainer_launch.preflight.cluster.node_side import failing_nodes
@@ -198,6 +198,7 @@ def test_no_machine_is_at_fault_for_what_most_nodes_have(
     assert found.remedy == ("" if is_shared else remedy)
     assert failing_nodes([found], machines).count("gpu-") == (0 if is_shared else ill)
     assert ("most nodes of this job have this" in found.action) == is_shared
+    assert report_formats.at_fault(Report(findings=(found,))).startswith("the job: " if is_shared else "node 0 ")
     (told,) = merged([own], [found], "node 1 (job-node-0-1)", registry.ids(Where.CLUSTER))
     assert (told.remedy, told.text, told.subject) == (found.remedy, own.text, found.subject)
 
