@@ -213,3 +213,10 @@ def test_many_faults_of_nodes_rails_and_ways_accuse_nothing_that_is_healthy(n_no
         assert {(node, rail) for node, rails in found.rails for rail in rails} <= nodes
         assert {(node, rail) for node in found.nodes for rail in range(RAILS)} <= nodes
         assert {(link.ends, rail) for link in found.links for rail in link.rails or range(RAILS)} <= links
+
+
+def test_nodes_that_are_left_are_tested_also_where_a_lost_one_would_come_first() -> None:
+    trial = PairTrial(n_nodes=3, rounds=1, lost=frozenset({1}))
+    assert next_round(trial) == ((0, 2),)
+    half = PairTrial(n_nodes=5, rounds=3, lost=frozenset({2}), results={(0, 1): [1, 0], (3, 4): [0, 1]})
+    assert {pair(*ends) for ends in next_round(half)} == {(0, 3), (1, 4)}

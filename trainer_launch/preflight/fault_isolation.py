@@ -84,7 +84,7 @@ def next_round(*trials: PairTrial) -> tuple[Pair, ...]:
     if n_rounds >= MAX_ROUNDS:
         return ()
     chosen: list[Pair] = []
-    busy = set(trials[0].lost)
+    busy: set[int] = set()
     for trial in trials:
         for ends in _useful(trial, _Standing(trial, planned)):
             if not busy.intersection(ends):
@@ -170,8 +170,8 @@ class _Standing:
         )
         self.accused = set() if self.is_in_parts else set(accused)
         have_met = {node for ends in trial.results if self.accused.issuperset(ends) for node in ends}
-        self.suspects = [node for node in rest if node not in self.accused]
-        self.unmet = [*self.suspects, *sorted(self.accused - have_met)]  # nobody like them
+        self.suspects = [node for node in rest if node not in self.accused | trial.lost]
+        self.unmet = [*self.suspects, *sorted(self.accused - have_met - trial.lost)]  # nobody like them
 
 
 @lru_cache(maxsize=8)
@@ -190,7 +190,7 @@ def _useful(trial: PairTrial, standing: _Standing) -> tuple[Pair, ...]:
     if standing.is_in_parts:
         return ()
     chosen = _confrontations(trial, standing)
-    busy = {node for ends in chosen for node in ends}
+    busy = {*trial.lost, *chain(*chosen)}
     for ends in chain(_retests(trial, standing), _first_meetings(trial, standing, busy)):
         if not busy.intersection(ends):
             chosen.append(ends)
