@@ -240,6 +240,12 @@ def test_an_exception_of_any_name_is_told_and_neither_one_that_was_handled_befor
         assert failure.hint is None
 
 
+@pytest.mark.parametrize("head", ["starting", "Stack (most recent call last):"])
+def test_what_a_program_prints_below_a_stack_that_it_shows_is_no_error(head):
+    stack = (head, '  File "/app/a.py", line 3, in step', "    traceback.print_stack()")
+    assert ended_with(*stack, "step: 1", "loss: 2", "no data").message == "main ended with exit code 1: no data"
+
+
 LOST = "RuntimeError: [/pytorch/gloo/transport/tcp/pair.cc:553] Connection closed by peer [10.0.0.2]:21345"
 
 

@@ -10,7 +10,6 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Callable, Iterable, Sequence
-from itertools import takewhile
 from typing import Any
 
 from msgspec import Struct
@@ -120,17 +119,15 @@ def final_error(lines: Iterable[str]) -> tuple[str, ...]:
 
 def _named(lines: Sequence[str]) -> list[int]:
     """Where errors are named: by their form, or at the end of a traceback, whatever the exception is called."""
-    return [
-        n
-        for n, line in enumerate(lines)
-        if _UNCAUGHT.match(line)
-        or _TERMINATED.match(line)
-        or (_NAME.match(line) and any(map(_CALL.match, takewhile(_is_indented, reversed(lines[:n])))))
-    ]
-
-
-def _is_indented(line: str) -> bool:
-    return re.match(r"(?:\[rank\d+\]: )?  ", line) is not None
+    named, is_below_calls, is_trace = list[int](), False, True  # of a long traceback, the head may be lost
+    for n, line in enumerate(lines):
+        if _UNCAUGHT.match(line) or _TERMINATED.match(line) or (is_below_calls and _NAME.match(line)):
+            named.append(n)
+        if re.match(r"(?:\[rank\d+\]: )?  ", line):
+            is_below_calls = is_below_calls or (is_trace and _CALL.match(line) is not None)
+        else:  # a stack that a program shows has no traceback's head, and no error below it
+            is_below_calls, is_trace = False, _TRACEBACK.search(line) is not None
+    return named
 
 
 def latest(lines: Sequence[str], count: int) -> Sequence[str]:
