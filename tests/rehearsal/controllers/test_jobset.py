@@ -40,6 +40,12 @@ def test_two_replicated_jobs_of_a_name_are_refused_as_their_pods_would_have_the_
     )
 
 
+def test_a_name_with_capital_letters_is_told_also_where_another_pods_is_longer() -> None:
+    jobs = ", ".join(map(rjob, ("Side", "longer", "node")))
+    (told,) = job_of(trainjob("{numNodes: 2}"), runtime(jobs=jobs)).odd
+    assert told == "a cluster refuses the job: job-Side-0-0 has capital letters; write its names without"
+
+
 def starts(job: Job) -> dict[str, int]:
     return {name.removeprefix("job-"): state.starts for name, state in job.state.states.items()}
 

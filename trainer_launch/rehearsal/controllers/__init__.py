@@ -108,8 +108,8 @@ def _refused_names(made: Workload) -> Iterator[str]:
             f"a cluster refuses the job: {longest} has {len(longest)} characters, "
             f"and a pod's name at most {_NAME_CHARS}; shorten the names that it is made of"
         )
-    if longest != longest.lower():
-        yield f"a cluster refuses the job: {longest} has capital letters; write its names without"
+    for name in [draft.hostname for draft in made.drafts if draft.hostname != draft.hostname.lower()][:1]:
+        yield f"a cluster refuses the job: {name} has capital letters; write its names without"
 
 
 def _without_sshd(made: Workload) -> Iterator[str]:
