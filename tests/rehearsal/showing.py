@@ -1,6 +1,7 @@
 """A program for tests: a live table below lines that come fast (their number), or a list (steps)."""
 
 import os
+import resource
 import sys
 import time
 
@@ -11,6 +12,9 @@ from trainer_launch.rehearsal.reporting import live_rows, live_title
 
 
 def table(lines: int) -> None:
+    resource.setrlimit(resource.RLIMIT_NOFILE, (2048, resource.getrlimit(resource.RLIMIT_NOFILE)[1]))
+    for _ in range(1100):  # the picture has descriptors above those that select() takes
+        os.dup(2)
     job, began_s = Job(runtime(), trainjob("{numNodes: 2}", "demo")), time.monotonic()
     last = list(job.state.pods)[-1]
     job.delete(last, back_s=1000.0)

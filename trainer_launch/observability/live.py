@@ -116,14 +116,16 @@ def _above(live: Live) -> Iterator[None]:
 def _relay(read_end: int, live: Live) -> None:
     """Draw, and print whole lines, many at once where many come. Goes on reading when the terminal is gone."""
     rest, draws_at_s = b"", 0.0
+    written = select.poll()  # takes any descriptor, unlike select
     with os.fdopen(read_end, "rb", buffering=0) as pipe:
+        written.register(pipe, select.POLLIN)
         while True:
             now_s = time.monotonic()
             if now_s >= draws_at_s:
                 draws_at_s = now_s + 1 / _PER_S
                 with contextlib.suppress(Exception):  # what it shows changes meanwhile
                     live.refresh()
-            if not select.select([pipe], [], [], max(0.0, draws_at_s - time.monotonic()))[0]:
+            if not written.poll(max(0.0, draws_at_s - time.monotonic()) * 1000):
                 continue
             data = pipe.read(1 << 16)
             lines, newline, rest = (rest + (data or b"\n" * bool(rest))).rpartition(b"\n")
