@@ -315,6 +315,13 @@ def test_what_a_card_tells_is_as_bad_as_it_is(node: Subject, check: str, status:
     assert finding.fault is (None if status == "warn" else Fault.JOB if misled else Fault.NODE)
 
 
+def of_failed_test(ending: LoadEnding, stage: str, why: str) -> Finding:
+    """The one finding about a GPU whose test ended so in this stage."""
+    node = with_tests(ending=ending, stage=stage, peers=None, why=why)
+    (finding,) = findings(node, "gpu-peers" if stage == "peers" else "gpu-load")
+    return finding
+
+
 @pytest.mark.parametrize(
     ("stage", "why", "remedy"),
     [
@@ -338,8 +345,7 @@ def test_what_a_card_tells_is_as_bad_as_it_is(node: Subject, check: str, status:
     ],
 )
 def test_a_card_is_not_drained_for_what_its_image_lacks_or_its_container(stage: str, why: str, remedy: str) -> None:
-    node = with_tests(ending=LoadEnding.FAILED, stage=stage, peers=None, why=why)
-    (finding,) = findings(node, "gpu-peers" if stage == "peers" else "gpu-load")
+    finding = of_failed_test(LoadEnding.FAILED, stage, why)
     assert (finding.status, finding.remedy) == (Status.FAIL, remedy)
 
 
@@ -353,8 +359,7 @@ def test_a_card_is_not_drained_for_what_its_image_lacks_or_its_container(stage: 
     ],
 )
 def test_a_crash_is_told_and_drains_no_machine(stage: str, why: str, remedy: str) -> None:
-    node = with_tests(ending=LoadEnding.DIED, stage=stage, peers=None, why=why)
-    (finding,) = findings(node, "gpu-peers" if stage == "peers" else "gpu-load")
+    finding = of_failed_test(LoadEnding.DIED, stage, why)
     assert (finding.status, finding.fault, finding.remedy) == (Status.FAIL, Fault.NODE, remedy)
 
 

@@ -126,11 +126,9 @@ def nofile(subject: Subject) -> Observed:
     need = BASE_FILES + FILES_OF_EACH_RANK * subject.ranks
     raising = f"raise LimitNOFILE of the container runtime on the nodes (hard limit {hard})"
     facts = {"soft": soft, "need": need, "ranks": counted(subject.ranks, "rank"), "estimate": (soft, need)}
-    least = subject.workers * (subject.topology.nodes.min if subject.topology.nodes else 1)
-    facts["certain"] = (
-        soft,
-        max(BASE_FILES // 2, least if subject.needs_gloo else 0),
-    )  # gloo connects each with each
+    fewest_nodes = subject.topology.nodes.min if subject.topology.nodes else 1
+    of_gloo = subject.workers * fewest_nodes if subject.needs_gloo else 0  # it connects each rank with each
+    facts["certain"] = soft, max(BASE_FILES // 2, of_gloo)
     facts["action"] = f"ulimit -n {need} before the command" if hard is None or hard >= need else raising
     return Observed(facts=facts, good=f"{soft} open files are allowed, {need} may be needed")
 

@@ -110,12 +110,11 @@ class Rounds:
         """Whether the round has ended; `lost` are ranks."""
         if now_s >= self._until_s or len(self._results) + len(lost) < len(self._busy):
             return now_s >= self._until_s
-        gone = {self._numbers[rank] for rank in lost if rank in self._numbers}
-        return self._busy <= self._results.keys() | gone
+        return self._busy <= self._results.keys() | self._gone(lost)
 
     def next(self, now_s: float, lost: Collection[int] = ()) -> None:
         """Judge the round, and begin the next one; with a node that is lost, a test says nothing of a network."""
-        gone = frozenset(self._numbers[rank] for rank in lost if rank in self._numbers)
+        gone = self._gone(lost)
         new = [test for ends in self._chosen if gone.isdisjoint(ends) for test in self._tested(ends)]
         self.tests = replace(self.tests, tests=(*self.tests.tests, *new))
         # Early rounds have little to compare with: all are judged anew by what is known now.
@@ -129,6 +128,10 @@ class Rounds:
         ]
         self.tests = replace(self.tests, faulty=fault_isolation.verdict(*self._trials))
         self.begin(now_s)
+
+    def _gone(self, lost: Collection[int]) -> frozenset[int]:
+        """The numbers of the nodes that are lost, whose ranks are given."""
+        return frozenset(self._numbers[rank] for rank in lost if rank in self._numbers)
 
     def _tested(self, ends: Pair) -> Iterator[PairTest]:
         n_rails, (first, second) = self.tests.n_rails, (self._places[number] for number in ends)
